@@ -1,0 +1,55 @@
+# fencepost: the two commands are `make demo` and `make test`; both work in a bare clone.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PY := .venv/bin/python
+ARGS ?=
+
+.PHONY: help demo test check format setup servers bench torture lock clean
+
+help: ## Show this help
+	@echo 'fencepost: make <target> [ARGS="..."]'
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo 'New here? `make demo` needs no server and takes under a minute.'
+
+demo: .venv/demo.stamp ## Watch a paused holder corrupt a resource, then be refused
+	@.venv/bin/fencepost demo $(ARGS)
+
+test: setup servers ## Run every test against real servers (ARGS="-k name" to choose)
+	FENCEPOST_REQUIRE_SERVERS=1 $(PY) -m pytest $(ARGS)
+
+check: setup ## Lint, formatting and strict types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: setup ## Rewrite the code in the house style
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+setup: .venv/dev.stamp ## Make .venv with everything; the program is .venv/bin/fencepost
+
+servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
+	@scripts/servers
+
+bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
+	$(PY) -m bench $(ARGS)
+
+torture: setup ## Pauses, kills and guarded increments, at full size
+	$(PY) -m tests.torture $(ARGS)
+
+lock: ## Regenerate requirements/*.lock (UPGRADE=1 takes the newest versions)
+	scripts/lock
+
+clean: ## Remove .venv, caches and builds
+	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/dev.stamp: requirements/dev.lock pyproject.toml scripts/setup
+	@scripts/setup dev
+
+.venv/demo.stamp: requirements/demo.lock pyproject.toml scripts/setup
+	@scripts/setup demo
