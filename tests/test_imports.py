@@ -1,0 +1,184 @@
+"""Who may import whom: the arrows of the design, read from the source without running it."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "fencepost"
+
+FACTS = {"rule", "errors", "check"}
+LOWER = FACTS | {"lease", "events", "drive"}
+FACES = LOWER | {"locks", "url", "sync", "aio"}
+ANYTHING = {"*"}
+
+ARROWS: dict[str, set[str]] = {
+    "rule": set(),
+    "errors": {"rule"},
+    "check": {"rule", "errors"},
+    "lease": FACTS,
+    "events": FACTS,
+    "drive": FACTS,
+    "backends": LOWER | {"backends"},
+    "guards": LOWER | {"guards"},
+    "metrics": LOWER,
+    "otel": LOWER,
+    "audit": LOWER,
+    "locks": LOWER,
+    "url": LOWER,
+    "sync": LOWER | {"locks", "url"},
+    "aio": LOWER | {"locks", "url"},
+    "": FACES,
+    "__main__": {"cli"},
+    "testing": FACES | {"", "backends", "guards"},
+    "resource": ANYTHING,
+    "contrib": ANYTHING,
+    "cli": ANYTHING,
+    "lab": ANYTHING,
+    "sim": ANYTHING,
+}
+"""Module prefix below `fencepost` ("" is the package's own face) -> the prefixes it may import.
+
+The longest matching prefix decides, so `"backends.base"` can be named where `"backends"` may not.
+"""
+
+
+def covers(prefix: str, module: str) -> bool:
+    """Does `prefix` name `module` or a package around it? "" names only the package's own face."""
+    return module == prefix or (prefix != "" and module.startswith(prefix + "."))
+
+
+def row(module: str) -> str | None:
+    """The row of ARROWS that speaks for `module`, or None when the table forgot it."""
+    return max((prefix for prefix in ARROWS if covers(prefix, module)), key=len, default=None)
+
+
+def modules() -> dict[str, Path]:
+    """Every module below `fencepost`, by its name relative to it."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(module: str, source: str, *, is_package: bool, known: set[str]) -> Iterator[tuple[int, str]]:
+    """The (line, module) pairs below `fencepost` that `source` imports, also inside functions and `if`s."""
+
+    def below(absolute: str) -> str | None:
+        if absolute == "fencepost":
+            return ""
+        return absolute.removeprefix("fencepost.") if absolute.startswith("fencepost.") else None
+
+    here = ["fencepost", *filter(None, module.split("."))]
+    package = here if is_package else here[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if (target := below(alias.name)) is not None:
+                    yield node.lineno, target
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                around = package[: len(package) - (node.level - 1)]
+                base = ".".join([*around, *filter(None, [node.module])])
+            if (start := below(base)) is None:
+                continue
+            for alias in node.names:
+                deeper = f"{start}.{alias.name}" if start else alias.name
+                yield node.lineno, deeper if deeper in known else start
+
+
+def wrong_arrows(module: str, source: str, *, is_package: bool, known: set[str]) -> list[str]:
+    """One sentence for each import of `source` that ARROWS does not allow."""
+    prefix = row(module)
+    allowed = ARROWS[prefix] if prefix is not None else set()
+    return [
+        f"fencepost/{module.replace('.', '/') or '__init__'}:{line} imports fencepost.{target}".rstrip(".")
+        for line, target in imported(module, source, is_package=is_package, known=known)
+        if allowed is not ANYTHING and not any(covers(prefix, target) for prefix in allowed)
+    ]
+
+
+def test_the_table_speaks_for_every_module() -> None:
+    forgotten = [name for name in modules() if row(name) is None]
+    assert not forgotten, f"add a row to ARROWS for: {forgotten}"
+
+
+def test_every_import_follows_an_arrow() -> None:
+    every = modules()
+    assert every, f"no module found below {PACKAGE}"
+    wrong = [
+        sentence
+        for name, path in every.items()
+        for sentence in wrong_arrows(
+            name, path.read_text("utf-8"), is_package=path.name == "__init__.py", known=set(every)
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rule", "import fencepost.errors"),
+        ("rule", "from . import errors"),
+        ("errors", "from fencepost import locks"),
+        ("lease", "def later():\n    from fencepost.locks import acquire"),
+        ("locks", "from .backends.memory import Memory"),
+        ("locks", "from .backends import memory"),
+        ("url", "from fencepost.backends import sqlite"),
+        ("backends.memory", "from fencepost import guards"),
+        ("backends.memory", "from ..guards import memory"),
+        ("backends.memory", "from ..locks import acquire"),
+        ("backends.memory", "import fencepost"),
+        ("guards.sqlite", "if TYPE_CHECKING:\n    from fencepost.backends.sqlite import Sqlite"),
+        ("sync", "from fencepost.aio import connect"),
+        ("metrics", "from fencepost.cli import main"),
+    ],
+)
+def test_a_wrong_arrow_is_found(module: str, source: str) -> None:
+    known = {
+        "rule",
+        "errors",
+        "locks",
+        "aio",
+        "cli",
+        "backends",
+        "backends.memory",
+        "guards",
+        "guards.memory",
+    }
+    assert wrong_arrows(module, source, is_package=False, known=known)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("errors", "from .rule import Verdict"),
+        ("locks", "from fencepost import errors\nimport fencepost.lease as lease"),
+        ("backends.sqlite", "from .base import Backend\nfrom ..lease import Grant\nimport sqlite3"),
+        ("cli.demo", "import fencepost\nfrom fencepost.lab import worker"),
+        ("locks", "from fencepostlike import backends\nimport asyncio"),
+    ],
+)
+def test_a_right_arrow_is_left_alone(module: str, source: str) -> None:
+    known = {"rule", "errors", "lease", "backends", "backends.base"}
+    assert wrong_arrows(module, source, is_package=False, known=known) == []
+
+
+def test_importing_fencepost_loads_neither_a_third_party_package_nor_a_backend() -> None:
+    program = (
+        "import json, sys; before = set(sys.modules); import fencepost; "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded: list[str] = json.loads(done.stdout)
+    foreign = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"fencepost"}
+    assert not foreign
+    inner = [name for name in loaded if name.startswith(("fencepost.backends.", "fencepost.guards."))]
+    assert set(inner) <= {"fencepost.backends.base"}
