@@ -1,0 +1,124 @@
+"""The public face, pinned in a text file: a change to it is a decision, never an accident.
+
+python -m tests.test_public_api --write    # accept the face as it is now
+"""
+
+import difflib
+import enum
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PINNED = Path(__file__).with_name("public_api.txt")
+ACCEPT = "python -m tests.test_public_api --write"
+
+MODULES = (
+    "fencepost",
+    "fencepost.aio",
+    "fencepost.errors",
+    "fencepost.events",
+    "fencepost.rule",
+    "fencepost.guards",
+    "fencepost.testing",
+)
+
+
+def names(module: object) -> list[str]:
+    """What `module` offers: its `__all__`, else what it defines itself without an underscore."""
+    listed = getattr(module, "__all__", None)
+    if listed is not None:
+        return sorted(listed)
+    here = getattr(module, "__name__", "")
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not inspect.ismodule(value)
+        and getattr(value, "__module__", here) == here
+    )
+
+
+def signature(value: object) -> str:
+    """The call signature as text, without what differs from run to run or between Python versions."""
+    if not callable(value):
+        return ""
+    try:
+        text = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return "(...)"
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    text = re.sub(r"<(\w+)\.(\w+): [^>]*>", r"\1.\2", text)
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z]|timedelta)", "", text)
+
+
+def members(cls: type) -> Iterator[str]:
+    """One line for each public member that `cls` or a base of ours defines."""
+    if issubclass(cls, enum.Enum):
+        yield from (f"    {member.name} = {member.value!r}" for member in cls)
+    ours = [base for base in cls.__mro__ if base.__module__.partition(".")[0] == "fencepost"]
+    found = {name for base in ours for name in vars(base) if not name.startswith("_")}
+    found |= {
+        name for base in ours for name in getattr(base, "__annotations__", {}) if not name.startswith("_")
+    }
+    if issubclass(cls, enum.Enum):
+        found -= set(cls.__members__)
+    for name in sorted(found):
+        value = inspect.getattr_static(cls, name, None)
+        if isinstance(value, (staticmethod, classmethod)):
+            yield f"    {type(value).__name__} {name}{signature(value.__func__)}"
+        elif inspect.isfunction(value):
+            yield f"    {'async ' if inspect.iscoroutinefunction(value) else ''}def {name}{signature(value)}"
+        else:
+            yield f"    {name}"
+
+
+def describe(name: str, value: object) -> Iterator[str]:
+    """The lines that stand for one public name."""
+    if inspect.isclass(value):
+        bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+        own = "" if issubclass(value, enum.Enum) else signature(value)
+        yield f"  class {name}{f'({bases})' if bases else ''}{f': {own}' if own else ''}"
+        yield from members(value)
+    elif inspect.ismodule(value):
+        yield f"  module {name}"
+    elif inspect.isroutine(value):
+        yield f"  {'async ' if inspect.iscoroutinefunction(value) else ''}def {name}{signature(value)}"
+    else:
+        yield f"  {name}: {type(value).__name__}"
+
+
+def render() -> str:
+    """The whole public face as text."""
+    lines = [f"# The public face of fencepost. After a change on purpose: {ACCEPT}"]
+    for path in MODULES:
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != path:
+                raise
+            continue
+        lines += ["", path]
+        for name in names(module):
+            lines += describe(name, getattr(module, name))
+    return "\n".join(lines) + "\n"
+
+
+def test_the_public_face_is_the_pinned_one() -> None:
+    pinned = PINNED.read_text("utf-8") if PINNED.exists() else ""
+    now = render()
+    if now != pinned:
+        changes = difflib.unified_diff(pinned.splitlines(), now.splitlines(), "pinned", "now", lineterm="")
+        pytest.fail("\n".join([f"the public face changed; if on purpose: {ACCEPT}", *changes]), pytrace=False)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        PINNED.write_text(render(), "utf-8")
+        print(f"wrote {PINNED.name}")
+    else:
+        print(render(), end="")
