@@ -1,0 +1,80 @@
+"""`python -m bench [WORD...]`: run the benches whose name contains every WORD, and print the ratios."""
+
+import argparse
+import importlib
+import json
+import pkgutil
+import random
+import sys
+from dataclasses import asdict
+
+import bench
+from bench.harness import Result, measure, registry
+
+
+def load() -> None:
+    """Import every `bench_*.py`, which registers its benches."""
+    for module in pkgutil.iter_modules(bench.__path__):
+        if module.name.startswith("bench_"):
+            importlib.import_module(f"bench.{module.name}")
+
+
+def span(seconds: float) -> str:
+    """A duration at the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def row(result: Result) -> str:
+    """One line of the table."""
+    aim = "" if result.aim is None else f"  aim <= {result.aim:g}x: {'met' if result.met else 'MISSED'}"
+    spread = f"[{result.low:.2f} .. {result.high:.2f}]"
+    return (
+        f"  {result.side:<32} {span(result.seconds):>10}  {result.ratio:>7.2f}x  {spread:<18}{aim}".rstrip()
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="only benches whose name contains every word"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a fifth of the rounds: a smoke test, not a measurement"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON array instead of tables")
+    parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
+    parser.add_argument("--list", action="store_true", help="name the benches and stop")
+    parser.add_argument("--seed", type=int, default=None, help="fixes the order of the sides")
+    options = parser.parse_args()
+
+    load()
+    chosen = [each for each in registry if all(word.lower() in each.name.lower() for word in options.words)]
+    if not chosen:
+        parser.error(
+            f"no bench matches {' '.join(options.words)!r}; there are: {[each.name for each in registry]}"
+        )
+    if options.list:
+        print("\n".join(each.name for each in chosen))
+        return 0
+
+    results: list[Result] = []
+    order = random.Random(options.seed)
+    for each in chosen:
+        rounds = max(3, each.rounds // 5) if options.quick else each.rounds
+        found = measure(each, rounds=rounds, order=order)
+        results += found
+        if not options.json:
+            print(
+                f"{each.name}  ({rounds} rounds x {each.iterations}; per call, ratio, 10th .. 90th percent)"
+            )
+            print("\n".join(map(row, found)), flush=True)
+    if options.json:
+        print(json.dumps([{**asdict(result), "met": result.met} for result in results], indent=2))
+    return int(options.check and any(result.met is False for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The bench harness measures what it says it measures."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bench.harness import Bench, Sides, bench, measure, registry
+
+
+@dataclass
+class Clock:
+    """Time that passes only when a side spends it."""
+
+    now: float = 0.0
+    calls: list[str] = field(default_factory=list)
+
+    def spend(self, side: str, seconds: float) -> None:
+        self.calls.append(side)
+        self.now += seconds
+
+
+def registered(clock: Clock, *, aim: float) -> Bench:
+    @bench("slow vs fast", aim=aim, iterations=4, rounds=8)
+    def slow_and_fast() -> Iterator[Sides]:
+        clock.calls.append("up")
+        yield {"slow": lambda: clock.spend("slow", 0.5), "fast": lambda: clock.spend("fast", 0.25)}
+        clock.calls.append("down")
+
+    return registry.pop()
+
+
+def test_a_ratio_is_against_the_last_side_and_the_aim_is_the_first_sides() -> None:
+    clock = Clock()
+    slow, fast = measure(
+        registered(clock, aim=1.5), rounds=8, order=random.Random(1), clock=lambda: clock.now
+    )
+    assert (slow.side, slow.seconds, slow.ratio, slow.met) == ("slow", 0.5, 2.0, False)
+    assert (fast.side, fast.seconds, fast.ratio, fast.met) == ("fast", 0.25, 1.0, None)
+
+
+def test_sides_are_interleaved_round_by_round_between_setup_and_clean_up() -> None:
+    clock = Clock()
+    measure(registered(clock, aim=2.0), rounds=8, order=random.Random(1), clock=lambda: clock.now)
+    assert clock.calls[0] == "up"
+    assert clock.calls[-1] == "down"
+    calls = clock.calls[1:-1]
+    rounds = [calls[start : start + 8] for start in range(0, len(calls), 8)]
+    assert len(rounds) == 9, "a warm-up and eight rounds"
+    assert all(sorted(each) == ["fast"] * 4 + ["slow"] * 4 for each in rounds)
+    assert len({each[0] for each in rounds}) == 2, "the order is drawn anew"
