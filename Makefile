@@ -31,6 +31,7 @@ format: setup ## Rewrite the code in the house style
 	$(PY) -m ruff format .
 
 setup: .venv/dev.stamp ## Make .venv with everything; the program is .venv/bin/fencepost
+	@:
 
 servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 	@scripts/servers
