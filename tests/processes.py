@@ -1,0 +1,437 @@
+"""Server processes that a run starts, pauses, kills and restarts, and that never outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import http.client
+import os
+import pwd
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = "127.0.0.1"
+PR_SET_PDEATHSIG = 1
+ENDED = frozenset({"Z", "X", "gone"})
+STILL = ENDED | {"T", "t"}
+
+
+class Missing(Exception):
+    """A server's program is not on this machine; the message says how to get it."""
+
+
+class StartFailed(Exception):
+    """A server did not answer in time, or ended at once; the message carries the end of its log."""
+
+
+class PortTaken(StartFailed):
+    """Somebody else bound the port between our choosing it and the server's binding it."""
+
+
+@functools.cache
+def programs() -> dict[str, str]:
+    """Where each program is, as scripts/servers --env says."""
+    said = subprocess.run(
+        [ROOT / "scripts" / "servers", "--env"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    return dict(line.split("=", 1) for line in shlex.split(said.stdout.decode()))
+
+
+def program(key: str) -> str:
+    """The place of one program; raises Missing."""
+    with contextlib.suppress(KeyError):
+        return programs()[key]
+    raise Missing(
+        f"{key} is not on this machine; run 'make servers', or set the FENCEPOST_TEST_*_URL of a running one"
+    )
+
+
+class Port:
+    """A loopback port that nothing listens on and that no other starter picks while this one is open.
+
+    Ports come from below the range the kernel gives to outgoing connections, so that a server that is down
+    for a while finds its port still free when it comes back.
+    """
+
+    def __init__(self) -> None:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        while True:
+            self.number = random.SystemRandom().randrange(10_000, max(lowest, 12_000))
+            self._claim = socket.socket(socket.AF_UNIX)
+            try:
+                # An abstract name is claimed machine-wide and given back by the kernel when we die.
+                self._claim.bind(f"\0fencepost-port-{self.number}")
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((HOST, self.number))
+                return
+            except OSError:
+                self._claim.close()
+
+    def close(self) -> None:
+        self._claim.close()
+
+
+@functools.cache
+def _spawner(pid: int) -> ThreadPoolExecutor:
+    """The one thread that starts servers: a parent-death signal comes when the starting *thread* ends."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="servers")
+
+
+def _spawn(command: Sequence[str], *, log: Path, cwd: Path, user: str | None) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def die_with_parent() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                command,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+                **credentials(user),
+            )
+
+    return _spawner(parent).submit(start).result()
+
+
+def credentials(user: str | None) -> dict[str, Any]:
+    return {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def _family(pid: int) -> list[int]:
+    """The process and all its descendants, parents first (Postgres gives each child a session of its own)."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
+                int(stat.parent.name)
+            )
+    family = [pid]
+    for member in family:
+        family += children.get(member, [])
+    return family
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "gone"
+
+
+def _all_in(pids: Sequence[int], states: frozenset[str]) -> bool:
+    return all(_state(pid) in states for pid in pids)
+
+
+def wait_until(done: Callable[[], bool], *, timeout: float, poll: float = 0.02) -> bool:
+    """Whether `done` became true within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll)
+    return True
+
+
+@dataclass(kw_only=True, eq=False)
+class Server:
+    """One server process; its ports and data outlive `stop`, `kill` and `restart`, until `close`."""
+
+    args: Sequence[str] = ()
+    timeout: float = 60
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    ports: list[int] = field(default_factory=list, init=False)
+    folder: Path = field(default=Path(), init=False)
+
+    port_count: ClassVar[int] = 1
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    user: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        self._claims = contextlib.ExitStack()
+        self._log_start = 0
+        self._fresh = True
+
+    @property
+    def port(self) -> int:
+        return self.ports[0]
+
+    @property
+    def address(self) -> str:
+        """host:port of the clients' port."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def log(self) -> Path:
+        """Everything the server has printed, over all its starts."""
+        return self.folder / "server.log"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "not started"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def prepare(self) -> None:
+        """Write what the first start needs into the empty folder."""
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def ping(self) -> bool:
+        """Whether the server answers a real request of its protocol; may raise OSError."""
+        raise NotImplementedError
+
+    def start(self) -> Self:
+        """Start and wait until it answers, on other ports if some are taken. Raises StartFailed, Missing."""
+        attempts = 5
+        while True:
+            try:
+                self.launch()
+                return self.wait_ready()
+            except PortTaken:
+                attempts -= 1
+                if not attempts:
+                    raise
+                if self._fresh:
+                    self.close()
+                else:
+                    time.sleep(0.2)
+
+    def launch(self) -> None:
+        """Start without waiting; the first time also choose the ports and prepare the folder."""
+        assert not self.running, "already running"
+        if not self.ports:
+            self.claim()
+            try:
+                self.prepare()
+            except BaseException:
+                self.close()
+                raise
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        self.process = _spawn(
+            self.command(), log=self.log, cwd=self.folder, user=self.user if os.geteuid() == 0 else None
+        )
+
+    def claim(self) -> None:
+        """Take free ports and make the folder."""
+        for _ in range(self.port_count):
+            self.ports.append(self._claims.enter_context(contextlib.closing(Port())).number)
+        base = open_base() if self.user and os.geteuid() == 0 else None
+        folder = tempfile.TemporaryDirectory(prefix=f"fencepost-{type(self).__name__.lower()}-", dir=base)
+        self.folder = Path(self._claims.enter_context(folder))
+        if self.user and os.geteuid() == 0:
+            shutil.chown(self.folder, self.user)
+
+    def wait_ready(self) -> Self:
+        """Return once it answers. Raises StartFailed with the end of the log, after killing it."""
+
+        def settled() -> bool:
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                # Still running after it answered: otherwise the answer came from whoever took our port.
+                return (self.ping() and self.running) or not self.running
+            return not self.running
+
+        in_time = wait_until(settled, timeout=self.timeout)
+        if in_time and self.running:
+            self._fresh = False
+            return self
+        why = (
+            f"ended with status {self.process and self.process.returncode}"
+            if in_time
+            else f"no answer in {self.timeout} s"
+        )
+        self.kill()
+        said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        taken = re.search(r"address (is )?(already )?in use|could not bind", said, re.IGNORECASE)
+        tail = "\n".join(said.splitlines()[-20:])
+        raise (PortTaken if taken else StartFailed)(
+            f"{type(self).__name__} on {self.address}: {why}; its log ends:\n{tail}"
+        )
+
+    def stop(self, *, timeout: float = 20) -> None:
+        """End it in its orderly way, or with SIGKILL after `timeout` seconds; its data stays."""
+        if not self.running or self.process is None:
+            return
+        _signal(_family(self.pid), signal.SIGCONT)
+        _signal([self.pid], self.stop_signal)
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL it and its children, as a crash would; its data stays as the disk has it."""
+        if not self.running or self.process is None:
+            return
+        family = self._freeze()
+        _signal(family, signal.SIGKILL)
+        self.process.wait()
+        wait_until(functools.partial(_all_in, family, ENDED), timeout=self.timeout, poll=0.002)
+
+    def restart(self) -> Self:
+        """Stop it if it runs, then start it on the same ports and data."""
+        self.stop()
+        return self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP it and its children; returns when none of them runs any more."""
+        self._freeze()
+
+    def resume(self) -> None:
+        """SIGCONT after pause."""
+        _signal(_family(self.pid)[::-1], signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Paused inside the block."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def _freeze(self) -> list[int]:
+        # Parents first, and again until nothing new turns up: a frozen parent starts no more children.
+        frozen: list[int] = []
+        while new := [pid for pid in _family(self.pid) if pid not in frozen]:
+            _signal(new, signal.SIGSTOP)
+            wait_until(functools.partial(_all_in, new, STILL), timeout=self.timeout, poll=0.002)
+            frozen += new
+        return frozen
+
+    def close(self) -> None:
+        """Stop it, give its ports back and remove its folder."""
+        self.stop()
+        self._claims.close()
+        self.ports, self.process, self._fresh = [], None, True
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_base() -> str:
+    """A temporary folder that users other than root can enter."""
+    for base in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        path = Path(base).resolve()
+        if all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents)):
+            return str(path)
+    raise StartFailed("no temporary folder is open to other users; set TMPDIR to one that is")
+
+
+Member = TypeVar("Member", bound=Server)
+
+
+class Cluster(Generic[Member]):
+    """Several servers that form one; `members` can be stopped, killed and paused one by one."""
+
+    def __init__(self, make: Callable[[int, list[Member]], Member], *, size: int = 3) -> None:
+        self.members: list[Member] = []
+        self._make = make
+        self._size = size
+
+    @property
+    def url(self) -> str:
+        """One address list: scheme://host:port,host:port,host:port"""
+        scheme = self.members[0].url.partition("://")[0]
+        return f"{scheme}://{','.join(member.address for member in self.members)}"
+
+    def start(self) -> Self:
+        """Start what is not running and wait until every member answers. Raises StartFailed, Missing."""
+        for attempts in range(4, -1, -1):
+            fresh = not self.members
+            if fresh:
+                peers: list[Member] = []
+                peers += [self._make(number, peers) for number in range(1, self._size + 1)]
+                self.members = peers
+            try:
+                # Every member's settings name every member's ports, so all ports come before any settings.
+                if fresh:
+                    for member in self.members:
+                        member.claim()
+                    for member in self.members:
+                        member.prepare()
+                for member in self.members:
+                    if not member.running:
+                        member.launch()
+                for member in self.members:
+                    member.wait_ready()
+                return self
+            except BaseException as error:
+                if fresh:
+                    self.close()
+                if not (isinstance(error, PortTaken) and attempts):
+                    raise
+                time.sleep(0.2)
+        raise AssertionError("unreachable")
+
+    def stop(self) -> None:
+        """Stop one member after the other, each in its orderly way; the data stays."""
+        for member in self.members:
+            member.stop()
+
+    def kill(self) -> None:
+        """SIGKILL every member."""
+        for member in self.members:
+            member.kill()
+
+    def restart(self) -> Self:
+        """Stop all, then start all on the same ports and data."""
+        self.stop()
+        return self.start()
+
+    def close(self) -> None:
+        """Stop all and remove their folders."""
+        # A member that leads would wait, on an orderly stop, for another to take over.
+        self.kill()
+        for member in self.members:
+            member.close()
+        self.members = []
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
