@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ParamSpec, TypeVar, TypeVarTuple
 
 import pytest
 
@@ -19,13 +20,25 @@ ACCEPT = "python -m tests.test_public_api --write"
 
 MODULES = (
     "fencepost",
+    "fencepost.sync",
     "fencepost.aio",
+    "fencepost.backend",
     "fencepost.errors",
     "fencepost.events",
     "fencepost.rule",
     "fencepost.guards",
     "fencepost.testing",
 )
+
+SPOKEN = {
+    "__enter__", "__exit__", "__aenter__", "__aexit__", "__call__", "__bool__",
+    "__iter__", "__next__", "__aiter__", "__anext__", "__await__",
+}  # fmt: skip
+"""The underscored methods that a user calls without naming them: they are part of the face too."""
+
+
+def public(name: str) -> bool:
+    return name in SPOKEN or not name.startswith("_")
 
 
 def names(module: object) -> list[str]:
@@ -37,8 +50,10 @@ def names(module: object) -> list[str]:
     return sorted(
         name
         for name, value in vars(module).items()
-        if not name.startswith("_")
+        if public(name)
+        and name != "TYPE_CHECKING"
         and not inspect.ismodule(value)
+        and not isinstance(value, (TypeVar, ParamSpec, TypeVarTuple))
         and getattr(value, "__module__", here) == here
     )
 
@@ -61,10 +76,8 @@ def members(cls: type) -> Iterator[str]:
     if issubclass(cls, enum.Enum):
         yield from (f"    {member.name} = {member.value!r}" for member in cls)
     ours = [base for base in cls.__mro__ if base.__module__.partition(".")[0] == "fencepost"]
-    found = {name for base in ours for name in vars(base) if not name.startswith("_")}
-    found |= {
-        name for base in ours for name in getattr(base, "__annotations__", {}) if not name.startswith("_")
-    }
+    found = {name for base in ours for name in vars(base) if public(name)}
+    found |= {name for base in ours for name in getattr(base, "__annotations__", {}) if public(name)}
     if issubclass(cls, enum.Enum):
         found -= set(cls.__members__)
     for name in sorted(found):

@@ -1,4 +1,4 @@
-"""The locks agree with each other and with pyproject.toml, so that `make` installs the same thing tomorrow."""
+"""The locks agree with each other and with pyproject.toml: `make` installs the same thing tomorrow."""
 
 import re
 import tomllib

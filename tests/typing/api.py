@@ -1,8 +1,12 @@
 """Type-checked by `make check`, never run: what a user's editor knows about the public face."""
 
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import assert_type
 
-from fencepost import errors
+import fencepost
+from fencepost import aio, errors, sync
+from fencepost.backend import Status
 from fencepost.rule import Stamp, Verdict, judge
 
 
@@ -15,3 +19,45 @@ def the_rule(mark: Stamp | None) -> None:
 def the_errors(error: errors.StaleToken) -> None:
     family: tuple[errors.Refused, errors.FencepostError, Exception] = (error, error, error)
     assert_type(family[0].verdict, Verdict)
+
+
+def blocking() -> None:
+    locks = fencepost.connect("sqlite:///locks.db")
+    assert_type(locks, sync.Locks)
+    with locks.lock("account/42", ttl=15, timeout=timedelta(seconds=5)) as lease:
+        assert_type(lease, sync.Lease)
+        assert_type(lease.token, int)
+        assert_type(lease.remaining, float)
+        assert_type(lease.lost.wait(1), bool)
+        assert_type(lease.headers(), dict[str, str])
+        given: fencepost.Lease = lease
+        given.check()
+    assert_type(locks.acquire("account/42", renew=False).release(), bool)
+    assert_type(locks.try_acquire("account/42"), sync.Lease | None)
+    assert_type(locks.status("account/42"), Status | None)
+
+    @locks.lock("nightly", ttl=60)
+    def nightly(day: str) -> int:
+        return len(day)
+
+    assert_type(nightly("monday"), int)
+    as_function: Callable[[str], int] = nightly
+    as_function("tuesday")
+    locks.acquire("account/42", 15)  # type: ignore[call-arg]  # everything after the name is keyword-only
+
+
+async def awaited() -> None:
+    async with aio.connect() as locks:
+        assert_type(locks, aio.Locks)
+        async with locks.lock("account/42", ttl=15) as lease:
+            assert_type(lease, aio.Lease)
+            assert_type(await lease.lost.wait(), bool)
+        assert_type(await locks.try_acquire("account/42"), aio.Lease | None)
+
+        @locks.lock("nightly")
+        async def nightly(day: str) -> int:
+            return len(day)
+
+        assert_type(await nightly("monday"), int)
+        as_function: Callable[[str], Awaitable[int]] = nightly
+        await as_function("tuesday")
