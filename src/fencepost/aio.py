@@ -1,0 +1,235 @@
+"""The asyncio face: the same names, awaited."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from fencepost import url as _url
+from fencepost.backend import Status
+from fencepost.drive import Asyncio
+from fencepost.errors import ConfigError, NotAcquired
+from fencepost.events import Hook
+from fencepost.locks import Core, Held
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Lost:
+    """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Held) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Whether the holder can no longer be sure that it holds."""
+        return bool(self._lease.over)
+
+    __bool__ = is_set
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
+        return await self._lease.until_over(timeout)
+
+
+class Lease(Held):
+    """A lease held by asyncio code."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """Waitable, and true, once the holder can no longer be sure that it holds."""
+        return Lost(self)
+
+    async def renew(self) -> None:
+        """Extend the lease by its ttl, keeping its token; LeaseLost if it is lost already."""
+        await self._core.renew(self)
+
+    async def release(self) -> bool:
+        """Give the lock back; False, and nothing changed, if it was no longer this holder's."""
+        return await self._core.release(self)
+
+
+class _Body:
+    """The body of one ``async with``, which losing the lease cancels. Modelled on asyncio.Timeout."""
+
+    __slots__ = ("cancelled", "lease", "pending", "task")
+
+    def __init__(self, lease: Lease) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "an asyncio lock is held by a task"
+        self.lease = lease
+        self.task = task
+        self.pending = task.cancelling()
+        self.cancelled = False
+        lease.on_loss = self._cancel
+
+    def _cancel(self) -> None:
+        self.cancelled = True
+        self.task.cancel("the lease is lost")
+
+    async def leave(self) -> bool:
+        """Undo our own cancellation; say whether somebody else cancelled the task as well."""
+        self.lease.on_loss = None
+        if not self.cancelled:
+            return False
+        try:
+            await asyncio.sleep(0)  # a body that ended before its next await has it still coming
+        except asyncio.CancelledError:
+            pass
+        return self.task.uncancel() > self.pending
+
+
+class Lock:
+    """A lock to be held for a block or a call: ``async with lock as lease`` or ``@lock``."""
+
+    def __init__(self, locks: "Locks", name: str, options: dict[str, Any]) -> None:
+        self._locks = locks
+        self._options = options
+        self._bodies: dict[asyncio.Task[Any], list[_Body]] = {}
+        self.name = name
+
+    async def __aenter__(self) -> Lease:
+        lease = await self._locks.acquire(self.name, **self._options)
+        body = _Body(lease)
+        self._bodies.setdefault(body.task, []).append(body)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "an asyncio lock is held by a task"
+        mine = self._bodies[task]
+        body = mine.pop()
+        if not mine:
+            del self._bodies[task]
+        cancelled_elsewhere = await body.leave()
+        lost = await self._locks._finish(body.lease)
+        if lost is None or cancelled_elsewhere:
+            return
+        if error is None or (body.cancelled and isinstance(error, asyncio.CancelledError)):
+            raise lost from error
+
+    def __call__(self, call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        if not inspect.iscoroutinefunction(call):
+            raise ConfigError(f"{call.__qualname__} is not a coroutine function; lock it with fencepost.connect()")
+
+        @functools.wraps(call)
+        async def held(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self:
+                return await call(*args, **kwargs)
+
+        return held
+
+
+class Locks:
+    """The locks of one store, for the tasks of one event loop."""
+
+    def __init__(self, core: Core[Lease]) -> None:
+        self._core = core
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lock:
+        """A lock for ``async with`` blocks and decorators; see ``acquire`` for the options.
+
+        Losing the lease cancels the block, which then raises LeaseLost unless it raised something
+        else itself.
+        """
+        return Lock(self, name, {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold})
+
+    async def acquire(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lease:
+        """Wait for the lock, first come, first served, for at most ``timeout`` seconds.
+
+        The lease is renewed in the background for as long as you keep it, or ``max_hold`` seconds
+        at most; with ``renew=False`` it ends after its ttl. Raises NotAcquired, QueueFull,
+        BackendError, ConfigError; whatever it raises, and when it is cancelled, it leaves neither a
+        lock nor a queue entry.
+        """
+        lease = await self._core.acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
+        if lease is None:
+            raise NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
+        return lease
+
+    async def try_acquire(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lease | None:
+        """A lease if the lock is free at this moment, else None."""
+        return await self._core.acquire(name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold)
+
+    async def status(self, name: str) -> Status | None:
+        """Who holds ``name``, under which token, for how long, and who waits; None if nobody holds it."""
+        return await self._core.status(name)
+
+    async def list(self, prefix: str = "") -> list[Status]:
+        """The locks held right now whose names begin with ``prefix``."""
+        return await self._core.backend.status(prefix=prefix)
+
+    async def evict(self, name: str) -> Status | None:
+        """Take a lock from its holder by force; the hold that was ended. Its guard refuses it from then on."""
+        return await self._core.evict(name)
+
+    async def bump(self, name: str, *, above: int) -> None:
+        """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history."""
+        await self._core.bump(name, above)
+
+    async def close(self) -> None:
+        """Release what is still held and disconnect."""
+        await self._core.close()
+
+    async def _finish(self, lease: Lease) -> Exception | None:
+        try:
+            return await self._core.finish(lease)
+        except asyncio.CancelledError:
+            # Cancelled while releasing: see the release through where the cancellation does not reach.
+            await self._core.driver.apart(self._core.abandon(lease), 0.5)
+            raise
+
+    async def __aenter__(self) -> "Locks":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def connect(
+    url: str | None = None,
+    *,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+) -> Locks:
+    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else the embedded SQLite file.
+
+    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock.
+    Nothing is contacted before the first lock. Raises ConfigError for a URL that leads nowhere.
+    """
+    driver = Asyncio()
+    return Locks(Core(_url.connect(url, driver), driver, Lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))

@@ -1,0 +1,139 @@
+"""The contract of a backend: where locks live and tokens are minted.
+
+A backend is written once, as ``async def``. Under the Blocking driver nothing in it may suspend: it
+calls blocking clients, or hands calls to ``driver.offload``; it waits with ``driver.signal()`` and
+``driver.sleep``, and reads local time from ``driver.now()`` alone. It connects on first use.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from fencepost.drive import Driver
+from fencepost.lease import Grant
+
+if TYPE_CHECKING:
+    from fencepost.url import Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """What a backend promises, as data; ``fencepost backends`` and the docs print it."""
+
+    reach: str
+    """Who can share a lock: one process, one host, everybody who reaches the server."""
+    fair: bool
+    """Live waiters are served in the order they came."""
+    consensus: bool
+    """Grants are agreed on by a majority."""
+    failover: str
+    """What happens to locks and tokens when the store restarts or fails over."""
+    clock: str
+    """Whose clock decides that a lease has expired."""
+    token: str
+    """Where the token comes from."""
+    wakeup: str
+    """What wakes a waiter, and what waiting costs."""
+    min_ttl: float = 0.001
+    max_ttl: float = 1e9
+
+
+class Hold(NamedTuple):
+    """A hold to renew: it is renewed only if it is still this holder's, under this token."""
+
+    name: str
+    holder: str
+    token: int
+    ttl: float
+
+
+class Renewal(Enum):
+    """A store's answer to a renewal."""
+
+    RENEWED = "renewed"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A lock as its store sees it, for people and scripts."""
+
+    name: str
+    holder: str
+    token: int
+    remaining: float
+    waiters: tuple[str, ...]
+
+
+class Backend(ABC):
+    """One store. All threads or tasks of a ``Locks`` share it.
+
+    Raises BackendError when the store fails, ``ambiguous`` if what was asked may have happened.
+    """
+
+    scheme: ClassVar[str]
+    promises: ClassVar[Promises]
+
+    def __init__(self, address: "Address", driver: Driver) -> None:
+        self.address = address
+        self.driver = driver
+
+    @abstractmethod
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        """Grant the lock, or join its queue and return None.
+
+        With ``queue`` None the holder never joins: None then means that nothing was changed. Raises
+        QueueFull when ``queue`` waiters are there already. On a fair backend a lock with live
+        waiters is not granted past them.
+        """
+
+    @abstractmethod
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        """Wait in the queue joined by ``take``; None once ``timeout`` has passed, still queued.
+
+        A waiter that finds its entry gone joins again by itself.
+        """
+
+    @abstractmethod
+    async def leave(self, name: str, holder: str) -> None:
+        """Make sure that ``holder`` neither holds nor waits, whatever became of its earlier requests.
+
+        It is called after a cancelled or failed ``take`` or ``wait``: a request of theirs that is
+        still under way must not take effect after this returns. What it held goes to the next waiter.
+        """
+
+    @abstractmethod
+    async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
+        """Extend each hold by its ttl from now, atomically conditional on holder and token.
+
+        Never brings back a lock that vanished. Answers in the order of ``holds``; BackendError means
+        UNKNOWN for all of them.
+        """
+
+    @abstractmethod
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        """Free the lock if it is still this holder's under this token, and hand it to the next waiter.
+
+        False, and nothing changed, if it was not.
+        """
+
+    @abstractmethod
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        """The lock called ``name`` if it is held, or all held locks under ``prefix``, by name."""
+
+    @abstractmethod
+    async def evict(self, name: str) -> Status | None:
+        """Take the lock from its holder by force and hand it on; the hold that was ended, if any."""
+
+    @abstractmethod
+    async def bump(self, name: str, above: int) -> None:
+        """Make every later token of ``name`` larger than ``above``; tokens never go down."""
+
+    async def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
+        """Free connections and threads. Leases were released before, as far as that was possible."""
+
+    def forked(self) -> None:  # noqa: B027 - a backend without connections has nothing to forget
+        """Forget, in a forked child, connections and locks that belong to the parent; close nothing."""

@@ -1,0 +1,273 @@
+"""Locks in an SQLite file: the embedded default, shared by all processes of one host."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from fencepost import check
+from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backends import wake
+from fencepost.backends.sqlite_file import File
+from fencepost.drive import Driver, Signal
+from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.lease import Grant
+from fencepost.url import Address
+
+T = TypeVar("T")
+Wakes: TypeAlias = list[tuple[str, str]]  # mailbox and holder of who is to be woken after the commit
+
+_INSERT = """INSERT INTO lock SELECT ?, token + 1, ?, ? FROM issuer WHERE true
+    ON CONFLICT (name) DO NOTHING RETURNING token"""
+_FREE = """DELETE FROM lock WHERE name = ? AND token = ? AND holder = ? AND expires > ?
+    AND NOT EXISTS (SELECT 1 FROM waiter WHERE waiter.name = lock.name)"""
+
+
+class SQLite(Backend):
+    """``sqlite:``, ``sqlite:locks.db`` or ``sqlite:///var/lib/app/locks.db``.
+
+    A lock that has waiters has a row: releasing hands the row to the first live waiter in the same
+    transaction, so nobody can barge in between, and a name without a row is free for the taking.
+    """
+
+    scheme = "sqlite"
+    promises = Promises(
+        reach="one host",
+        fair=True,
+        consensus=False,
+        failover="tokens survive kill -9 and power loss; a reboot frees every lock",
+        clock="this host's boot-time clock",
+        token="one kept counter for all locks of the file",
+        wakeup="the releasing process wakes the next waiter through a Unix socket; besides, one waiter of each "
+        "process reads the file whenever the holder's deadline passes",
+    )
+
+    def __init__(self, address: Address, driver: Driver) -> None:
+        super().__init__(address, driver)
+        options = address.options(busy=check.duration)
+        if address.hosts not in ((), ((".", None),)) or address.user:
+            raise ConfigError("an SQLite URL names a file, not a host: sqlite:///abs/path.db or sqlite:rel.db")
+        path = "." + address.path if address.hosts else address.path
+        self._file = File(Path(path) if path else _default(), options.get("busy", 10.0))
+        self._folder = self._file.path.with_name(self._file.path.name + ".wake")
+        self._mailbox = wake.Mailbox(self._folder)
+        self._lines: dict[str, dict[str, Signal]] = {}  # this process's waiters by name, in the order they came
+
+    # The contract
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        return await self._offload(self._take, name, holder, ttl, queue)
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        now = self.driver.now
+        until = None if timeout is None else now() + timeout
+        line = self._lines.setdefault(name, {})
+        signal = line[holder] = self.driver.signal()
+        self._mailbox.expect(holder, signal)
+        try:
+            while True:
+                signal.clear()
+                found = await self._offload(self._look, name, holder, ttl)
+                if isinstance(found, Grant):
+                    return found
+                nap = None if until is None else until - now()
+                if nap is not None and nap <= 0:
+                    return None
+                if next(iter(line)) == holder:
+                    # One waiter of each process minds the present holder's deadline, for all of them.
+                    overdue = max(found - now(), 0.001)
+                    nap = overdue if nap is None else min(nap, overdue)
+                await signal.wait(nap)
+        finally:
+            self._mailbox.forget(holder)
+            del line[holder]
+            if line:
+                next(iter(line.values())).set()
+            elif self._lines.get(name) is line:
+                del self._lines[name]
+
+    async def leave(self, name: str, holder: str) -> None:
+        await self._offload(self._leave, name, holder)
+
+    async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
+        return await self._offload(self._renew, holds)
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        return await self._offload(self._release, name, holder, token)
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        return await self._offload(self._status, name, prefix)
+
+    async def evict(self, name: str) -> Status | None:
+        return await self._offload(self._evict, name)
+
+    async def bump(self, name: str, above: int) -> None:
+        await self._offload(self._bump, above)
+
+    async def close(self) -> None:
+        self._mailbox.close()
+        self._file.close()
+
+    def forked(self) -> None:
+        self._file.forked()
+        self._mailbox.forked()
+        self._lines = {}
+
+    async def _offload(self, call: Callable[..., T], *args: object) -> T:
+        try:
+            return await self.driver.offload(call, *args)
+        except (sqlite3.Error, OSError) as error:
+            blocked = "; a process was stopped inside a transaction?" if "locked" in str(error) else ""
+            raise BackendError(
+                f"SQLite file {str(self._file.path)!r}: {error}{blocked}", backend=self.scheme, ambiguous=True
+            ) from error
+
+    # The work, on whatever thread the driver gives
+
+    def _take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        wakes: Wakes = []
+        with self._file.writing() as db:
+            now = self.driver.now()
+            token = self._grant(db, name, holder, now + ttl)
+            if not token and self._sweep(db, name, now, wakes):
+                token = self._grant(db, name, holder, now + ttl)
+            if not token and queue is not None:
+                self._join(db, name, holder, ttl, queue)
+        self._wake(wakes)
+        if not token:
+            return None
+        self._file.cover(token)
+        return Grant(token, ttl, now)
+
+    def _look(self, name: str, holder: str, ttl: float) -> Grant | float:
+        """This waiter's grant, or else the instant at which the present holder's lease expires."""
+        with self._file.reading() as db:
+            row = db.execute("SELECT token, expires, holder FROM lock WHERE name = ?", (name,)).fetchone()
+            queued = db.execute("SELECT 1 FROM waiter WHERE holder = ?", (holder,)).fetchone()
+        if row and row[2] == holder:
+            self._file.cover(row[0])
+            return Grant(row[0], ttl, row[1] - ttl)
+        if row and queued and self.driver.now() < row[1]:
+            return float(row[1])
+        # The holder is overdue, or this waiter's own entry is gone: mend it, then look again.
+        return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
+
+    def _release(self, name: str, holder: str, token: int) -> bool:
+        wakes: Wakes = []
+        with self._file.writing() as db:
+            now = self.driver.now()
+            if db.execute(_FREE, (name, token, holder, now)).rowcount:
+                return True
+            row = db.execute(
+                "SELECT expires FROM lock WHERE name = ? AND token = ? AND holder = ?", (name, token, holder)
+            ).fetchone()
+            if row is None:
+                return False
+            self._hand_over(db, name, now, wakes)
+        self._wake(wakes)
+        return bool(now < row[0])
+
+    def _leave(self, name: str, holder: str) -> None:
+        wakes: Wakes = []
+        with self._file.writing() as db:
+            db.execute("DELETE FROM waiter WHERE holder = ?", (holder,))
+            if db.execute("SELECT 1 FROM lock WHERE name = ? AND holder = ?", (name, holder)).fetchone():
+                self._hand_over(db, name, self.driver.now(), wakes)
+        self._wake(wakes)
+
+    def _renew(self, holds: Sequence[Hold]) -> list[Renewal]:
+        with self._file.writing() as db:
+            now = self.driver.now()
+            return [
+                Renewal.RENEWED
+                if db.execute(
+                    "UPDATE lock SET expires = ? WHERE name = ? AND token = ? AND holder = ? AND expires > ?",
+                    (now + ttl, name, token, holder, now),
+                ).rowcount
+                else Renewal.LOST
+                for name, holder, token, ttl in holds
+            ]
+
+    def _status(self, name: str | None, prefix: str) -> list[Status]:
+        only, what = ("name = ?1", name) if name is not None else ("substr(name, 1, length(?1)) = ?1", prefix)
+        line = "SELECT holder FROM waiter WHERE name = ? ORDER BY ticket"
+        with self._file.reading() as db:
+            now = self.driver.now()
+            rows = db.execute(
+                f"SELECT name, holder, token, expires - ?2 FROM lock WHERE {only} AND expires > ?2 ORDER BY name",
+                (what, now),
+            ).fetchall()
+            return [
+                Status(lock, holder, token, left, tuple(waiter for (waiter,) in db.execute(line, (lock,))))
+                for lock, holder, token, left in rows
+            ]
+
+    def _evict(self, name: str) -> Status | None:
+        wakes: Wakes = []
+        for status in self._status(name, ""):
+            with self._file.writing() as db:
+                if not db.execute("SELECT 1 FROM lock WHERE name = ? AND token = ?", (name, status.token)).fetchone():
+                    return None
+                self._hand_over(db, name, self.driver.now(), wakes)
+            self._wake(wakes)
+            return status
+        return None
+
+    def _bump(self, above: int) -> None:
+        with self._file.writing() as db:
+            db.execute("UPDATE issuer SET token = max(token, ?)", (above,))
+
+    def _wake(self, wakes: Wakes) -> None:
+        for mailbox, holder in wakes:
+            wake.wake(self._folder, mailbox, holder)
+
+    # Pieces of a transaction
+
+    def _grant(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
+        """Mint a token for a lock without a row; 0 if it has one."""
+        row = db.execute(_INSERT, (name, holder, expires)).fetchone()
+        if row is None:
+            return 0
+        db.execute("UPDATE issuer SET token = ?", row)
+        return int(row[0])
+
+    def _sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> bool:
+        """Hand an expired lock on; say whether that left it free."""
+        if not db.execute("SELECT 1 FROM lock WHERE name = ? AND expires <= ?", (name, now)).fetchone():
+            return False
+        return not self._hand_over(db, name, now, wakes)
+
+    def _hand_over(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> bool:
+        """Give the lock to its first live waiter, forgetting dead ones before it; False if there is none."""
+        db.execute("DELETE FROM lock WHERE name = ?", (name,))
+        dead: set[str] = set()
+        while row := db.execute(
+            "SELECT ticket, holder, ttl, mailbox FROM waiter WHERE name = ? ORDER BY ticket LIMIT 1", (name,)
+        ).fetchone():
+            ticket, holder, ttl, mailbox = row
+            db.execute("DELETE FROM waiter WHERE ticket = ?", (ticket,))
+            if mailbox not in dead and wake.alive(self._folder, mailbox):
+                self._grant(db, name, holder, now + ttl)
+                wakes.append((mailbox, holder))
+                return True
+            dead.add(mailbox)
+        return False
+
+    def _join(self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int) -> None:
+        count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"
+        if db.execute(count, (name, holder)).fetchone()[0] >= queue:
+            boxes = db.execute("SELECT DISTINCT mailbox FROM waiter WHERE name = ?", (name,)).fetchall()
+            gone = [box for box in boxes if not wake.alive(self._folder, box[0])]
+            db.executemany("DELETE FROM waiter WHERE mailbox = ?", gone)
+            if db.execute(count, (name, holder)).fetchone()[0] >= queue:
+                raise QueueFull(name, queue)
+        db.execute(
+            "INSERT OR IGNORE INTO waiter (name, holder, ttl, mailbox) VALUES (?, ?, ?, ?)",
+            (name, holder, ttl, self._mailbox.open()),
+        )
+
+
+def _default() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "fencepost" / "locks.db"

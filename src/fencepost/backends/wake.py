@@ -1,0 +1,125 @@
+"""Wake-ups between processes of one host: a mailbox is a Unix datagram socket beside the database.
+
+The kernel tells a sender at once when nobody is at home any more, so a dead process is known as
+dead without any heartbeat.
+"""
+
+import os
+import secrets
+import socket
+import threading
+from pathlib import Path
+
+from fencepost.drive import Signal
+
+_MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+
+
+class Mailbox:
+    """Receives the wake-ups of all waiters of one backend, on one socket and one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._signals: dict[str, Signal] = {}
+        self._gate = threading.Lock()
+        self._socket: socket.socket | None = None
+        self.address = ""
+
+    def open(self) -> str:
+        """The address under which this mailbox is reached; binds it on first use."""
+        if self._socket is None:
+            with self._gate:
+                if self._socket is None:
+                    self._bind()
+        return self.address
+
+    def _bind(self) -> None:
+        self._folder.mkdir(mode=0o777, exist_ok=True)
+        name = secrets.token_hex(8)
+        box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with _Path(self._folder, name) as path:
+            box.bind(path)
+        self._socket, self.address = box, name
+        threading.Thread(target=self._listen, args=(box,), name="fencepost-wake", daemon=True).start()
+
+    def _listen(self, box: socket.socket) -> None:
+        while True:
+            try:
+                holder = box.recv(64).decode("ascii", "replace")
+            except OSError:
+                return
+            if self._socket is not box:
+                return
+            signal = self._signals.get(holder)
+            if signal is not None:
+                signal.set()
+
+    def expect(self, holder: str, signal: Signal) -> None:
+        """Set ``signal`` whenever ``holder`` is woken."""
+        self._signals[holder] = signal
+
+    def forget(self, holder: str) -> None:
+        self._signals.pop(holder, None)
+
+    def close(self) -> None:
+        box, self._socket = self._socket, None
+        if box is None:
+            return
+        (self._folder / self.address).unlink(missing_ok=True)
+        try:
+            box.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        box.close()
+
+    def forked(self) -> None:
+        """Let go, in a forked child, of the parent's socket, or the parent would seem alive for ever."""
+        if self._socket is not None:
+            self._socket.close()
+        self.__init__(self._folder)  # type: ignore[misc]
+
+
+def alive(folder: Path, address: str) -> bool:
+    """Whether somebody still receives at ``address``; a mailbox left by a dead process is removed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, _Path(folder, address) as path:
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return False
+        except ConnectionRefusedError:
+            (folder / address).unlink(missing_ok=True)
+            return False
+        except OSError:
+            return True  # such as another user's mailbox: it may well live, its own timer wakes it
+        return True
+
+
+def wake(folder: Path, address: str, holder: str) -> None:
+    """Wake ``holder`` at ``address``. What is lost here, the waiter's own timer makes up for."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
+        # A full mailbox is being emptied, unless its process is frozen: then this is no use anyway.
+        sender.settimeout(0.02)
+        try:
+            sender.sendto(holder.encode("ascii"), path)
+        except OSError:
+            pass
+
+
+class _Path:
+    """A socket's path that fits into sun_path: through the folder's descriptor where it is too long."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path = str(folder / name)
+        self._folder = folder
+        self._name = name
+        self._descriptor = -1
+
+    def __enter__(self) -> str:
+        if len(os.fsencode(self._path)) <= _MAX_PATH:
+            return self._path
+        self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        return f"/proc/self/fd/{self._descriptor}/{self._name}"
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)

@@ -1,0 +1,187 @@
+"""One implementation, two drivers: what truly differs between blocking and asyncio code.
+
+The core and the backends are ``async def``, written once. ``run`` drives such a coroutine in blocking
+code: under the Blocking driver nothing in it ever suspends, so a single ``send(None)`` finishes it.
+"""
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+# Seconds since boot, which wall-clock jumps do not move. It counts suspend, as CLOCK_MONOTONIC does not on
+# Linux: a lease must not survive a closed lid.
+boottime: Callable[[], float] = functools.partial(
+    time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+)
+
+
+class Signal(Protocol):
+    """A flag that can be waited for. ``set`` may be called from any thread."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def is_set(self) -> bool: ...
+    async def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Driver(Protocol):
+    """What differs between blocking, asyncio and simulated time."""
+
+    def now(self) -> float: ...
+    def signal(self) -> Signal: ...
+    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None: ...
+    async def sleep(self, seconds: float) -> None: ...
+    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T: ...
+    async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:
+        """Run a clean-up that the caller's cancellation cannot reach; stay for ``grace`` seconds at most."""
+
+    def close(self) -> None: ...
+
+
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """Finish a coroutine that never suspends; RuntimeError if it does, for that is a bug."""
+    try:
+        job.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # StopIteration is not generic
+    job.close()
+    raise RuntimeError(f"{job!r} suspended in blocking code")
+
+
+async def settle(value: T | Awaitable[T]) -> T:
+    """Await what is awaitable: for clients whose blocking and asyncio faces share their names."""
+    if inspect.isawaitable(value):
+        return await value
+    return value
+
+
+class ThreadSignal:
+    """A Signal for blocking code."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        # threading refuses waits beyond its own limit of some centuries.
+        return self._event.wait(None if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+class TaskSignal:
+    """A Signal for asyncio code, which other threads may set as well."""
+
+    __slots__ = ("_event", "_loop")
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def set(self) -> None:
+        loop = self._loop
+        if loop is None or loop is asyncio._get_running_loop():
+            self._event.set()
+            return
+        try:
+            loop.call_soon_threadsafe(self._event.set)
+        except RuntimeError:
+            self._event.set()  # the loop is closed: nobody waits any more
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        self._loop = asyncio.get_running_loop()
+        if self._event.is_set():
+            return True
+        if timeout is None:
+            return await self._event.wait()
+        if timeout <= 0:
+            return False
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._event.wait()
+        except TimeoutError:
+            return self._event.is_set()
+
+
+class Blocking:
+    """Drives blocking code: calls are made at once, background work is a daemon thread."""
+
+    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+        self.now = clock
+
+    def signal(self) -> ThreadSignal:
+        return ThreadSignal()
+
+    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
+        threading.Thread(target=run, args=(job,), name=name, daemon=True).start()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        return call(*args)
+
+    async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:
+        await job
+
+    def close(self) -> None:
+        pass
+
+
+class Asyncio:
+    """Drives asyncio code: blocking calls go to one thread of its own, in the order they were made."""
+
+    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+        self.now = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def signal(self) -> TaskSignal:
+        return TaskSignal()
+
+    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
+        self._task(job, name)
+
+    def _task(self, job: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(job, name=name)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "fencepost-offload")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+
+    async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:
+        await asyncio.wait([self._task(job, "fencepost-cleanup")], timeout=grace)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None

@@ -1,0 +1,168 @@
+"""Everything fencepost raises. Each error carries its facts as fields and names the next step."""
+
+from typing import Any
+
+from fencepost.rule import Stamp, Verdict
+
+
+class FencepostError(Exception):
+    """The root of every error fencepost raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(kind: type[FencepostError], args: tuple[Any, ...], fields: dict[str, Any]) -> FencepostError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class ConfigError(FencepostError, ValueError):
+    """What was asked for cannot be meant: a bad name, ttl, URL or option. Nothing was changed."""
+
+
+class NotAcquired(FencepostError, TimeoutError):
+    """The lock was not had within the timeout; neither a lock nor a queue entry was left behind."""
+
+    def __init__(self, name: str, timeout: float, message: str | None = None) -> None:
+        super().__init__(
+            message
+            or f"lock {name!r} was not acquired within {timeout:g} s: somebody else holds it; wait longer "
+            f"(timeout=), or look who it is with 'fencepost show'"
+        )
+        self.name = name
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class QueueFull(NotAcquired):
+    """So many are waiting already that this one was not even queued."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        super().__init__(
+            name,
+            0.0,
+            f"lock {name!r} has {limit} waiters already, the most its queue takes; come back later, or raise "
+            f"queue_limit=",
+        )
+        self.limit = limit
+
+
+class LeaseLost(FencepostError):
+    """The holder can no longer be sure that it holds: stop writing, then acquire again."""
+
+    def __init__(self, name: str, token: int, reason: str) -> None:
+        super().__init__(f"lease on {name!r} (token {token}) is lost: {reason}; stop, and acquire it again")
+        self.name = name
+        self.token = token
+        self.reason = reason
+
+
+class BackendError(FencepostError):
+    """The store did not answer as it should. ``ambiguous``: what was asked may have happened."""
+
+    def __init__(self, message: str, *, backend: str, ambiguous: bool) -> None:
+        super().__init__(message)
+        self.backend = backend
+        self.ambiguous = ambiguous
+
+
+class Refused(FencepostError):
+    """A guard refused an access, and nothing was changed. ``verdict`` says why."""
+
+    verdict: Verdict
+
+    def __init__(self, message: str, resource: str, offer: Stamp | None, mark: Stamp | None) -> None:
+        super().__init__(message)
+        self.resource = resource
+        self.offer = offer
+        self.mark = mark
+
+    @property
+    def token(self) -> int | None:
+        """The token that was offered."""
+        return self.offer.token if self.offer else None
+
+    @property
+    def seen(self) -> int | None:
+        """The largest token the resource has admitted."""
+        return self.mark.token if self.mark else None
+
+
+class StaleToken(Refused):
+    """A newer holder was here already: this one has been replaced."""
+
+    verdict = Verdict.STALE
+
+
+class LateWrite(Refused):
+    """A newer write of the same lease overtook this one. Nobody was replaced."""
+
+    verdict = Verdict.LATE
+
+
+class TokenClash(Refused):
+    """Two holders carry one token: the issuer repeated itself. This is an alarm."""
+
+    verdict = Verdict.CLASH
+
+
+class ReplayMismatch(Refused):
+    """Another write with the very same stamp, but other bytes, was admitted before."""
+
+    verdict = Verdict.REPLAY
+
+
+class MissingToken(Refused):
+    """A guarded access came without a token."""
+
+    verdict = Verdict.MISSING
+
+
+def refusal(verdict: Verdict, resource: str, offer: Stamp | None, mark: Stamp | None) -> Refused:
+    """The error for a verdict that does not admit."""
+    if offer is None:
+        return MissingToken(
+            f"access to {resource!r} carries no token; acquire its lock and pass the lease",
+            resource,
+            offer,
+            mark,
+        )
+    token, seq, _ = offer
+    if verdict is Verdict.STALE:
+        seen = mark.token if mark else None
+        return StaleToken(
+            f"stale fencing token for {resource!r}: got {token}, seen {seen}; this holder was replaced: "
+            f"stop, and acquire the lock again",
+            resource,
+            offer,
+            mark,
+        )
+    if verdict is Verdict.LATE:
+        newest = mark.seq if mark else None
+        return LateWrite(
+            f"late write to {resource!r}: access {seq} under token {token} comes after access {newest} of the "
+            f"same lease; send the accesses of one lease in order",
+            resource,
+            offer,
+            mark,
+        )
+    if verdict is Verdict.CLASH:
+        return TokenClash(
+            f"token clash on {resource!r}: token {token} was issued to two holders; the issuer lost its "
+            f"history: raise it past {token} with 'fencepost bump'",
+            resource,
+            offer,
+            mark,
+        )
+    return ReplayMismatch(
+        f"access {seq} under token {token} was made to {resource!r} before, and not known to be this very "
+        f"one; each access of a lease takes its own stamp",
+        resource,
+        offer,
+        mark,
+    )

@@ -1,0 +1,69 @@
+"""What happened, as frozen facts. Metrics, audit logs and pages are hooks that receive them."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from fencepost.rule import Verdict
+
+Kind: TypeAlias = Literal[
+    "attempt",  # an acquire began
+    "acquired",  # seconds: how long it took
+    "timeout",  # seconds: how long it waited in vain
+    "abandoned",  # an acquire was cancelled or failed, and was cleaned up after
+    "renewed",  # ratio: the share of the ttl that was left when it was renewed
+    "unrenewed",  # the store did not answer a renewal; the old deadline stands
+    "lost",  # detail: why; the lease ended while its holder was at work
+    "released",  # seconds: how long it was held
+    "not_owner",  # a release that found the lock no longer its own, and changed nothing
+    "decision",  # a guard judged one access: verdict, enforced, action, seen
+]
+
+Action: TypeAlias = Literal["write", "enter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened to a lock (``source``: its backend) or at a guard (``source``: its kind)."""
+
+    kind: Kind
+    name: str
+    source: str
+    at: float = field(default_factory=time.time)
+    token: int | None = None
+    holder: str | None = None
+    seconds: float | None = None
+    ratio: float | None = None
+    verdict: Verdict | None = None
+    enforced: bool | None = None
+    """At a guard: True if it refused, False if it let pass what the rule refuses, else None."""
+    action: Action | None = None
+    seen: int | None = None
+    """At a guard: the mark's token before this access; None if there was no mark."""
+    detail: str = ""
+
+
+Hook: TypeAlias = Callable[[Event], None]
+
+_log = logging.getLogger("fencepost")
+
+
+class Hooks:
+    """A fixed set of hooks. A hook that raises is logged and never disturbs the lock."""
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+        self._hooks = tuple(hooks)
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def __call__(self, event: Event) -> None:
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:
+                _log.exception("hook %r failed on %r", hook, event.kind)

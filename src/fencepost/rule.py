@@ -1,0 +1,60 @@
+"""The one rule: may this access pass, given the largest stamp the resource has admitted?
+
+Every guard executes this rule in the same atomic step as the access itself. Stores that cannot call
+Python (SQL, Lua, etcd transactions) restate it in their own language; a property test holds each of
+them to this file.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+MAX_TOKEN = 2**63 - 1
+
+
+class Verdict(StrEnum):
+    """What a guard says about one access."""
+
+    ADMIT = "admit"
+    STALE = "stale"
+    LATE = "late"
+    CLASH = "clash"
+    REPLAY = "replay"
+    MISSING = "missing"
+
+
+class Stamp(NamedTuple):
+    """What travels with one access: the lease's token, the access's number under it, the holder.
+
+    A seq of 0 enters: it raises the mark without writing. A bare token, from a client that sends
+    nothing else, is ``Stamp(token, 1, "")``.
+    """
+
+    token: int
+    seq: int = 1
+    holder: str = ""
+
+
+def judge(mark: Stamp | None, offer: Stamp) -> Verdict:
+    """Say whether ``offer`` may pass a resource whose largest admitted stamp is ``mark``.
+
+    A bare offer names no holder, so it proves neither a replay nor a clash: at the mark's own token
+    it is simply stale, unless all that the mark's holder did so far was to enter.
+    """
+    if mark is None or offer.token > mark.token:
+        return Verdict.ADMIT
+    if offer.token < mark.token:
+        return Verdict.STALE
+    if offer.holder != mark.holder:
+        return Verdict.CLASH if offer.holder else Verdict.STALE
+    if offer.seq == 0 or offer.seq > mark.seq:
+        return Verdict.ADMIT
+    if offer.seq < mark.seq:
+        return Verdict.LATE
+    return Verdict.REPLAY if offer.holder else Verdict.STALE
+
+
+def raised(mark: Stamp | None, offer: Stamp) -> Stamp:
+    """The mark after ``offer`` was admitted; entering again under the same lease leaves it."""
+    if mark is None or offer.token > mark.token or offer.seq > mark.seq:
+        return offer
+    return mark

@@ -1,0 +1,194 @@
+"""The blocking face."""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from fencepost import url as _url
+from fencepost.backend import Status
+from fencepost.drive import Blocking, run
+from fencepost.errors import ConfigError, NotAcquired
+from fencepost.events import Hook
+from fencepost.locks import Core, Held
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Lost:
+    """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Held) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Whether the holder can no longer be sure that it holds."""
+        return bool(self._lease.over)
+
+    __bool__ = is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
+        return run(self._lease.until_over(timeout))
+
+
+class Lease(Held):
+    """A lease held by blocking code."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """Waitable, and true, once the holder can no longer be sure that it holds."""
+        return Lost(self)
+
+    def renew(self) -> None:
+        """Extend the lease by its ttl, keeping its token; LeaseLost if it is lost already."""
+        run(self._core.renew(self))
+
+    def release(self) -> bool:
+        """Give the lock back; False, and nothing changed, if it was no longer this holder's."""
+        return run(self._core.release(self))
+
+
+class Lock:
+    """A lock to be held for a block or a call: ``with lock as lease`` or ``@lock``. Use it as often as you like."""
+
+    def __init__(self, locks: "Locks", name: str, options: dict[str, Any]) -> None:
+        self._locks = locks
+        self._options = options
+        self._held: dict[int, list[Lease]] = {}  # by thread: one Lock serves many at once
+        self.name = name
+
+    def __enter__(self) -> Lease:
+        lease = self._locks.acquire(self.name, **self._options)
+        self._held.setdefault(threading.get_ident(), []).append(lease)
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread = threading.get_ident()
+        mine = self._held[thread]
+        lease = mine.pop()
+        if not mine:
+            del self._held[thread]
+        lost = run(self._locks._core.finish(lease))
+        if lost and error is None:
+            raise lost
+
+    def __call__(self, call: Callable[P, R]) -> Callable[P, R]:
+        if inspect.iscoroutinefunction(call) or inspect.isgeneratorfunction(call):
+            raise ConfigError(
+                f"{call.__qualname__} would outlive a blocking lock taken around its call; lock with "
+                f"fencepost.aio, or inside its body"
+            )
+
+        @functools.wraps(call)
+        def held(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return call(*args, **kwargs)
+
+        return held
+
+
+class Locks:
+    """The locks of one store. Share it between threads; after a fork, parent and child each have their own."""
+
+    def __init__(self, core: Core[Lease]) -> None:
+        self._core = core
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lock:
+        """A lock for ``with`` blocks and decorators; see ``acquire`` for the options.
+
+        Leaving the block raises LeaseLost if the lease was lost during it and the block itself
+        raised nothing.
+        """
+        return Lock(self, name, {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold})
+
+    def acquire(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lease:
+        """Wait for the lock, first come, first served, for at most ``timeout`` seconds.
+
+        The lease is renewed in the background for as long as you keep it, or ``max_hold`` seconds
+        at most; with ``renew=False`` it ends after its ttl. Raises NotAcquired, QueueFull,
+        BackendError, ConfigError; whatever it raises, it leaves neither a lock nor a queue entry.
+        """
+        lease = run(self._core.acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold))
+        if lease is None:
+            raise NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
+        return lease
+
+    def try_acquire(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lease | None:
+        """A lease if the lock is free at this moment, else None."""
+        return run(self._core.acquire(name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold))
+
+    def status(self, name: str) -> Status | None:
+        """Who holds ``name``, under which token, for how long, and who waits; None if nobody holds it."""
+        return run(self._core.status(name))
+
+    def list(self, prefix: str = "") -> list[Status]:
+        """The locks held right now whose names begin with ``prefix``."""
+        return run(self._core.backend.status(prefix=prefix))
+
+    def evict(self, name: str) -> Status | None:
+        """Take a lock from its holder by force; the hold that was ended. Its guard refuses it from then on."""
+        return run(self._core.evict(name))
+
+    def bump(self, name: str, *, above: int) -> None:
+        """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history."""
+        run(self._core.bump(name, above))
+
+    def close(self) -> None:
+        """Release what is still held and disconnect."""
+        run(self._core.close())
+
+    def __enter__(self) -> "Locks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(
+    url: str | None = None,
+    *,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+) -> Locks:
+    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else the embedded SQLite file.
+
+    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock.
+    Nothing is contacted before the first lock. Raises ConfigError for a URL that leads nowhere.
+    """
+    driver = Blocking()
+    return Locks(Core(_url.connect(url, driver), driver, Lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))

@@ -1,0 +1,115 @@
+"""Where a URL leads: parsing, the table of schemes, and backends loaded by name on first use."""
+
+import difflib
+import importlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from fencepost.backend import Backend
+from fencepost.drive import Driver
+from fencepost.errors import ConfigError
+
+# Each backend's module doubles as the name of its extra. Third parties register their own through
+# the entry point group "fencepost.backends".
+SCHEMES: dict[str, str] = {
+    "memory": "fencepost.backends.memory:Memory",
+    "sqlite": "fencepost.backends.sqlite:SQLite",
+}
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed URL: one or more hosts, credentials, a path and options."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int | None], ...] = ()
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    path: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+
+    def options(self, **parsers: Callable[[str], Any]) -> dict[str, Any]:
+        """The URL's options, each parsed by its own parser; ConfigError for one that is not known."""
+        parsed = {}
+        for key, value in self.params.items():
+            if key not in parsers:
+                hint = _hint(key, parsers) or f"; it takes {', '.join(sorted(parsers)) or 'none'}"
+                raise ConfigError(f"{self.scheme}:// has no option {key!r}{hint}")
+            try:
+                parsed[key] = parsers[key](value)
+            except ValueError as error:
+                raise ConfigError(f"option {key}={value!r} of {self.scheme}://: {error}") from None
+        return parsed
+
+
+def parse(url: str) -> Address:
+    """Take a URL apart; ConfigError, which never repeats a password, if that cannot be done."""
+    match = _URL.fullmatch(url)
+    if not match:
+        raise ConfigError(f"{_masked(url)!r} is not a URL; write it like redis://localhost:6379/0")
+    scheme, netloc, path, query = match.groups()
+    login, _, places = (netloc or "").rpartition("@")
+    user, colon, password = login.partition(":")
+    hosts = []
+    for place in places.split(",") if places else ():
+        found = _HOST.fullmatch(place)
+        if not found:
+            raise ConfigError(f"{place!r} is not a host of {scheme}://; write it like host:1234 or [::1]:1234")
+        port = int(found[3]) if found[3] else None
+        if port is not None and not 0 < port < 65536:
+            raise ConfigError(f"{place!r}: a port lies between 1 and 65535")
+        hosts.append((found[1] or found[2], port))
+    pairs = parse_qsl(query or "", keep_blank_values=True)
+    params = dict(pairs)
+    if len(params) < len(pairs):
+        raise ConfigError(f"an option of {_masked(url)!r} is given twice")
+    return Address(
+        scheme.lower(),
+        tuple(hosts),
+        unquote(user) if user else None,
+        unquote(password) if colon else None,
+        unquote(path),
+        params,
+    )
+
+
+def find(scheme: str) -> type[Backend]:
+    """The backend class of a scheme; ConfigError naming the nearest scheme, or the pip command."""
+    target = SCHEMES.get(scheme)
+    if target is None:
+        for point in entry_points(group="fencepost.backends", name=scheme):
+            return point.load()  # type: ignore[no-any-return]
+        known = [*SCHEMES, *(point.name for point in entry_points(group="fencepost.backends"))]
+        hint = _hint(scheme, known, "://") or f"; there are {', '.join(sorted(known))}"
+        raise ConfigError(f"no backend for '{scheme}://'{hint}")
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("fencepost"):
+            raise
+        extra = module.rpartition(".")[2]
+        raise ConfigError(f"{scheme}:// needs the package {error.name!r}: pip install 'fencepost[{extra}]'") from error
+
+
+def connect(url: str | None, driver: Driver) -> Backend:
+    """The backend behind ``url``, else $FENCEPOST_URL, else the embedded SQLite file; not yet connected."""
+    address = parse(url or os.environ.get("FENCEPOST_URL") or "sqlite:")
+    return find(address.scheme)(address, driver)
+
+
+def _hint(word: str, known: Any, tail: str = "") -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean '{close[0]}{tail}'?" if close else ""
+
+
+def _masked(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//***@", url)
