@@ -1,0 +1,128 @@
+"""What travels over HTTP: keys in paths, stamps in headers, and answers as JSON."""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from fencepost import check
+from fencepost.errors import ConfigError, Refused
+from fencepost.rule import Stamp, Verdict
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_BROKEN_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
+_EXACT_IN_JSON = 2**53 - 1
+# "stale fencing token" is the wording other implementations of this service use: keep it.
+_REFUSALS = {
+    Verdict.STALE: "stale fencing token",
+    Verdict.LATE: "late write: a newer access of the same lease was here already",
+    Verdict.CLASH: "token clash: another holder came with the same token",
+    Verdict.REPLAY: "replay with another body: each write takes its own X-Fence-Seq",
+    Verdict.MISSING: "missing fencing token: send X-Fence-Token",
+}
+
+
+def key(raw: bytes) -> str:
+    """The key a raw path spells, percent-decoded exactly once; ConfigError if it spells none.
+
+    Bytes that are not UTF-8 are refused rather than replaced: two keys never become one.
+    """
+    if _BROKEN_ESCAPE.search(raw):
+        raise ConfigError("a resource's key has a '%' without two hexadecimal digits; write it as %25")
+    try:
+        text = unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise ConfigError("a resource's key is percent-encoded UTF-8, and this one is not") from None
+    return check.name(text, "resource")
+
+
+def offer(headers: Headers) -> Stamp | None:
+    """The stamp in a request's headers, None without a token; ConfigError if it is malformed."""
+    token = _single(headers, "X-Fence-Token")
+    seq = _single(headers, "X-Fence-Seq")
+    holder = _single(headers, "X-Fence-Holder")
+    if token is None:
+        if seq is not None or holder is not None:
+            raise ConfigError("X-Fence-Seq and X-Fence-Holder mean nothing without X-Fence-Token")
+        return None
+    try:
+        owner = (holder or "").encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise ConfigError("X-Fence-Holder must be UTF-8") from None
+    number = check.token(_number(token, "X-Fence-Token"))
+    return Stamp(number, 1 if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
+
+
+def _single(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise ConfigError(f"{name} is given {len(values)} times")
+    return values[0] if values else None
+
+
+def _number(text: str, name: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ConfigError(f"{name} is a decimal integer of at most 19 digits, not {text[:40]!r}")
+    return int(text)
+
+
+def wants_json(headers: Headers) -> bool:
+    """Does the client ask for JSON by name, and for nothing better?"""
+    quality = dict.fromkeys(("application/json", "application/octet-stream"), 0.0)
+    for part in ",".join(headers.getlist("Accept")).lower().split(","):
+        kind, *params = (piece.strip() for piece in part.split(";"))
+        if kind in quality:
+            quality[kind] = max(quality[kind], _quality(params))
+    return quality["application/json"] > 0 and (
+        quality["application/json"] >= quality["application/octet-stream"]
+    )
+
+
+def _quality(params: Iterable[str]) -> float:
+    for param in params:
+        if match := re.fullmatch(r"q\s*=\s*([01](?:\.[0-9]{0,3})?)", param):
+            return float(match[1])
+    return 1.0
+
+
+def number(value: int) -> int | str:
+    """A token as JSON carries it: text above 2^53-1, where readers that parse doubles lose digits."""
+    return value if value <= _EXACT_IN_JSON else str(value)
+
+
+def answer(status: int, body: Mapping[str, Any], mark: Stamp | None = None, **headers: str) -> Response:
+    """A JSON answer that names the mark, if there is one."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    if mark is not None:
+        names["X-Fence-Mark"] = str(mark.token)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode(), status, names, "application/json")
+
+
+def refusal(error: Refused) -> Response:
+    """The answer to a refused access: 428 without a token, else 409, with the verdict in a header."""
+    verdict, mark, got = error.verdict, error.mark, error.offer
+    body: dict[str, Any] = {"error": _REFUSALS[verdict]}
+    if mark and got:
+        body |= {"seen": number(mark.token), "got": number(got.token)}
+        if verdict in (Verdict.LATE, Verdict.REPLAY):
+            body |= {"seen_seq": number(mark.seq), "got_seq": number(got.seq)}
+    if verdict is not Verdict.STALE:
+        body["verdict"] = verdict
+    status = 428 if verdict is Verdict.MISSING else 409
+    return answer(status, body, mark, X_Fence_Verdict=verdict)
+
+
+def value(data: bytes, mark: Stamp | None) -> Response:
+    """A value as JSON: text if it is UTF-8, else base64."""
+    try:
+        text, encoding = data.decode(), "utf-8"
+    except UnicodeDecodeError:
+        text, encoding = base64.b64encode(data).decode(), "base64"
+    fence = number(mark.token) if mark else 0
+    return answer(200, {"value": text, "encoding": encoding, "max_fence": fence}, mark, Vary="Accept")
