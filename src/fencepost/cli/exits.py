@@ -1,0 +1,24 @@
+"""The exit codes of the command line, in one place."""
+
+from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, Refused
+
+# The numbers are those of sysexits.h where it has a fitting one: programs seldom use them by themselves.
+CODES: dict[type[FencepostError], tuple[int, str]] = {
+    ConfigError: (2, "wrong usage: a bad name, URL or option"),
+    BackendError: (69, "the store did not answer as it should"),
+    NotAcquired: (75, "the lock was not had in time; try again later"),
+    LeaseLost: (76, "the lease was lost while it was needed"),
+    Refused: (77, "a guard refused the access"),
+}
+FAILED = 1
+
+
+def code(error: FencepostError) -> int:
+    """The exit code for an error."""
+    return next((number for kind, (number, _) in CODES.items() if isinstance(error, kind)), FAILED)
+
+
+def table() -> str:
+    """The codes as one line of help."""
+    known = [(0, "done"), (FAILED, "failed"), *CODES.values(), (130, "interrupted")]
+    return "Exit codes: " + "; ".join(f"{number} {meaning}" for number, meaning in known) + "."

@@ -1,0 +1,25 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+from fencepost import check
+from fencepost.errors import ConfigError
+
+
+def duration(text: str) -> float:
+    """Parse a duration option: ``500ms``, ``2s``, ``5m``."""
+    try:
+        return check.duration(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def Duration(*flags: str, help: str) -> typer.models.OptionInfo:
+    """An option that takes a duration and gives float seconds."""
+    option: typer.models.OptionInfo = typer.Option(*flags, help=help, parser=duration, metavar="DURATION")
+    return option
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
