@@ -121,7 +121,7 @@ def credentials(user: str | None) -> dict[str, Any]:
     return {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
-def _family(pid: int) -> list[int]:
+def family_of(pid: int) -> list[int]:
     """The process and all its descendants, parents first (Postgres gives each child a session of its own)."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -141,14 +141,14 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "gone"
 
 
 def _all_in(pids: Sequence[int], states: frozenset[str]) -> bool:
-    return all(_state(pid) in states for pid in pids)
+    return all(state_of(pid) in states for pid in pids)
 
 
 def wait_until(done: Callable[[], bool], *, timeout: float, poll: float = 0.02) -> bool:
@@ -288,7 +288,7 @@ class Server:
         """End it in its orderly way, or with SIGKILL after `timeout` seconds; its data stays."""
         if not self.running or self.process is None:
             return
-        _signal(_family(self.pid), signal.SIGCONT)
+        _signal(family_of(self.pid), signal.SIGCONT)
         _signal([self.pid], self.stop_signal)
         try:
             self.process.wait(timeout)
@@ -315,7 +315,7 @@ class Server:
 
     def resume(self) -> None:
         """SIGCONT after pause."""
-        _signal(_family(self.pid)[::-1], signal.SIGCONT)
+        _signal(family_of(self.pid)[::-1], signal.SIGCONT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -329,7 +329,7 @@ class Server:
     def _freeze(self) -> list[int]:
         # Parents first, and again until nothing new turns up: a frozen parent starts no more children.
         frozen: list[int] = []
-        while new := [pid for pid in _family(self.pid) if pid not in frozen]:
+        while new := [pid for pid in family_of(self.pid) if pid not in frozen]:
             _signal(new, signal.SIGSTOP)
             wait_until(functools.partial(_all_in, new, STILL), timeout=self.timeout, poll=0.002)
             frozen += new

@@ -1,0 +1,85 @@
+"""The servers, each started at most once per run, or taken from FENCEPOST_TEST_<NAME>_URL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import pytest
+
+from tests.servers import Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
+
+
+class Endpoint(Protocol):
+    """Something with an address. A test that pauses or kills starts a server of its own instead."""
+
+    @property
+    def url(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Given:
+    """A server that somebody else runs."""
+
+    url: str
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Fail where a complete run was promised, skip elsewhere."""
+    if os.environ.get("CI") == "true" or os.environ.get("FENCEPOST_REQUIRE_SERVERS") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def provided(name: str, server: AbstractContextManager[Endpoint]) -> Iterator[Endpoint]:
+    """The address from the environment, else the server, started."""
+    if url := os.environ.get(f"FENCEPOST_TEST_{name}_URL"):
+        yield Given(url)
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(server)
+        except Missing as missing:
+            unavailable(str(missing))
+        yield started
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Endpoint]:
+    with provided("REDIS", Redis()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[Endpoint]:
+    with provided("ETCD", Etcd()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_cluster() -> Iterator[Endpoint]:
+    with provided("ETCD", EtcdCluster()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[Endpoint]:
+    with provided("ZOOKEEPER", ZooKeeper()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def consul_server() -> Iterator[Endpoint]:
+    with provided("CONSUL", Consul()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Endpoint]:
+    with provided("POSTGRES", Postgres()) as server:
+        yield server

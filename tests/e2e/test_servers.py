@@ -1,0 +1,362 @@
+"""Each real server starts, speaks its protocol, keeps what it should, and never outlives the run."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests import processes
+from tests.conftest import Endpoint, provided, unavailable
+from tests.processes import family_of, program, state_of
+from tests.servers import (
+    Consul,
+    Etcd,
+    EtcdCluster,
+    Missing,
+    Postgres,
+    Redis,
+    Server,
+    StartFailed,
+    ZooKeeper,
+    ZooKeeperEnsemble,
+    ask,
+    http_json,
+    wait_until,
+)
+
+SCRIPT = processes.ROOT / "scripts" / "servers"
+Started = TypeVar("Started", bound=AbstractContextManager[object])
+Test = Callable[..., None]
+
+# Where the environment gives an address, nobody promised that the program is here to be started.
+KINDS: list[type[Server]] = [
+    kind
+    for kind in (Redis, Etcd, ZooKeeper, Consul, Postgres)
+    if not os.environ.get(f"FENCEPOST_TEST_{kind.__name__.upper()}_URL")
+]
+
+
+def for_each(*kinds: type[Server]) -> Callable[[Test], Test | None]:
+    """Run the test for each of these kinds that this run starts; collect nothing if it starts none."""
+    ours = [kind for kind in kinds if kind in KINDS]
+    mark = pytest.mark.parametrize("kind", ours, ids=[kind.__name__ for kind in ours])
+    return lambda test: mark(test) if ours else None
+
+
+def only_with(kind: type[Server]) -> Callable[[Test], Test | None]:
+    """Collect the test only if this run starts servers of the kind."""
+    return lambda test: test if kind in KINDS else None
+
+
+@contextlib.contextmanager
+def running(server: Started) -> Iterator[Started]:
+    """The server or cluster, started; fails, or skips where that is allowed, when its program is missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(server)
+        except Missing as missing:
+            unavailable(str(missing))
+        yield server
+
+
+def coded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def zookeeper_shell(server: Server, *command: str) -> str:
+    java = [program("JAVA"), "-cp", program("ZOOKEEPER_CLASSPATH"), "org.apache.zookeeper.ZooKeeperMain"]
+    shell = [*java, "-server", server.address, *command]
+    return subprocess.run(
+        shell, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
+    ).stdout
+
+
+def put(server: Server, value: str) -> None:
+    """Keep one value, over the server's own protocol."""
+    match server:
+        case Redis():
+            assert ask(server.port, f"SET key {value}\r\n".encode()) == b"+OK\r\n"
+        case Etcd():
+            body = {"key": coded("key"), "value": coded(value)}
+            http_json(server.port, "POST", "/v3/kv/put", json.dumps(body))
+        case ZooKeeper():
+            zookeeper_shell(server, "create", "/key", value)
+        case Consul():
+            assert http_json(server.port, "PUT", "/v1/kv/key", value) is True
+        case Postgres():
+            server.psql(f"create table kept as select '{value}' as value")
+
+
+def get(server: Server) -> str:
+    """The value that was put."""
+    match server:
+        case Redis():
+            return ask(server.port, b"GET key\r\n").decode().split("\r\n")[1]
+        case Etcd():
+            found = http_json(server.port, "POST", "/v3/kv/range", json.dumps({"key": coded("key")}))
+            return base64.b64decode(found["kvs"][0]["value"]).decode()
+        case ZooKeeper():
+            return zookeeper_shell(server, "get", "/key").split()[-1]
+        case Consul():
+            return base64.b64decode(http_json(server.port, "GET", "/v1/kv/key")[0]["Value"]).decode()
+        case Postgres():
+            return server.psql("select value from kept")
+    raise AssertionError(server)
+
+
+def healthy(server: Server) -> bool:
+    with contextlib.suppress(OSError):
+        return server.ping()
+    return False
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((processes.HOST, port)) != 0
+
+
+@for_each(Redis, Etcd, ZooKeeper, Consul, Postgres)
+def test_a_killed_server_is_gone_and_comes_back_at_the_same_address(kind: type[Server]) -> None:
+    with running(kind()) as server:
+        assert server.ping()
+        address, pid = server.url, server.pid
+        server.kill()
+        assert not server.running
+        assert not Path(f"/proc/{pid}").exists()
+        assert refuses(server.port)
+        server.restart()
+        assert server.ping()
+        assert (server.url, server.pid != pid) == (address, True)
+
+
+@for_each(Redis, Etcd, ZooKeeper, Consul, Postgres)
+def test_a_paused_server_stands_still_until_resumed(kind: type[Server]) -> None:
+    with running(kind(timeout=30)) as server:
+        with server.paused():
+            states = {state_of(pid) for pid in family_of(server.pid)}
+            assert states == {"T"}
+            assert not refuses(server.port)
+        assert wait_until(lambda: healthy(server), timeout=30)
+
+
+@for_each(Redis, Etcd, ZooKeeper, Consul, Postgres)
+def test_closing_leaves_neither_process_nor_folder(kind: type[Server]) -> None:
+    with running(kind()) as server:
+        folder, family = server.folder, family_of(server.pid)
+        assert folder.is_dir()
+        assert server.log.exists()
+    assert not folder.exists()
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), timeout=10)
+
+
+@for_each(Etcd, ZooKeeper, Consul, Postgres)
+def test_a_durable_server_keeps_its_data_through_stop_and_kill(kind: type[Server]) -> None:
+    with running(kind()) as server:
+        put(server, "kept")
+        assert get(server) == "kept"
+        server.restart()
+        assert get(server) == "kept"
+        server.kill()
+        server.start()
+        assert get(server) == "kept"
+
+
+@only_with(Redis)
+def test_redis_keeps_its_data_through_stop_but_through_kill_only_with_a_log() -> None:
+    with running(Redis()) as server:
+        put(server, "kept")
+        server.restart()
+        assert get(server) == "kept"
+        put(server, "newer")
+        server.kill()
+        server.start()
+        assert get(server) == "kept"
+    with running(Redis(args=["--appendonly", "yes", "--appendfsync", "always"])) as server:
+        put(server, "kept")
+        server.kill()
+        server.start()
+        assert get(server) == "kept"
+
+
+@only_with(Etcd)
+def test_an_etcd_cluster_serves_without_one_member_and_not_without_two() -> None:
+    with running(EtcdCluster()) as cluster:
+        first, second, third = cluster.members
+        assert cluster.url == f"etcd://{first.address},{second.address},{third.address}"
+        put(first, "shared")
+        assert get(third) == "shared"
+        first.kill()
+        assert wait_until(lambda: healthy(second), timeout=30)
+        put(second, "of two")
+        second.kill()
+        assert wait_until(lambda: not healthy(third), timeout=30)
+        cluster.start()
+        assert [get(member) for member in cluster.members] == ["of two"] * 3
+
+
+@only_with(ZooKeeper)
+def test_a_zookeeper_ensemble_elects_one_leader() -> None:
+    with running(ZooKeeperEnsemble()) as ensemble:
+        modes = [
+            ask(member.port, b"srvr").decode().partition("Mode: ")[2].split()[0]
+            for member in ensemble.members
+        ]
+        assert sorted(modes) == ["follower", "follower", "leader"]
+        assert ask(ensemble.members[0].port, b"ruok") == b"imok"
+
+
+def test_every_fixture_has_an_address(
+    redis_server: Endpoint,
+    etcd_server: Endpoint,
+    etcd_cluster: Endpoint,
+    zookeeper_server: Endpoint,
+    consul_server: Endpoint,
+    postgres_server: Endpoint,
+) -> None:
+    fixtures = [redis_server, etcd_server, etcd_cluster, zookeeper_server, consul_server, postgres_server]
+    schemes = [endpoint.url.partition("://")[0] for endpoint in fixtures]
+    assert schemes == ["redis", "etcd", "etcd", "zookeeper", "consul", "postgresql"]
+
+
+def test_an_address_from_the_environment_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCEPOST_TEST_REDIS_URL", "redis://elsewhere:6379/0")
+    server = Redis()
+    with provided("REDIS", server) as endpoint:
+        assert endpoint.url == "redis://elsewhere:6379/0"
+        assert not server.running
+
+
+@pytest.mark.parametrize("promise", [{"CI": "true"}, {"FENCEPOST_REQUIRE_SERVERS": "1"}], ids=str)
+def test_a_missing_server_fails_a_run_that_promised_to_be_complete(
+    monkeypatch: pytest.MonkeyPatch, promise: dict[str, str]
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("FENCEPOST_REQUIRE_SERVERS", raising=False)
+    monkeypatch.delenv("FENCEPOST_TEST_REDIS_URL", raising=False)
+    monkeypatch.setattr(processes, "programs", dict)
+    with pytest.raises(pytest.skip.Exception, match="make servers"), provided("REDIS", Redis()):
+        pass
+    for key, value in promise.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(pytest.fail.Exception, match="make servers"), provided("REDIS", Redis()):
+        pass
+
+
+@only_with(Redis)
+def test_a_port_lost_to_somebody_else_is_replaced_by_another() -> None:
+    thieves: list[socket.socket] = []
+
+    class Robbed(Redis):
+        def prepare(self) -> None:
+            if not thieves:
+                thieves.append(socket.create_server((processes.HOST, self.port)))
+
+    with running(Robbed()) as server:
+        assert server.port != thieves[0].getsockname()[1]
+        assert server.ping()
+    thieves[0].close()
+
+
+@only_with(Redis)
+def test_a_server_that_does_not_start_says_why() -> None:
+    why = r"(?s)Redis on 127\.0\.0\.1.*ended with status 1.*no-such-option"
+    with pytest.raises(StartFailed, match=why), running(Redis(args=["--no-such-option", "1"])):
+        pass
+
+
+@only_with(Redis)
+def test_a_server_restarted_by_a_thread_outlives_that_thread() -> None:
+    with running(Redis()) as server:
+        thread = threading.Thread(target=server.restart)
+        thread.start()
+        thread.join()
+        assert server.ping()
+        assert server.running
+
+
+@for_each(Redis, Etcd, ZooKeeper, Consul, Postgres)
+def test_no_server_outlives_a_killed_run(kind: type[Server]) -> None:
+    code = (
+        f"from tests.servers import {kind.__name__}\n"
+        "from tests.processes import family_of\n"
+        f"server = {kind.__name__}().start()\n"
+        "print(server.folder, *family_of(server.pid), flush=True)\n"
+        "input()\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=processes.ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with run:
+        assert run.stdout is not None
+        said = run.stdout.readline()
+        if not said:
+            unavailable(f"{kind.__name__} did not start; run 'make servers'")
+        folder, *pids = said.split()
+        try:
+            run.send_signal(signal.SIGKILL)
+            assert wait_until(lambda: not any(alive(int(pid)) for pid in pids), timeout=30)
+        finally:
+            shutil.rmtree(folder)
+
+
+def alive(pid: int) -> bool:
+    return state_of(pid) not in processes.ENDED
+
+
+def script(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, *args], capture_output=True, text=True, env={**os.environ, **env}, timeout=60
+    )
+
+
+def test_the_script_says_where_everything_is() -> None:
+    said = script("--env")
+    if said.returncode:
+        unavailable(said.stderr.strip())
+    places = dict(line.split("=", 1) for line in said.stdout.splitlines())
+    assert set(places) == {
+        *("REDIS_SERVER", "REDIS_CLI", "ETCD", "ETCDCTL", "JAVA", "ZOOKEEPER_CLASSPATH"),
+        *("CONSUL", "POSTGRES_BIN", "PGBOUNCER"),
+    }
+    assert all(Path(part).exists() for place in places.values() for part in place.split(os.pathsep))
+
+
+def test_the_script_reports_each_asked_server_with_its_version() -> None:
+    said = script("--check", "redis", "etcd")
+    if said.returncode:
+        unavailable(said.stderr.strip())
+    redis, etcd = (line.split() for line in said.stdout.splitlines())
+    assert (redis[0], redis[1][0]) == ("redis", "7")
+    assert (etcd[0], etcd[1][:3]) == ("etcd", "3.5")
+
+
+def test_the_script_names_what_is_missing_and_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(sys.executable)
+    said = script("--check", "consul", PATH=str(tmp_path), FENCEPOST_SERVERS=str(tmp_path / "empty"))
+    assert said.returncode == 1
+    assert said.stdout.split() == ["consul", "missing"]
+    assert "scripts/servers consul" in said.stderr
+
+
+def test_the_script_knows_its_names() -> None:
+    said = script("reddis")
+    assert said.returncode == 2
+    assert "redis etcd java zookeeper consul postgres pgbouncer" in said.stderr
