@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "fencepost"
 
 FACTS = {"rule", "errors", "check"}
 LOWER = FACTS | {"lease", "events", "drive"}
-CORE = LOWER | {"backend", "locks", "url"}
+CORE = LOWER | {"backend", "locks", "renewals", "url"}
 FACES = CORE | {"sync", "aio"}
 ANYTHING = {"*"}
 
@@ -31,7 +31,8 @@ ARROWS: dict[str, set[str]] = {
     "otel": LOWER,
     "audit": LOWER,
     "url": LOWER | {"backend"},
-    "locks": LOWER | {"backend"},
+    "renewals": LOWER | {"backend"},
+    "locks": LOWER | {"backend", "renewals"},
     "sync": CORE,
     "aio": CORE,
     "": FACES,

@@ -13,29 +13,21 @@ from fencepost.backend import Status
 from fencepost.drive import Asyncio
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Hook
-from fencepost.locks import Core, Held
+from fencepost.locks import Core
+from fencepost.renewals import Held, Over
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lost:
+class Lost(Over):
     """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
 
-    __slots__ = ("_lease",)
-
-    def __init__(self, lease: Held) -> None:
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        """Whether the holder can no longer be sure that it holds."""
-        return bool(self._lease.over)
-
-    __bool__ = is_set
+    __slots__ = ()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
-        return await self._lease.until_over(timeout)
+        return await self._lease._until_over(timeout)
 
 
 class Lease(Held):
@@ -69,7 +61,7 @@ class _Body:
         self.task = task
         self.pending = task.cancelling()
         self.cancelled = False
-        lease.on_loss = self._cancel
+        lease._on_loss = self._cancel
 
     def _cancel(self) -> None:
         self.cancelled = True
@@ -77,7 +69,7 @@ class _Body:
 
     async def leave(self) -> bool:
         """Undo our own cancellation; say whether somebody else cancelled the task as well."""
-        self.lease.on_loss = None
+        self.lease._on_loss = None
         if not self.cancelled:
             return False
         try:
@@ -209,7 +201,7 @@ class Locks:
             return await self._core.finish(lease)
         except asyncio.CancelledError:
             # Cancelled while releasing: see the release through where the cancellation does not reach.
-            await self._core.driver.apart(self._core.abandon(lease), 0.5)
+            await self._core.abandon(lease)
             raise
 
     async def __aenter__(self) -> "Locks":

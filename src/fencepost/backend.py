@@ -6,7 +6,7 @@ calls blocking clients, or hands calls to ``driver.offload``; it waits with ``dr
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -76,6 +76,9 @@ class Backend(ABC):
 
     scheme: ClassVar[str]
     promises: ClassVar[Promises]
+
+    report: Callable[[str, str], None]
+    """Set by the core: ``report(holder, why)`` tells it, from any thread, that a hold is gone for good."""
 
     def __init__(self, address: "Address", driver: Driver) -> None:
         self.address = address

@@ -13,29 +13,21 @@ from fencepost.backend import Status
 from fencepost.drive import Blocking, run
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Hook
-from fencepost.locks import Core, Held
+from fencepost.locks import Core
+from fencepost.renewals import Held, Over
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lost:
+class Lost(Over):
     """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
 
-    __slots__ = ("_lease",)
-
-    def __init__(self, lease: Held) -> None:
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        """Whether the holder can no longer be sure that it holds."""
-        return bool(self._lease.over)
-
-    __bool__ = is_set
+    __slots__ = ()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
-        return run(self._lease.until_over(timeout))
+        return run(self._lease._until_over(timeout))
 
 
 class Lease(Held):

@@ -1,0 +1,245 @@
+"""The one service that renews the leases of a connection, and tells their holders when they are over."""
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
+
+from fencepost.backend import Backend, Hold, Renewal
+from fencepost.drive import Driver, Signal
+from fencepost.errors import BackendError
+from fencepost.events import Kind
+from fencepost.lease import Grant, Lease
+
+_log = logging.getLogger("fencepost")
+_gate = threading.Lock()
+
+
+class Keeper(Protocol):
+    """Who granted a lease, renews and releases it: the core."""
+
+    driver: Driver
+
+    async def renew(self, lease: Any) -> None: ...
+    async def release(self, lease: Any) -> bool: ...
+
+
+class Held(Lease):
+    """A lease, with what it takes to renew it and to tell of its end."""
+
+    __slots__ = ("_core", "_due", "_on_loss", "_renew_until", "_signal")
+
+    def __init__(self, core: Keeper, name: str, holder: str, grant: Grant, renew: bool, max_hold: float | None) -> None:
+        super().__init__(name, holder, grant, core.driver.now)
+        self._core = core
+        self._signal: Signal | None = None
+        self._on_loss: Callable[[], None] | None = None
+        self._renew_until = (inf if max_hold is None else grant.since + max_hold) if renew else -inf
+        self._schedule(grant.since)
+
+    def _schedule(self, renewed: float) -> None:
+        """Plan the next renewal a third of the ttl after the last one, or else the end."""
+        third = renewed + self.ttl / 3
+        self._due = third if third < self._renew_until else self.deadline
+
+    def _end(self, why: str) -> bool:
+        """End the lease, once; say whether this call did."""
+        if self.ended:
+            return False
+        self.ended = why
+        if self._signal is not None:
+            self._signal.set()
+        return True
+
+    async def _until_over(self, timeout: float | None) -> bool:
+        """Wait until the lease is over, whoever notices; False if ``timeout`` passed first."""
+        now = self._clock
+        until = inf if timeout is None else now() + timeout
+        if self._signal is None:
+            with _gate:
+                self._signal = self._signal or self._core.driver.signal()
+        # Nobody needs to be awake for this: the deadline itself ends the wait.
+        while not self.over:
+            nap = min(until, self.deadline) - now()
+            if nap <= 0:
+                return bool(self.over)
+            await self._signal.wait(nap)
+        return True
+
+
+class Over:
+    """Set once the lease is over, whatever the cause."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Held) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Whether the holder can no longer be sure that it holds."""
+        return bool(self._lease.over)
+
+    __bool__ = is_set
+
+
+class Emit(Protocol):
+    def __call__(self, kind: Kind, name: str, **facts: Any) -> None: ...
+
+
+L = TypeVar("L", bound=Held)
+
+
+class Renewals(Generic[L]):
+    """Watches leases: renews each at a third of its ttl, in batches, and ends those past their deadline.
+
+    It has one thread or task, which runs only while there are leases. It keeps no lease alive: one
+    that its holder dropped is no longer renewed.
+    """
+
+    def __init__(self, backend: Backend, driver: Driver, emit: Emit) -> None:
+        self._backend = backend
+        self._driver = driver
+        self._emit = emit
+        self._leases: dict[str, weakref.ref[L]] = {}  # by holder
+        self._reports: deque[tuple[str, str]] = deque()
+        self._nudge = driver.signal()
+        self._wake = inf
+        self._tending = False
+        self._closed = False
+        backend.report = self._report
+
+    def __iter__(self) -> Iterator[L]:
+        for ref in self._leases.copy().values():
+            lease = ref()
+            if lease is not None:
+                yield lease
+
+    def watch(self, lease: L) -> None:
+        self._leases[lease.holder] = weakref.ref(lease)
+        self._arm(lease)
+
+    def forget(self, lease: L) -> None:
+        self._leases.pop(lease.holder, None)
+
+    def close(self) -> None:
+        self._closed = True
+        self._nudge.set()
+
+    async def renew(self, leases: list[L], strict: bool = False) -> None:
+        """Renew in one batch; an answer that did not come keeps the old deadline, or raises if ``strict``."""
+        now = self._driver.now
+        sent = now()
+        try:
+            answers = await self._backend.renew([Hold(each.name, each.holder, each.token, each.ttl) for each in leases])
+        except Exception as error:
+            if strict:
+                raise
+            if not isinstance(error, BackendError):
+                _log.exception("renewing failed")
+            answers = [Renewal.UNKNOWN] * len(leases)
+        for lease, answer in zip(leases, answers, strict=True):
+            if lease.ended:
+                continue
+            if answer is Renewal.LOST:
+                self._lose(lease, "the store gave it away or lost it")
+                continue
+            slack = (lease.deadline - now()) / lease.ttl
+            if slack <= 0:
+                # Even if the store has extended it since: its holder may have seen it as lost.
+                self._lose(lease, "its deadline has passed")
+                continue
+            if answer is Renewal.RENEWED:
+                lease.deadline = max(lease.deadline, sent + lease.ttl)
+                lease._schedule(sent)
+                self._emit("renewed", lease.name, token=lease.token, holder=lease.holder, ratio=slack)
+            else:
+                # Try again soon, though not at once, until the deadline passes.
+                lease._due = min(lease.deadline, now() + lease.ttl / 10)
+                self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
+            self._arm(lease)
+
+    def lost(self, lease: L, why: str) -> None:
+        """Tell the world, and the body that runs under the lease, that it was lost."""
+        self._emit("lost", lease.name, token=lease.token, holder=lease.holder, detail=why)
+        if lease._on_loss is not None:
+            lease._on_loss()
+
+    def _lose(self, lease: L, why: str) -> None:
+        if lease._end(why):
+            self.forget(lease)
+            self.lost(lease, why)
+
+    def _report(self, holder: str, why: str) -> None:
+        """The backend learned, on whatever thread, that a hold is gone."""
+        self._reports.append((holder, why))
+        self._nudge.set()
+
+    def _arm(self, lease: L) -> None:
+        """See to it that the service looks at the lease when it is due."""
+        if lease._due < self._wake:
+            self._wake = lease._due
+            self._nudge.set()
+        if not self._tending:
+            with _gate:
+                if self._tending:
+                    return
+                self._tending = True
+            self._driver.spawn(self._tend(), "fencepost-renewals")
+
+    async def _tend(self) -> None:
+        try:
+            await self._tend_all()
+        finally:
+            self._nudge = self._driver.signal()  # the next one may run in another event loop
+            self._wake = inf
+            self._tending = False
+        if not self._closed:
+            for lease in self:  # one that came just now took this for its service
+                self._arm(lease)
+
+    async def _tend_all(self) -> None:
+        """Renew what is due and end what is over, until there is nothing to watch any more."""
+        rest = 0.0
+        while not self._closed:
+            self._nudge.clear()
+            batch = self._look()
+            if batch:
+                # Apart, so that a store that hangs does not delay the news of a passed deadline.
+                self._driver.spawn(self.renew(batch), "fencepost-renewal")
+            if self._leases:
+                rest = min(self._wake - self._driver.now(), 60.0)
+            elif rest:
+                # Linger for one more period: leases that come and go need not start this each time.
+                self._wake, rest = self._driver.now() + rest, 0.0
+            else:
+                return
+            await self._nudge.wait(max(self._wake - self._driver.now(), 0.001))
+
+    def _look(self) -> list[L]:
+        """End what is over; return what is to be renewed now."""
+        now = self._driver.now()
+        self._wake = wake = inf  # from here on, whoever arms a lease nudges too
+        while self._reports:
+            holder, why = self._reports.popleft()
+            ref = self._leases.get(holder)
+            if ref is not None and (lease := ref()) is not None:
+                self._lose(lease, why)
+        batch = []
+        for holder, ref in self._leases.copy().items():
+            lease = ref()
+            if lease is None or lease.ended:
+                if lease is None:
+                    _log.warning("a lease was dropped without release; it is not renewed, its ttl frees it")
+                self._leases.pop(holder, None)
+            elif now >= lease.deadline:
+                self._lose(lease, "its deadline has passed")
+            else:
+                if lease._due - now <= lease.ttl / 30 and lease._due < lease.deadline:
+                    batch.append(lease)
+                    lease._due = lease.deadline
+                wake = min(wake, lease._due)
+        self._wake = wake
+        return batch
