@@ -20,6 +20,8 @@ Wakes: TypeAlias = list[tuple[str, str]]  # mailbox and holder of who is to be w
 
 _INSERT = """INSERT INTO lock SELECT ?, token + 1, ?, ? FROM issuer WHERE true
     ON CONFLICT (name) DO NOTHING RETURNING token"""
+_LOOK = """SELECT token, expires, holder, EXISTS (SELECT 1 FROM waiter WHERE waiter.holder = ?)
+    FROM lock WHERE name = ?"""
 _FREE = """DELETE FROM lock WHERE name = ? AND token = ? AND holder = ? AND expires > ?
     AND NOT EXISTS (SELECT 1 FROM waiter WHERE waiter.name = lock.name)"""
 
@@ -128,28 +130,34 @@ class SQLite(Backend):
     def _take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
         wakes: Wakes = []
         with self._file.writing() as db:
-            now = self.driver.now()
-            token = self._grant(db, name, holder, now + ttl)
-            if not token and self._sweep(db, name, now, wakes):
-                token = self._grant(db, name, holder, now + ttl)
-            if not token and queue is not None:
-                self._join(db, name, holder, ttl, queue)
+            since = self.driver.now()
+            token = self._grant(db, name, holder, since + ttl)
+            if not token:
+                self._sweep(db, name, since, wakes)
+                token = self._grant(db, name, holder, since + ttl)
+            if not token:
+                # A waiter that mends its place in the line may find that it was just handed the lock.
+                row = db.execute(
+                    "SELECT token, expires FROM lock WHERE name = ? AND holder = ?", (name, holder)
+                ).fetchone()
+                if row:
+                    token, since = row[0], row[1] - ttl
+                elif queue is not None:
+                    self._join(db, name, holder, ttl, queue)
         self._wake(wakes)
         if not token:
             return None
         self._file.cover(token)
-        return Grant(token, ttl, now)
+        return Grant(token, ttl, since)
 
     def _look(self, name: str, holder: str, ttl: float) -> Grant | float:
         """This waiter's grant, or else the instant at which the present holder's lease expires."""
-        with self._file.reading() as db:
-            row = db.execute("SELECT token, expires, holder FROM lock WHERE name = ?", (name,)).fetchone()
-            queued = db.execute("SELECT 1 FROM waiter WHERE holder = ?", (holder,)).fetchone()
-        if row and row[2] == holder:
-            self._file.cover(row[0])
-            return Grant(row[0], ttl, row[1] - ttl)
-        if row and queued and self.driver.now() < row[1]:
-            return float(row[1])
+        for token, expires, owner, queued in self._file.read(_LOOK, holder, name):
+            if owner == holder:
+                self._file.cover(token)
+                return Grant(token, ttl, expires - ttl)
+            if queued and self.driver.now() < expires:
+                return float(expires)
         # The holder is overdue, or this waiter's own entry is gone: mend it, then look again.
         return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
 
@@ -191,17 +199,15 @@ class SQLite(Backend):
 
     def _status(self, name: str | None, prefix: str) -> list[Status]:
         only, what = ("name = ?1", name) if name is not None else ("substr(name, 1, length(?1)) = ?1", prefix)
+        now = self.driver.now()
+        rows = self._file.read(
+            f"SELECT name, holder, token, expires - ?2 FROM lock WHERE {only} AND expires > ?2 ORDER BY name", what, now
+        )
         line = "SELECT holder FROM waiter WHERE name = ? ORDER BY ticket"
-        with self._file.reading() as db:
-            now = self.driver.now()
-            rows = db.execute(
-                f"SELECT name, holder, token, expires - ?2 FROM lock WHERE {only} AND expires > ?2 ORDER BY name",
-                (what, now),
-            ).fetchall()
-            return [
-                Status(lock, holder, token, left, tuple(waiter for (waiter,) in db.execute(line, (lock,))))
-                for lock, holder, token, left in rows
-            ]
+        return [
+            Status(lock, holder, token, left, tuple(waiter for (waiter,) in self._file.read(line, lock)))
+            for lock, holder, token, left in rows
+        ]
 
     def _evict(self, name: str) -> Status | None:
         wakes: Wakes = []
@@ -232,14 +238,13 @@ class SQLite(Backend):
         db.execute("UPDATE issuer SET token = ?", row)
         return int(row[0])
 
-    def _sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> bool:
-        """Hand an expired lock on; say whether that left it free."""
-        if not db.execute("SELECT 1 FROM lock WHERE name = ? AND expires <= ?", (name, now)).fetchone():
-            return False
-        return not self._hand_over(db, name, now, wakes)
+    def _sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
+        """Hand an expired lock on."""
+        if db.execute("SELECT 1 FROM lock WHERE name = ? AND expires <= ?", (name, now)).fetchone():
+            self._hand_over(db, name, now, wakes)
 
-    def _hand_over(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> bool:
-        """Give the lock to its first live waiter, forgetting dead ones before it; False if there is none."""
+    def _hand_over(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
+        """Give the lock to its first live waiter, forgetting dead ones before it; free it if there is none."""
         db.execute("DELETE FROM lock WHERE name = ?", (name,))
         dead: set[str] = set()
         while row := db.execute(
@@ -250,9 +255,8 @@ class SQLite(Backend):
             if mailbox not in dead and wake.alive(self._folder, mailbox):
                 self._grant(db, name, holder, now + ttl)
                 wakes.append((mailbox, holder))
-                return True
+                return
             dead.add(mailbox)
-        return False
 
     def _join(self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int) -> None:
         count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"

@@ -2,9 +2,11 @@
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fencepost.backends.boot import boot_id
 from fencepost.errors import ConfigError
@@ -45,18 +47,17 @@ class File:
         self._connection: sqlite3.Connection | None = None
         self._reserved = 0
 
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for statements that read."""
+    def read(self, query: str, *args: object) -> list[Any]:
+        """The rows of a query, as of one moment."""
         with self._gate:
-            yield self._connection or self._open()
+            return self._patiently(self._connection or self._open(), query, *args)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that has the file to itself."""
         with self._gate:
             db = self._connection or self._open()
-            db.execute("BEGIN IMMEDIATE")
+            self._patiently(db, "BEGIN IMMEDIATE")
             try:
                 yield db
                 db.execute("COMMIT")
@@ -78,10 +79,24 @@ class File:
             if token > self._reserved:
                 db.execute("PRAGMA synchronous = FULL")
                 try:
+                    self._patiently(db, "BEGIN IMMEDIATE")
                     db.execute("UPDATE issuer SET reserved = max(reserved, ?)", (token + _BLOCK,))
+                    db.execute("COMMIT")
                 finally:
                     db.execute("PRAGMA synchronous = NORMAL")
                 self._reserved = token + _BLOCK
+
+    def _patiently(self, db: sqlite3.Connection, statement: str, *args: object) -> list[Any]:
+        """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds."""
+        nap, until = 0.00005, time.monotonic() + self._busy
+        while True:
+            try:
+                return db.execute(statement, args).fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+            time.sleep(nap)
+            nap = min(nap * 1.5, 0.002)
 
     def close(self) -> None:
         with self._gate:
@@ -98,12 +113,12 @@ class File:
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        db = sqlite3.connect(self.path.absolute(), self._busy, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.path.absolute(), 0, isolation_level=None, check_same_thread=False)
         try:
             db.execute("PRAGMA page_size = 1024")  # rows are small, and each commit writes whole pages
-            db.execute("PRAGMA journal_mode = WAL")
+            self._patiently(db, "PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
-            db.execute("BEGIN IMMEDIATE")
+            self._patiently(db, "BEGIN IMMEDIATE")
             self._prepare(db)
             db.execute("COMMIT")
             db.execute("PRAGMA synchronous = NORMAL")
