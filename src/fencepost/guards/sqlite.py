@@ -85,9 +85,7 @@ def mark(conn: sqlite3.Connection, resource: str) -> Stamp | None:
     return row and row[0]
 
 
-def _pass(
-    cursor: sqlite3.Cursor, resource: str, offer: Stamp, digest: bytes | None, hooks: Iterable[Hook]
-) -> bool:
+def _pass(cursor: sqlite3.Cursor, resource: str, offer: Stamp, digest: bytes | None, hooks: Iterable[Hook]) -> bool:
     row = _look(cursor, resource)
     before, kept = row or (None, None)
     applied = decide(

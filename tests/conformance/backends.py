@@ -1,0 +1,33 @@
+"""Which backends the suite runs over. To join it, a backend adds one line to BACKENDS."""
+
+import secrets
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from fencepost import url
+from fencepost.backend import Promises
+
+Fixture: TypeAlias = Callable[[str], Any]
+"""Gives a pytest fixture by its name, such as ``fixture("redis_server").url``."""
+
+
+class Row(NamedTuple):
+    """A backend, and how to get the URL of an empty namespace in it. ``variant`` tells two rows of one scheme apart."""
+
+    scheme: str
+    url: Callable[[Fixture], str]
+    variant: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.scheme}:{self.variant}" if self.variant else self.scheme
+
+    @property
+    def promises(self) -> Promises:
+        return url.find(self.scheme).promises
+
+
+BACKENDS = [
+    Row("memory", lambda fixture: f"memory://{secrets.token_hex(4)}"),
+    Row("sqlite", lambda fixture: f"sqlite://{fixture('tmp_path')}/locks.db"),
+]

@@ -1,0 +1,61 @@
+"""The matrix: every test that asks for ``store`` runs on every backend, through both faces."""
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+
+from tests.conformance.backends import BACKENDS
+from tests.conformance.faces import FACES
+from tests.conformance.store import Store
+
+MARKS = {
+    "fair": "only where the backend promises to serve live waiters in the order they came",
+    "processes": "only where several processes can share a lock",
+    "only(face)": "only through this face",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark, meaning in MARKS.items():
+        config.addinivalue_line("markers", f"{mark}: {meaning}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "store" not in metafunc.fixturenames:
+        return
+    marked = {mark.name: mark.args for mark in metafunc.definition.iter_markers()}
+    matrix = [
+        pytest.param((row, face), id=f"{row.label}-{face}")
+        for row in BACKENDS
+        if row.promises.fair or "fair" not in marked
+        if row.promises.reach != "one process" or "processes" not in marked
+        for face in marked.get("only", FACES)
+    ]
+    metafunc.parametrize("store", matrix, indirect=True)
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Store:
+    row, face = request.param
+    return Store(face, row.url(request.getfixturevalue), row.promises)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test in an event loop of its own, and close its store in there too."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = pyfuncitem._fixtureinfo.argnames
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in wanted}
+
+    async def whole() -> None:
+        try:
+            await pyfuncitem.obj(**arguments)
+        finally:
+            if isinstance(used := arguments.get("store"), Store):
+                await used.close()
+
+    asyncio.run(whole())
+    return True

@@ -1,0 +1,130 @@
+"""Both faces behind one, so that each behaviour is written once.
+
+Everything is awaited. On the blocking face each call runs on a plain thread of its own; on the
+asyncio face it is a plain await in the one event loop of the test.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import fencepost
+from fencepost import aio, sync
+from fencepost.backend import Status
+
+FACES = ("blocking", "asyncio")
+
+T = TypeVar("T")
+
+
+async def on_thread(call: Callable[..., T], /, *args: Any, **options: Any) -> T:
+    """Run a blocking call on a new thread; cancelling this leaves the thread alone."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # None where T is None
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call(*args, **options)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the test is over, and its loop closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done
+
+
+async def in_loop(call: Callable[..., Awaitable[T]], /, *args: Any, **options: Any) -> T:
+    return await call(*args, **options)
+
+
+class Hold:
+    """A lease of either face."""
+
+    def __init__(self, raw: sync.Lease | aio.Lease, call: Callable[..., Awaitable[Any]]) -> None:
+        self.raw = raw
+        self._call = call
+        self.name, self.holder, self.token, self.ttl = raw.name, raw.holder, raw.token, raw.ttl
+
+    @property
+    def lost(self) -> bool:
+        return bool(self.raw.lost)
+
+    @property
+    def remaining(self) -> float:
+        return self.raw.remaining
+
+    def check(self) -> None:
+        self.raw.check()
+
+    async def wait_lost(self, timeout: float | None = None) -> bool:
+        return bool(await self._call(self.raw.lost.wait, timeout))
+
+    async def renew(self) -> None:
+        await self._call(self.raw.renew)
+
+    async def release(self) -> bool:
+        return bool(await self._call(self.raw.release))
+
+
+class Client:
+    """One connection through either face."""
+
+    def __init__(self, face: str, url: str, **options: Any) -> None:
+        blocking = face == "blocking"
+        self.face = face
+        self.raw: Any = fencepost.connect(url, **options) if blocking else aio.connect(url, **options)
+        self._call: Callable[..., Awaitable[Any]] = on_thread if blocking else in_loop
+
+    async def acquire(self, name: str, **options: Any) -> Hold:
+        return Hold(await self._call(self.raw.acquire, name, **options), self._call)
+
+    async def try_acquire(self, name: str, **options: Any) -> Hold | None:
+        raw = await self._call(self.raw.try_acquire, name, **options)
+        return None if raw is None else Hold(raw, self._call)
+
+    async def block(self, name: str, body: Callable[[Hold], Awaitable[T]], **options: Any) -> T:
+        """Run ``body`` inside ``with lock(name)``; on the blocking face the block's thread waits for it."""
+        lock = self.raw.lock(name, **options)
+        if self.face == "asyncio":
+            async with lock as lease:
+                return await body(Hold(lease, self._call))
+        loop = asyncio.get_running_loop()
+
+        async def inside(lease: sync.Lease) -> T:
+            return await body(Hold(lease, self._call))
+
+        def whole() -> T:
+            with lock as lease:
+                return asyncio.run_coroutine_threadsafe(inside(lease), loop).result()
+
+        return await on_thread(whole)
+
+    async def status(self, name: str) -> Status | None:
+        found: Status | None = await self._call(self.raw.status, name)
+        return found
+
+    async def list(self, prefix: str = "") -> list[Status]:
+        found: list[Status] = await self._call(self.raw.list, prefix)
+        return found
+
+    async def evict(self, name: str) -> Status | None:
+        ended: Status | None = await self._call(self.raw.evict, name)
+        return ended
+
+    async def bump(self, name: str, *, above: int) -> None:
+        await self._call(self.raw.bump, name, above=above)
+
+    async def close(self) -> None:
+        await self._call(self.raw.close)

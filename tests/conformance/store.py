@@ -1,0 +1,94 @@
+"""A backend under test, through one of its faces, with a namespace of its own."""
+
+import asyncio
+import inspect
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fencepost.backend import Promises, Status
+from tests.conformance.faces import Client, Hold
+from tests.conformance.worker import Worker
+
+T = TypeVar("T")
+
+
+@dataclass
+class Store:
+    """What a test gets: clients and worker processes of one store, all closed after it."""
+
+    face: str
+    url: str
+    promises: Promises
+    prefix: str = field(default_factory=lambda: f"conformance-{secrets.token_hex(6)}")
+    clients: list[Client] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of a lock that no other test uses."""
+        return f"{self.prefix}/lock"
+
+    @property
+    def short(self) -> float:
+        """A ttl for leases that shall expire."""
+        return max(0.4, self.promises.min_ttl)
+
+    @property
+    def long(self) -> float:
+        """A ttl that outlives the test: whatever frees the lock, it was not expiry."""
+        return min(max(300.0, self.promises.min_ttl), self.promises.max_ttl)
+
+    @property
+    def patience(self) -> float:
+        """How long to wait for what must come; far longer than it takes."""
+        return 15 + 4 * self.short
+
+    def connect(self, **options: Any) -> Client:
+        """A new connection, as another program would have."""
+        client = Client(self.face, self.url, **({"ttl": self.long} | options))
+        self.clients.append(client)
+        return client
+
+    def spawn(self) -> Worker:
+        """A client in another process."""
+        worker = Worker(self.face, self.url)
+        self.workers.append(worker)
+        return worker
+
+    async def until(self, condition: Callable[[], T | Awaitable[T]], what: str = "") -> T:
+        """The condition's value once it is true; the test fails if it never is."""
+        deadline = time.monotonic() + self.patience
+        while True:
+            value = condition()
+            if inspect.isawaitable(value):
+                value = await value
+            if value:
+                return value
+            assert time.monotonic() < deadline, f"never came: {what or inspect.getsource(condition).strip()}"
+            await asyncio.sleep(0.003)
+
+    async def queue(self, client: Client, count: int, name: str = "") -> tuple[str, ...]:
+        """Return once ``count`` wait for the lock. An unfair store keeps no line that could be seen."""
+        if not self.promises.fair:
+            return ()
+
+        async def line() -> Status | None:
+            status = await client.status(name or self.name)
+            return status if status and len(status.waiters) == count else None
+
+        status = await self.until(line, f"{count} waiters of {name or self.name}")
+        assert status is not None
+        return status.waiters
+
+    async def free(self, client: Client, name: str = "") -> Hold:
+        """The lock, once it is free: neither a holder nor a queue entry may be in the way for long."""
+        return await client.acquire(name or self.name, timeout=self.patience, ttl=self.long)
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        for client in self.clients:
+            await client.close()

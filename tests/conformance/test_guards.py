@@ -1,0 +1,319 @@
+"""What every guard promises, asked of every guard."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fencepost.errors import (
+    ConfigError,
+    LateWrite,
+    Refused,
+    ReplayMismatch,
+    StaleToken,
+    TokenClash,
+)
+from fencepost.lease import Grant, Lease
+from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
+from tests.conformance.guards import GUARDS, Guarded
+
+_serial = itertools.count()
+
+
+@pytest.fixture(scope="module", params=GUARDS)
+def guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with ExitStack() as stack:
+        yield GUARDS[request.param](tmp_path_factory.mktemp("guard"), stack)
+
+
+@pytest.fixture
+def thing() -> str:
+    """A resource nobody has touched yet."""
+    return fresh()
+
+
+def fresh() -> str:
+    return f"thing/{next(_serial)}"
+
+
+def lease(token: int, holder: str = "ann") -> Lease:
+    return Lease("lock", holder, Grant(token, 60, 0), lambda: 0)
+
+
+def at_once(count: int, call: Callable[[int], object]) -> list[object]:
+    """The outcomes of `count` calls that start together, each in a thread: what it returned or raised."""
+    barrier = threading.Barrier(count)
+
+    def one(number: int) -> object:
+        barrier.wait()
+        try:
+            return call(number)
+        except Refused as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def test_a_new_resource_is_empty_and_unmarked(guard: Guarded, thing: str) -> None:
+    assert guard.peek(thing) == (None, None)
+
+
+def test_a_lease_writes_again_and_again_in_order(guard: Guarded, thing: str) -> None:
+    held = lease(5)
+    for number in range(5):
+        assert guard.write(thing, b"%d" % number, held) is True
+    assert guard.peek(thing) == (b"4", 5)
+
+
+def test_a_stale_holder_is_refused_and_changes_nothing(guard: Guarded, thing: str) -> None:
+    old, new = lease(5, "old"), lease(6, "new")
+    guard.write(thing, b"first", old)
+    guard.write(thing, b"second", new)
+    with pytest.raises(StaleToken) as caught:
+        guard.write(thing, b"zombie", old)
+    assert (caught.value.token, caught.value.seen) == (5, 6)
+    with pytest.raises(StaleToken):
+        guard.read(thing, old)
+    assert guard.peek(thing) == (b"second", 6)
+    assert guard.write(thing, b"third", new)
+
+
+def test_a_write_that_was_overtaken_is_late(guard: Guarded, thing: str) -> None:
+    guard.write(thing, b"2", Stamp(5, 2, "ann"))
+    with pytest.raises(LateWrite):
+        guard.write(thing, b"1", Stamp(5, 1, "ann"))
+    assert guard.peek(thing) == (b"2", 5)
+
+
+def test_two_holders_of_one_token_clash(guard: Guarded, thing: str) -> None:
+    guard.write(thing, b"ann", Stamp(5, 1, "ann"))
+    for offer in (Stamp(5, 1, "bob"), Stamp(5, 2, "bob")):
+        with pytest.raises(TokenClash):
+            guard.write(thing, b"bob", offer)
+    with pytest.raises(TokenClash):
+        guard.read(thing, Stamp(5, 1, "bob"))
+    assert guard.peek(thing) == (b"ann", 5)
+
+
+def test_the_same_write_again_is_answered_as_done(guard: Guarded, thing: str) -> None:
+    offer = Stamp(5, 3, "ann")
+    assert guard.write(thing, b"once", offer) is True
+    assert guard.write(thing, b"once", offer) is False
+    assert guard.read(thing, offer) == b"once"
+    assert guard.write(thing, b"once", offer) is False, "entering leaves the mark and what it knows"
+
+
+def test_another_write_under_the_same_stamp_is_refused(guard: Guarded, thing: str) -> None:
+    guard.write(thing, b"once", Stamp(5, 3, "ann"))
+    for other in (b"other", b""):
+        with pytest.raises(ReplayMismatch):
+            guard.write(thing, other, Stamp(5, 3, "ann"))
+    assert guard.peek(thing) == (b"once", 5)
+
+
+def test_a_replay_after_a_newer_holder_is_stale(guard: Guarded, thing: str) -> None:
+    guard.write(thing, b"old", Stamp(5, 1, "ann"))
+    guard.write(thing, b"new", Stamp(6, 1, "bob"))
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"old", Stamp(5, 1, "ann"))
+    assert guard.peek(thing) == (b"new", 6)
+
+
+def test_a_bare_token_stands_for_one_write(guard: Guarded, thing: str) -> None:
+    assert guard.write(thing, b"a", 5)
+    for token in (5, 4):
+        with pytest.raises(StaleToken):
+            guard.write(thing, b"a", token)
+    assert guard.write(thing, b"b", 6)
+    assert guard.peek(thing) == (b"b", 6)
+
+
+def test_a_bare_token_enters_and_then_writes_once(guard: Guarded, thing: str) -> None:
+    assert guard.read(thing, 5) is None
+    assert guard.write(thing, b"a", 5)
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"b", 5)
+
+
+def test_entering_an_unknown_resource_already_keeps_older_holders_out(guard: Guarded, thing: str) -> None:
+    assert guard.read(thing, lease(6)) is None
+    assert guard.peek(thing) == (None, 6)
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"zombie", lease(5))
+    assert guard.peek(thing) == (None, 6)
+
+
+def test_entering_before_reading_closes_the_lost_update(guard: Guarded) -> None:
+    def race(thing: str, read: Callable[[str, Lease], bytes | None]) -> bytes | None:
+        zombie, holder = lease(1, "zombie"), lease(2, "holder")
+        guard.write(thing, b"", zombie)
+        before = read(thing, holder) or b""
+        try:
+            guard.write(thing, b"[zombie's]", zombie)
+        except StaleToken:
+            refused.append(thing)
+        guard.write(thing, before + b"[holder's]", holder)
+        return guard.peek(thing)[0]
+
+    refused: list[str] = []
+    unguarded, entering = fresh(), fresh()
+    assert race(unguarded, lambda thing, _: guard.peek(thing)[0]) == b"[holder's]"
+    assert refused == [], "the zombie's write was accepted, and is gone"
+    assert race(entering, guard.read) == b"[holder's]"
+    assert refused == [entering]
+
+
+@pytest.mark.parametrize("token", [2**53 - 1, 2**53, 2**53 + 1, 2**62, MAX_TOKEN])
+def test_neighbouring_tokens_are_told_apart(guard: Guarded, thing: str, token: int) -> None:
+    guard.write(thing, b"below", Stamp(token - 1, 1, "a"))
+    guard.write(thing, b"at", Stamp(token, 1, "b"))
+    with pytest.raises(StaleToken) as caught:
+        guard.write(thing, b"zombie", Stamp(token - 1, 2, "a"))
+    assert caught.value.seen == token
+    assert guard.peek(thing) == (b"at", token)
+
+
+@pytest.mark.parametrize("seq", [2**53, 2**53 + 1, MAX_TOKEN])
+def test_neighbouring_seqs_are_told_apart(guard: Guarded, thing: str, seq: int) -> None:
+    guard.write(thing, b"below", Stamp(5, seq - 1, "a"))
+    guard.write(thing, b"at", Stamp(5, seq, "a"))
+    with pytest.raises(LateWrite):
+        guard.write(thing, b"below", Stamp(5, seq - 1, "a"))
+    assert guard.peek(thing) == (b"at", 5)
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        Stamp(0, 1, "ann"),
+        Stamp(-1, 1, "ann"),
+        Stamp(MAX_TOKEN + 1, 1, "ann"),
+        Stamp(5, 0, "ann"),
+        Stamp(5, -1, "ann"),
+        Stamp(5, MAX_TOKEN + 1, "ann"),
+        Stamp(5, 2, ""),
+        Stamp(5, 1, "x" * 600),
+    ],
+    ids=str,
+)
+def test_what_cannot_stamp_a_write_is_refused(guard: Guarded, thing: str, offer: Stamp) -> None:
+    with pytest.raises(ConfigError):
+        guard.write(thing, b"x", offer)
+    assert guard.peek(thing) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "a\nb", "x" * 10_000, "\x7f"], ids=repr)
+def test_a_name_that_cannot_be_one_is_refused(guard: Guarded, name: str) -> None:
+    with pytest.raises(ConfigError):
+        guard.write(name, b"x", 5)
+
+
+def test_no_two_names_meet(guard: Guarded) -> None:
+    base = fresh()
+    names = [
+        base + tail
+        for tail in ("", "/", "/a", "//a", "%2Fa", "%252Fa", "/../a", "/./a", "/A", "/\u00e4", "/a\u0308",
+                     "?a", "#a", ";a", " a", "+a", "{a}", "\U0001f512", "'; --", "\\a")
+    ]  # fmt: skip
+    for number, name in enumerate(names, 1):
+        guard.write(name, name.encode(), number)
+    assert [guard.peek(name) for name in names] == [(name.encode(), n) for n, name in enumerate(names, 1)]
+
+
+def test_on_first_use_by_many_at_once_one_wins_and_the_others_clash(guard: Guarded) -> None:
+    for _ in range(5):
+        thing = fresh()
+        outcomes = at_once(8, lambda n, thing=thing: guard.write(thing, b"%d" % n, Stamp(7, 1, f"h{n}")))  # type: ignore[misc]
+        won = [n for n, outcome in enumerate(outcomes) if outcome is True]
+        assert len(won) == 1
+        assert sum(isinstance(outcome, TokenClash) for outcome in outcomes) == 7
+        assert guard.peek(thing) == (b"%d" % won[0], 7)
+
+
+def test_a_write_sent_many_times_at_once_is_made_once(guard: Guarded, thing: str) -> None:
+    outcomes = at_once(8, lambda _: guard.write(thing, b"same", Stamp(7, 1, "ann")))
+    assert sorted(outcomes, key=str) == [False] * 7 + [True]
+
+
+def test_admitted_tokens_never_go_backwards_whatever_the_interleaving(guard: Guarded, thing: str) -> None:
+    seen: list[int] = []
+    refusals: list[tuple[int, int]] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            value, mark = guard.peek(thing)
+            assert value is None or int(value) <= (mark or 0)
+            seen.append(int(value or 0))
+
+    def holder(number: int) -> list[int]:
+        admitted = []
+        for round in range(25):
+            token = 1 + number + 6 * round
+            try:
+                guard.write(thing, b"%d" % token, Stamp(token, 1, f"h{number}"))
+                admitted.append(token)
+            except StaleToken as error:
+                refusals.append((token, error.seen or 0))
+        return admitted
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            outcomes = at_once(6, holder)
+        finally:
+            stop.set()
+        watching.result()
+    assert seen == sorted(seen)
+    assert all(token < newer for token, newer in refusals)
+    assert all(isinstance(admitted, list) and admitted == sorted(admitted) for admitted in outcomes)
+    assert guard.peek(thing) == (b"150", 150)
+
+
+tokens = st.sampled_from([1, 2, 3, 2**53 - 1, 2**53, 2**53 + 1, MAX_TOKEN - 1, MAX_TOKEN])
+stamps = st.one_of(
+    tokens.map(Stamp),
+    st.builds(Stamp, tokens, st.sampled_from([1, 2, 3, MAX_TOKEN]), st.sampled_from(["ann", "bob"])),
+)
+accesses = st.tuples(st.sampled_from(["write", "write", "enter"]), stamps, st.sampled_from([b"x", b"y"]))
+
+
+def modelled(mark: Stamp | None, offer: Stamp, *, same: bool) -> str:
+    verdict = judge(mark, offer)
+    return "done" if verdict is Verdict.REPLAY and same else verdict.value
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(history=st.lists(accesses, min_size=1, max_size=12))
+def test_every_guard_says_what_the_rule_says(guard: Guarded, history: list[tuple[str, Stamp, bytes]]) -> None:
+    thing = fresh()
+    mark: Stamp | None = None
+    value: bytes | None = None
+    for action, stamp, data in history:
+        offer = stamp if action == "write" else stamp._replace(seq=0)
+        expected = modelled(mark, offer, same=data == value)
+        try:
+            if action == "write":
+                said = "admit" if guard.write(thing, data, stamp) else "done"
+            else:
+                assert guard.read(thing, stamp) == value
+                said = "admit"
+        except Refused as error:
+            said = error.verdict.value
+        assert said == expected
+        if expected == "admit":
+            mark = raised(mark, offer)
+            value = data if action == "write" else value
+        assert guard.peek(thing) == (value, mark.token if mark else None)

@@ -1,0 +1,119 @@
+"""A client in a process of its own, which a test commands, freezes and kills.
+
+``python -m tests.conformance.worker FACE URL`` reads one command per line, ``[verb, argument, ...]`` as
+JSON, and answers each with one line. It ends with its standard input, whatever it is doing.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from fencepost.errors import FencepostError
+from tests.conformance.faces import Client, Hold, on_thread
+from tests.processes import ROOT, STILL, state_of, wait_until
+
+
+class Worker:
+    """The test's end of it."""
+
+    def __init__(self, face: str, url: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.conformance.worker", face, url],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def tell(self, verb: str, *arguments: Any) -> None:
+        """Send a command; ``answer`` has its outcome."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([verb, *arguments]) + "\n")
+
+    async def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = await on_thread(self.process.stdout.readline)
+        assert line, f"the worker ended with status {self.process.poll()}"
+        return json.loads(line)
+
+    async def ask(self, verb: str, *arguments: Any) -> Any:
+        self.tell(verb, *arguments)
+        return await self.answer()
+
+    def kill(self) -> None:
+        """SIGKILL it: no clean-up of any kind runs."""
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        assert wait_until(lambda: state_of(self.process.pid) in STILL, timeout=10, poll=0.002)
+
+    def thaw(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+async def increment(client: Client, name: str, path: Path, rounds: int, **options: Any) -> list[int]:
+    """Read, add one, write back, each time under the lock: any overlap loses an update. The tokens, in order."""
+    tokens = []
+    for _ in range(rounds):
+        lease = await client.acquire(name, **options)
+        value = int(path.read_text())
+        await asyncio.sleep(0)
+        path.write_text(str(value + 1))
+        tokens.append(lease.token)
+        assert await lease.release()
+    return tokens
+
+
+async def obey(client: Client, holds: dict[str, Hold], verb: str, arguments: list[Any]) -> Any:
+    name = arguments[0]
+    if verb == "acquire":
+        holds[name] = await client.acquire(name, **arguments[1])
+        return {"token": holds[name].token, "holder": holds[name].holder}
+    if verb == "release":
+        return await holds.pop(name).release()
+    if verb == "wait_lost":
+        return await holds[name].wait_lost(arguments[1])
+    if verb == "increment":
+        path, rounds, options = arguments[1:]
+        return await increment(client, name, Path(path), rounds, **options)
+    raise AssertionError(f"no such command: {verb}")
+
+
+async def serve(face: str, url: str) -> None:
+    client, holds = Client(face, url), dict[str, Hold]()
+    commands: asyncio.Queue[list[Any]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(commands.put_nowait, json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        verb, *arguments = await commands.get()
+        try:
+            outcome = await obey(client, holds, verb, arguments)
+        except FencepostError as error:
+            outcome = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(outcome), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(*sys.argv[1:]))
