@@ -78,9 +78,7 @@ def wants_json(headers: Headers) -> bool:
         kind, *params = (piece.strip() for piece in part.split(";"))
         if kind in quality:
             quality[kind] = max(quality[kind], _quality(params))
-    return quality["application/json"] > 0 and (
-        quality["application/json"] >= quality["application/octet-stream"]
-    )
+    return quality["application/json"] > 0 and (quality["application/json"] >= quality["application/octet-stream"])
 
 
 def _quality(params: Iterable[str]) -> float:

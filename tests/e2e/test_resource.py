@@ -1,0 +1,400 @@
+"""The protected resource as its clients meet it: a real process, asked over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost.rule import MAX_TOKEN, Stamp
+from tests.processes import HOST, wait_until
+from tests.service import Answer, Service
+
+LIMIT = 1 << 20
+TOKEN = "X-Fence-Token"
+_serial = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Service() as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def unfenced() -> Iterator[Service]:
+    with Service(args=["--fence", "off"]) as service:
+        yield service
+
+
+@pytest.fixture
+def key() -> str:
+    return f"key-{next(_serial)}"
+
+
+def test_a_write_is_accepted_and_read_back_with_its_mark(service: Service, key: str) -> None:
+    wrote = service.put(key, b"hello", 7)
+    assert (wrote.status, wrote.headers["X-Fence-Mark"]) == (200, "7")
+    read = service.get(key)
+    assert (read.status, read.body, read.headers["X-Fence-Mark"]) == (200, b"hello", "7")
+    assert read.headers["Content-Type"] == "application/octet-stream"
+
+
+def test_a_stale_write_gets_409_with_both_tokens_and_nothing_else(service: Service, key: str) -> None:
+    service.put(key, b"hello", 7)
+    refused = service.put(key, b"zombie", 6)
+    assert refused.status == 409
+    assert refused.body == b'{"error":"stale fencing token","seen":7,"got":6}'
+    assert service.get(key).body == b"hello"
+
+
+def test_the_same_bare_token_again_is_stale(service: Service, key: str) -> None:
+    service.put(key, b"hello", 7)
+    assert service.put(key, b"hello", 7).body == b'{"error":"stale fencing token","seen":7,"got":7}'
+
+
+@pytest.mark.parametrize(
+    ("offer", "verdict"),
+    [
+        (Stamp(7, 4, "ann"), "late"),
+        (Stamp(7, 5, "ann"), "replay"),
+        (Stamp(7, 6, "bob"), "clash"),
+        (Stamp(6, 1, "bob"), "stale"),
+    ],
+)
+def test_every_refusal_says_which_it_is(service: Service, key: str, offer: Stamp, verdict: str) -> None:
+    service.put(key, b"hello", Stamp(7, 5, "ann"))
+    refused = service.put(key, b"other", offer)
+    assert (refused.status, refused.headers["X-Fence-Verdict"]) == (409, verdict)
+    assert (refused.json["error"] == "stale fencing token") == (verdict == "stale")
+    assert refused.json.get("verdict", "stale") == verdict
+    assert refused.json["seen"] == 7
+    assert service.get(key).body == b"hello"
+
+
+def test_a_retry_of_the_same_write_is_answered_as_done(service: Service, key: str) -> None:
+    before = service.metric("resource_writes_replayed_total")
+    first, again = (service.put(key, b"hello", Stamp(7, 1, "ann")) for _ in range(2))
+    assert (first.status, first.json["replay"]) == (200, False)
+    assert (again.status, again.json["replay"]) == (200, True)
+    assert service.metric("resource_writes_replayed_total") == before + 1
+
+
+def test_a_write_without_a_token_gets_428(service: Service, key: str) -> None:
+    before = service.metric("critical_write_without_token_total")
+    refused = service.ask("PUT", f"/r/{key}", b"x")
+    assert (refused.status, refused.headers["X-Fence-Verdict"]) == (428, "missing")
+    assert service.get(key).status == 404
+    assert service.metric("critical_write_without_token_total") == before + 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({TOKEN: token} for token in ("", "0", "-1", "+1", "1.0", "1e3", "0x1", "abc", "007", "1,2", "1 2")),
+        *({TOKEN: token} for token in (str(MAX_TOKEN + 1), "9" * 19, "9" * 5000, "\u00b2", "NaN")),
+        {"X-Fence-Seq": "1"},
+        {"X-Fence-Holder": "ann"},
+        {TOKEN: "5", "X-Fence-Seq": "2"},
+        {TOKEN: "5", "X-Fence-Seq": "0", "X-Fence-Holder": "ann"},
+        {TOKEN: "5", "X-Fence-Seq": "-1", "X-Fence-Holder": "ann"},
+        {TOKEN: "5", "X-Fence-Seq": "x", "X-Fence-Holder": "ann"},
+        {TOKEN: "5", "X-Fence-Seq": "1", "X-Fence-Holder": "a" * 600},
+        {TOKEN: "5", "X-Fence-Seq": "1", "X-Fence-Holder": "\u00ff"},
+    ],
+    ids=lambda headers: repr(headers)[:60],
+)
+def test_a_malformed_stamp_gets_400(service: Service, key: str, headers: dict[str, str]) -> None:
+    refused = service.ask("PUT", f"/r/{key}", b"x", headers)
+    assert refused.status == 400
+    assert refused.json["error"]
+    assert service.get(key).status == 404
+
+
+def test_a_token_given_twice_gets_400(service: Service, key: str) -> None:
+    connection = service.connection()
+    with contextlib.closing(connection):
+        connection.putrequest("PUT", f"/r/{key}")
+        for token in ("5", "6"):
+            connection.putheader(TOKEN, token)
+        connection.endheaders()
+        assert connection.getresponse().status == 400
+
+
+@pytest.mark.parametrize("path", ["/r/", "/r/%00", "/r/a%0Ab", "/r/%ff", "/r/%zz", "/r/%", "/r/" + "x" * 513])
+def test_a_key_that_cannot_be_one_gets_400(service: Service, path: str) -> None:
+    assert service.ask("PUT", path, b"x", {TOKEN: "5"}).status == 400
+    assert service.ask("GET", path).status == 400
+
+
+@pytest.mark.parametrize("path", ["/", "/r", "/rx", "/metrics/", "/healthz/x", "/R/a", "/%72/a"])
+def test_an_unknown_path_gets_404(service: Service, path: str) -> None:
+    for method in ("GET", "PUT", "POST"):
+        assert service.ask(method, path).status == 404
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "DELETE", "PATCH", "OPTIONS", "BREW"])
+@pytest.mark.parametrize("path", ["/r/a", "/r/%ff", "/metrics", "/healthz"])
+def test_another_method_gets_405(service: Service, method: str, path: str) -> None:
+    refused = service.ask(method, path, headers={TOKEN: "5"})
+    assert refused.status == 405
+    assert "GET" in refused.headers["Allow"]
+
+
+def test_a_key_means_the_same_however_it_is_escaped(service: Service, key: str) -> None:
+    service.ask("PUT", f"/r/{key}/%C3%A4%2Fb?ignored=1", b"x", {TOKEN: "5"})
+    assert service.ask("GET", f"/r/{key}/%c3%a4/%62").body == b"x"
+    assert service.ask("GET", f"/r/{key}/%C3%A4%252Fb").status == 404
+
+
+def test_an_unknown_key_gets_404(service: Service, key: str) -> None:
+    missing = service.get(key)
+    assert (missing.status, missing.headers["X-Fence-Mark"]) == (404, None)
+
+
+def test_a_fenced_read_enters(service: Service, key: str) -> None:
+    service.put(key, b"hello", 5)
+    read = service.get(key, X_Fence_Token="7")
+    assert (read.status, read.body, read.headers["X-Fence-Mark"]) == (200, b"hello", "7")
+    assert service.put(key, b"zombie", 6).status == 409
+    stale = service.get(key, X_Fence_Token="6")
+    assert stale.status == 409
+    assert stale.body == b'{"error":"stale fencing token","seen":7,"got":6}'
+    assert service.get(key).body == b"hello"
+
+
+def test_a_fenced_read_of_an_unknown_key_enters_too(service: Service, key: str) -> None:
+    read = service.get(key, X_Fence_Token="7")
+    assert (read.status, read.headers["X-Fence-Mark"]) == (404, "7")
+    assert service.put(key, b"zombie", 6).status == 409
+
+
+def test_an_unfenced_read_does_not_enter(service: Service, key: str) -> None:
+    service.put(key, b"hello", 5)
+    assert service.get(key).headers["X-Fence-Mark"] == "5"
+    assert service.put(key, b"more", 6).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "encoding"),
+    [
+        (b"hello", "hello", "utf-8"),
+        ("grüß 🔒".encode(), "grüß 🔒", "utf-8"),
+        (b"", "", "utf-8"),
+        (b"\0\n", "\0\n", "utf-8"),
+        (b"\xff\xfe", "//4=", "base64"),
+    ],
+)
+def test_a_value_as_json(service: Service, key: str, body: bytes, value: str, encoding: str) -> None:
+    service.put(key, body, 7)
+    answer = service.get(key, Accept="application/json")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json == {"value": value, "encoding": encoding, "max_fence": 7}
+    assert service.get(key).body == body
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_json"),
+    [
+        ("application/json", True),
+        ("text/html, Application/JSON;q=0.9, */*;q=0.1", True),
+        ("*/*", False),
+        ("application/json;q=0", False),
+        ("application/octet-stream, application/json;q=0.5", False),
+        ("application/jsonx", False),
+        ("", False),
+        (";;,,q=", False),
+    ],
+)
+def test_json_is_for_those_who_ask_for_it(service: Service, key: str, accept: str, is_json: bool) -> None:
+    service.put(key, b"hello", 7)
+    answer = service.get(key, Accept=accept)
+    assert answer.status == 200
+    assert (answer.headers["Content-Type"] == "application/json") == is_json
+
+
+def test_a_token_beyond_a_double_is_text_in_json(service: Service, key: str) -> None:
+    def shown(answer: Answer, field: str) -> object:
+        return answer.json[field]
+
+    assert shown(service.put(key, b"x", 2**53 - 1), "max_fence") == 2**53 - 1
+    assert shown(service.put(key, b"x", 2**53), "max_fence") == str(2**53)
+    service.put(key, b"x", MAX_TOKEN)
+    stale = service.put(key, b"x", MAX_TOKEN - 1)
+    assert (shown(stale, "seen"), shown(stale, "got")) == (str(MAX_TOKEN), str(MAX_TOKEN - 1))
+    assert shown(service.get(key, Accept="application/json"), "max_fence") == str(MAX_TOKEN)
+    assert service.get(key).headers["X-Fence-Mark"] == str(MAX_TOKEN)
+
+
+def test_a_body_may_be_as_large_as_the_limit(service: Service, key: str) -> None:
+    body = os.urandom(LIMIT)
+    assert service.put(key, body, 5).status == 200
+    assert service.get(key).body == body
+    assert service.put(key, body + b"x", 6).status == 413
+    assert service.get(key).headers["X-Fence-Mark"] == "5"
+
+
+def test_too_large_a_length_is_refused_before_a_byte_is_sent(service: Service, key: str) -> None:
+    connection = service.connection()
+    with contextlib.closing(connection):
+        connection.putrequest("PUT", f"/r/{key}")
+        connection.putheader(TOKEN, "5")
+        connection.putheader("Content-Length", str(1 << 40))
+        connection.endheaders()
+        assert connection.getresponse().status == 413
+
+
+def test_too_large_a_stream_is_refused_before_it_ends(service: Service, key: str) -> None:
+    connection = service.connection()
+    with contextlib.closing(connection):
+        connection.putrequest("PUT", f"/r/{key}")
+        connection.putheader(TOKEN, "5")
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        chunk = b"%x\r\n%b\r\n" % (1 << 16, bytes(1 << 16))
+        for _ in range(17):
+            connection.send(chunk)
+        assert connection.getresponse().status == 413
+    assert service.get(key).status == 404
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_has_written_nothing(service: Service, key: str) -> None:
+    with socket.create_connection((HOST, service.port), 30) as half:
+        half.sendall(f"PUT /r/{key} HTTP/1.1\r\nHost: x\r\n{TOKEN}: 9\r\nContent-Length: 10\r\n\r\nhalf".encode())
+    assert service.put(key, b"whole", 5).status == 200
+
+
+def test_metrics_count_by_verdict_and_name_no_key(service: Service, key: str) -> None:
+    names = ['fencing_reject_total{verdict="stale"}', "resource_stale_token_rejections_total"]
+    names += ["resource_writes_accepted_total", "token_gap_count"]
+    before = [service.metric(name) for name in names]
+    service.put(key, b"hello", 7)
+    service.put(key, b"hello", 6)
+    assert [service.metric(name) - then for name, then in zip(names, before, strict=True)] == [1, 1, 1, 1]
+    page = service.ask("GET", "/metrics")
+    assert page.headers["Content-Type"].startswith("text/plain")
+    assert key.encode() not in page.body
+
+
+def test_it_is_healthy(service: Service) -> None:
+    assert service.ask("GET", "/healthz").json == {"status": "ok"}
+
+
+def test_with_fencing_off_everything_is_accepted_and_what_is_wrong_is_counted(unfenced: Service, key: str) -> None:
+    assert unfenced.ask("PUT", f"/r/{key}", b"bare").status == 200
+    assert unfenced.get(key, Accept="application/json").json["max_fence"] == 0
+    assert unfenced.put(key, b"new holder", Stamp(7, 1, "new")).status == 200
+    assert unfenced.put(key, b"zombie", Stamp(6, 1, "old")).status == 200
+    read = unfenced.get(key, Accept="application/json")
+    assert read.json == {"value": "zombie", "encoding": "utf-8", "max_fence": 7}
+    assert unfenced.get(key, X_Fence_Token="5").status == 200
+    assert unfenced.metric('fencing_would_reject_total{verdict="stale"}') == 2
+    assert unfenced.metric('fencing_would_reject_total{verdict="missing"}') == 1
+    assert unfenced.metric('fencing_reject_total{verdict="stale"}') == 0
+    assert unfenced.metric("critical_write_without_token_total") == 1
+    assert unfenced.metric("resource_writes_accepted_total") == 3
+
+
+def test_acknowledged_writes_and_their_marks_survive_kill_9() -> None:
+    tokens = itertools.count(1)
+    tried: dict[str, int] = {}
+    acknowledged: dict[str, int] = {}
+
+    def write(service: Service, name: str, enough: threading.Event) -> None:
+        mine = 0
+        # The service dies under this writer: whatever it had not answered may or may not be there.
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while True:
+                token = tried[name] = next(tokens)
+                assert service.put(name, b"%d" % token, token).status == 200
+                acknowledged[name] = token
+                mine += 1
+                if mine >= 10:
+                    enough.set()
+
+    with Service() as service:
+        for _ in range(5):
+            enough = [threading.Event() for _ in range(4)]
+            writers = [
+                threading.Thread(target=write, args=(service, f"k{number}", event))
+                for number, event in enumerate(enough)
+            ]
+            for writer in writers:
+                writer.start()
+            assert all(event.wait(60) for event in enough), "the service was under load when it was killed"
+            service.kill()
+            for writer in writers:
+                writer.join()
+            service.start()
+            for name, token in acknowledged.items():
+                found = service.get(name)
+                mark = int(found.headers["X-Fence-Mark"])
+                assert mark in (token, tried[name])
+                assert found.body == b"%d" % mark
+                assert service.put(name, b"zombie", token).status == 409
+
+
+def test_told_to_stop_it_answers_the_request_under_way_and_exits_with_0() -> None:
+    with Service() as service:
+        with socket.create_connection((HOST, service.port), 30) as slow:
+            headers = f"Host: x\r\n{TOKEN}: 5\r\nContent-Length: 8\r\nExpect: 100-continue"
+            slow.sendall(f"PUT /r/slow HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+            assert slow.recv(65536).startswith(b"HTTP/1.1 100 "), "the service now waits for the body"
+            slow.sendall(b"half")
+            os.kill(service.pid, signal.SIGTERM)
+            assert wait_until(lambda: refuses(service.port), timeout=30)
+            assert service.running
+            slow.sendall(b"half")
+            assert slow.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert service.process is not None
+        assert service.process.wait(30) == 0
+        service.start()
+        assert service.get("slow").body == b"halfhalf"
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), 30).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_its_first_line_says_where_it_is_and_it_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "fencepost", "resource", "--json", "--port", "0"]
+    command += ["--store", str(tmp_path / "new" / "folder" / "store.sqlite3")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            port = int(said["url"].removeprefix(f"http://{HOST}:"))
+            with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=30)) as connection:
+                connection.request("GET", "/healthz")
+                assert connection.getresponse().status == 200
+            assert said["fence"] == "on"
+            process.send_signal(number)
+            assert process.communicate(timeout=30) == ("", "")
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+def test_a_store_or_port_that_cannot_be_used_is_one_line_and_exit_code_2(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "not.sqlite3").write_bytes(b"this is no database" * 100)
+    for options in (["--port", "0", "--store", str(tmp_path / "not.sqlite3")], ["--port", str(service.port)]):
+        command = [sys.executable, "-m", "fencepost", "resource", "--store", str(tmp_path / "x"), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith("fencepost: ")
