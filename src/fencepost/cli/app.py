@@ -11,6 +11,7 @@ from fencepost.cli import exits
 from fencepost.errors import FencepostError
 
 COMMANDS = {
+    "worker": "fencepost.cli.worker",
     "resource": "fencepost.cli.resource",
 }
 """Name -> module. Each module has an ``app``, a Typer with one command, or with several for a group.

@@ -8,10 +8,10 @@ from fencepost import check
 from fencepost.errors import ConfigError
 
 
-def duration(text: str) -> float:
-    """Parse a duration option: ``500ms``, ``2s``, ``5m``."""
+def duration(text: str | float) -> float:
+    """Parse a duration option: ``500ms``, ``2s``, ``5m``. A default comes as seconds already."""
     try:
-        return check.duration(text)
+        return check.duration(text) if isinstance(text, str) else text
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
 

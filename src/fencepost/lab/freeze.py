@@ -1,0 +1,51 @@
+"""Freezing a process for real: SIGSTOP, and somebody else to send SIGCONT."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from fencepost.drive import boottime
+
+# The pipe tells the watchdog if we die, so it never sends a signal to a stranger with our number.
+_WATCHDOG = """\
+import os, select, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(flush=True)
+if not select.select([0], [], [], float(sys.argv[1]))[0]:
+    os.kill(os.getppid(), signal.SIGCONT)
+"""
+
+
+def freeze(seconds: float) -> float:
+    """Stop this whole process, all its threads, for ``seconds``; how long it really was.
+
+    A child process wakes it. Call it from the main thread. In an interactive shell the job goes to
+    the background, as with Ctrl-Z.
+    """
+    watchdog = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with watchdog:
+        assert watchdog.stdout is not None
+        watchdog.stdout.readline()
+        start = boottime()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return boottime() - start
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the kernel has stopped this process."""
+    return state(pid) in ("T", "t")
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process's state, such as T for stopped; empty if there is none."""
+    if not Path("/proc/self/stat").exists():
+        said = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True)
+        return said.stdout.strip()[:1]
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
