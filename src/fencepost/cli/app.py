@@ -11,6 +11,7 @@ from fencepost.cli import exits
 from fencepost.errors import FencepostError
 
 COMMANDS = {
+    "demo": "fencepost.cli.demo",
     "worker": "fencepost.cli.worker",
     "resource": "fencepost.cli.resource",
 }

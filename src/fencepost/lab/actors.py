@@ -1,0 +1,172 @@
+"""Real processes on a stage: workers that go step by step, as they are told, and resource services.
+
+What they do next never depends on luck: a worker waits before each step until it is let go, and the
+one who directs waits for what the worker says.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+from fencepost.errors import FencepostError
+from fencepost.lab.freeze import is_stopped
+from fencepost.lab.worker import Fact
+
+_PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
+
+
+class Unexpected(FencepostError):
+    """What was to be shown did not appear; the message says what did."""
+
+
+class Actor:
+    """A worker process that waits before each step until it is let go."""
+
+    def __init__(self, name: str, process: Process, tell: Callable[[Fact], None]) -> None:
+        self.name = name
+        self.facts: list[Fact] = []
+        self._process = process
+        self._tell = tell
+        self._used = 0
+        self._next = ""
+        self._news = asyncio.Event()
+        self._listener = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            fact = json.loads(line)
+            self.facts.append(fact)
+            self._tell(fact)
+            self._news.set()
+        await self._process.wait()
+        self._news.set()
+
+    async def until(self, *events: str) -> Fact:
+        """The next fact with one of these names; Unexpected if the worker ends without it."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while True:
+                    self._news.clear()
+                    while self._used < len(self.facts):
+                        fact = self.facts[self._used]
+                        self._used += 1
+                        if fact["event"] in events:
+                            return fact
+                    if self._listener.done():
+                        break
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        said = ", ".join(fact["event"] for fact in self.facts) or "nothing"
+        raise Unexpected(f"worker {self.name} was to say {' or '.join(events)}, and said: {said}")
+
+    async def prepared(self) -> "Actor":
+        """Return once the worker waits to take its next step."""
+        self._next = self._next or (await self.until("ready"))["step"]
+        return self
+
+    async def go(self, step: str) -> None:
+        """Let the worker take the step that it waits to take."""
+        await self.prepared()
+        if self._next != step:
+            raise Unexpected(f"worker {self.name} was to {step}, but is about to {self._next}")
+        self._next = ""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        await self._process.stdin.drain()
+
+    async def write(self) -> Fact:
+        """Let the worker write what it has read; the resource's answer."""
+        await self.go("write")
+        return await self.until("accepted", "refused")
+
+    async def finish(self) -> Fact:
+        """Let the worker release and end; whether the lock was still its own."""
+        await self.go("release")
+        fact = await self.until("released", "lost")
+        await self._listener
+        return fact
+
+    async def frozen(self) -> None:
+        """Return once the worker has announced its pause and the kernel has stopped it."""
+        await self.until("paused")
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while not is_stopped(self._process.pid):
+                    if any(fact["event"] == "resumed" for fact in self.facts):
+                        raise Unexpected(f"worker {self.name} paused, but was never seen stopped")
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise Unexpected(f"worker {self.name} did not stop") from None
+
+
+class Stage:
+    """A folder and the processes that work in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._processes: list[Process] = []
+
+    async def resource(self, *, fence: bool) -> str:
+        """Start a resource service; its address."""
+        word = "on" if fence else "off"
+        process = await self._start(
+            "resource", "--json", "--port", "0", "--fence", word, "--store", str(self.folder / f"resource-{word}.db")
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                said = await process.stdout.readline()
+        except TimeoutError:
+            said = b""
+        if not said:
+            raise Unexpected(f"the resource service did not start; exit code {process.returncode}")
+        return str(json.loads(said)["url"])
+
+    async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, locks: str) -> Actor:
+        """A worker on the embedded backend, in the file called ``locks``; it waits to acquire."""
+        backend = "sqlite://" + quote(str(self.folder / f"{locks}.db"))
+        process = await self._start("worker", "--json", "--steps", "--name", name, "--backend", backend, *options)
+        return await Actor(name, process, tell).prepared()
+
+    async def _start(self, *command: str) -> Process:
+        # A group of its own: Ctrl-C is for the one who directs, and what a worker starts ends with it.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "fencepost", *command),
+            stdin=PIPE if "--steps" in command else DEVNULL,
+            stdout=PIPE,
+            process_group=0,
+        )
+        self._processes.append(process)
+        return process
+
+    async def clear(self) -> None:
+        """End every process that still runs."""
+        for process in self._processes:
+            if process.returncode is None:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        for process in self._processes:
+            await process.wait()
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    """A stage in a temporary folder; however the block ends, nothing of it is left behind."""
+    with TemporaryDirectory(prefix="fencepost-") as folder:
+        built = Stage(Path(folder))
+        try:
+            yield built
+        finally:
+            await asyncio.shield(built.clear())
