@@ -73,7 +73,7 @@ class App:
         if offer is not None:
             check.stamp(offer)
         self._store.require(key, offer)
-        written = await self._store.write(key, offer, await self._body(request))
+        written = await self._store.write(key, await self._body(request), offer)
         fence = wire.number(written.mark.token) if written.mark else 0
         return wire.answer(200, {"written": True, "replay": written.replay, "max_fence": fence}, written.mark)
 

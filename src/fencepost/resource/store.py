@@ -67,7 +67,7 @@ class Store:
         if self._fence and offer is None:
             decide(key, None, None, source="sqlite", action="write", hooks=(self._hooks,))
 
-    async def write(self, key: str, offer: Stamp | None, data: bytes) -> Written:
+    async def write(self, key: str, data: bytes, offer: Stamp | None) -> Written:
         """Keep ``data`` under ``key``; returns once it and its mark are on disk."""
         told: list[Event] = []
 

@@ -1,0 +1,108 @@
+"""The resource's store where no client can look: what it asks of the disk, and what happens when that fails."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.errors import BackendError, ConfigError, StaleToken
+from fencepost.events import Event
+from fencepost.resource.store import Found, Store
+from fencepost.rule import Stamp
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.sqlite3"
+
+
+def with_store(path: Path, use: Callable[[Store], Coroutine[Any, Any, None]], told: list[Event]) -> None:
+    store = Store(path, hooks=[told.append])
+    try:
+        asyncio.run(use(store))
+    finally:
+        store.close()
+
+
+def test_every_commit_waits_for_the_disk(path: Path) -> None:
+    store = Store(path)
+    try:
+        assert store._conn.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert store._conn.execute("PRAGMA synchronous").fetchone() == (2,), "FULL: survives a power loss"
+    finally:
+        store.close()
+
+
+def test_accesses_that_wait_together_share_a_commit_and_each_gets_its_own_answer(path: Path) -> None:
+    commits: list[str] = []
+    told: list[Event] = []
+
+    async def use(store: Store) -> None:
+        busy, gate = threading.Event(), threading.Event()
+
+        def hold() -> bool:
+            busy.set()
+            return gate.wait(60)
+
+        store._conn.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+        held = asyncio.ensure_future(store._writer.run(hold, lambda: None))
+        assert await asyncio.to_thread(busy.wait, 60)
+        offers = [Stamp(token, 1, "ann") for token in (5, 9, 7)]
+        waiting = [asyncio.ensure_future(store.write("thing", b"%d" % o.token, o)) for o in offers]
+        await asyncio.sleep(0)  # each of them has now put its access into the queue
+        gate.set()
+        assert await held
+        first, second, third = await asyncio.gather(*waiting, return_exceptions=True)
+        assert not isinstance(first, BaseException)
+        assert not isinstance(second, BaseException)
+        assert isinstance(third, StaleToken)
+        assert await store.read("thing") == Found(b"9", Stamp(9, 1, "ann"))
+
+    with_store(path, use, told)
+    assert len(commits) == 2, "one for what held the writer up, one for all that waited"
+    assert [str(event.verdict) for event in told] == ["admit", "admit", "stale"]
+
+
+def test_when_the_disk_fails_everybody_is_told_and_nothing_has_changed(path: Path) -> None:
+    told: list[Event] = []
+
+    async def use(store: Store) -> None:
+        await store.write("thing", b"before", Stamp(5, 1, "ann"))
+        pages = store._conn.execute("PRAGMA page_count").fetchone()[0]
+        store._conn.execute(f"PRAGMA max_page_count = {pages}")
+        retry = Stamp(6, 1, "bob")
+        failed = await asyncio.gather(
+            store.write("thing", bytes(100_000), retry),
+            store.enter("thing", Stamp(5, 1, "ann")),
+            return_exceptions=True,
+        )
+        assert isinstance(failed[0], BackendError)
+        assert failed[0].ambiguous
+        assert await store.read("thing") == Found(b"before", Stamp(5, 1, "ann"))
+        assert len([event for event in told if event.token == 6]) == 0, "what did not happen is not told"
+        store._conn.execute(f"PRAGMA max_page_count = {pages + 1000}")
+        assert (await store.write("thing", bytes(100_000), retry)).replay is False
+
+    with_store(path, use, told)
+
+
+def test_what_it_holds_is_there_when_it_is_opened_again(path: Path) -> None:
+    async def write(store: Store) -> None:
+        await store.write("thing", b"kept", Stamp(5, 2, "ann"))
+
+    async def read(store: Store) -> None:
+        assert await store.read("thing") == Found(b"kept", Stamp(5, 2, "ann"))
+        assert (await store.write("thing", b"kept", Stamp(5, 2, "ann"))).replay is True
+        with pytest.raises(StaleToken):
+            await store.write("thing", b"zombie", Stamp(4, 1, "old"))
+
+    with_store(path, write, [])
+    with_store(path, read, [])
+
+
+def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Store(tmp_path)
