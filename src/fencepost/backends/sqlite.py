@@ -11,7 +11,7 @@ from fencepost.backend import Backend, Hold, Promises, Renewal, Status
 from fencepost.backends import wake
 from fencepost.backends.sqlite_file import File
 from fencepost.drive import Driver, Signal
-from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.errors import BackendError, ConfigError, FencepostError, QueueFull
 from fencepost.lease import Grant
 from fencepost.url import Address
 
@@ -119,6 +119,8 @@ class SQLite(Backend):
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
         try:
             return await self.driver.offload(call, *args)
+        except FencepostError:
+            raise  # QueueFull is a TimeoutError, and so an OSError too
         except (sqlite3.Error, OSError) as error:
             blocked = "; a process was stopped inside a transaction?" if "locked" in str(error) else ""
             raise BackendError(
