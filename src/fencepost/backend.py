@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from fencepost.drive import Driver
 from fencepost.lease import Grant
@@ -38,6 +38,8 @@ class Promises:
     """What wakes a waiter, and what waiting costs."""
     min_ttl: float = 0.001
     max_ttl: float = 1e9
+    bump: bool = True
+    """Later tokens can be raised at will; where they are the store's own numbers they cannot."""
 
 
 class Hold(NamedTuple):
@@ -66,6 +68,15 @@ class Status:
     token: int
     remaining: float
     waiters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that ``doctor`` found out about a store: what it is, and what it means for locks, in plain words."""
+
+    level: Literal["ok", "warn", "risk"]
+    what: str
+    means: str
 
 
 class Backend(ABC):
@@ -133,7 +144,14 @@ class Backend(ABC):
 
     @abstractmethod
     async def bump(self, name: str, above: int) -> None:
-        """Make every later token of ``name`` larger than ``above``; tokens never go down."""
+        """Make every later token of ``name`` larger than ``above``; tokens never go down.
+
+        ConfigError, which says what to do instead, where ``promises.bump`` is False.
+        """
+
+    async def doctor(self) -> list[Finding]:
+        """Connect, and report version, topology, ttl limits, persistence and risks in plain words."""
+        return []
 
     async def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
         """Free connections and threads. Leases were released before, as far as that was possible."""

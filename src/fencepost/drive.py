@@ -92,7 +92,8 @@ class TaskSignal:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # Known from the start if it can be, or a thread could set this just as somebody begins to wait.
+        self._loop: asyncio.AbstractEventLoop | None = asyncio._get_running_loop()
 
     def set(self) -> None:
         loop = self._loop
