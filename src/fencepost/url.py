@@ -19,6 +19,10 @@ from fencepost.errors import ConfigError
 SCHEMES: dict[str, str] = {
     "memory": "fencepost.backends.memory:Memory",
     "sqlite": "fencepost.backends.sqlite:SQLite",
+    "postgres": "fencepost.backends.postgres:Postgres",
+    "postgresql": "fencepost.backends.postgres:Postgres",
+    "zk": "fencepost.backends.zookeeper:ZooKeeper",
+    "zookeeper": "fencepost.backends.zookeeper:ZooKeeper",
 }
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)

@@ -1,0 +1,339 @@
+"""Locks in ZooKeeper: ephemeral sequential nodes, in the layouts of kazoo, Curator and the Java recipe."""
+
+import math
+import threading
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import Delete, GetChildren, GetData, Sync
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from fencepost import check
+from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backends import zookeeper_names as names
+from fencepost.backends.overdue import Overdue
+from fencepost.backends.zookeeper_line import Place
+from fencepost.backends.zookeeper_session import SHARE, Reply, Session, sets
+from fencepost.drive import Driver
+from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.lease import Grant
+from fencepost.url import Address
+
+
+class ZooKeeper(Backend):
+    """``zk://host:2181,host:2181/path``: each lock is a node below ``path``, each contender a child of it.
+
+    ``?layout=`` names our children as ``kazoo`` (the default), ``curator`` or ``zookeeper`` (the Java
+    recipe) does, so that its clients count us; we count every sequential child, whoever made it. A
+    lock's own node is removed by the server when it was idle for a while; a kazoo ``Lock`` object that
+    is kept for longer does not expect that: ``?parents=keep``. TLS: ``?tls=on``, ``ca=``, ``cert=``, ``key=``.
+    With ``user:password@`` all nodes are that user's alone, unless ``?acl=open``.
+    """
+
+    scheme = "zookeeper"
+    promises = Promises(
+        reach="everybody who reaches the ensemble",
+        fair=True,
+        consensus=True,
+        failover="locks and tokens survive the loss of a minority, and a restart of all within the session timeout",
+        clock="the leader's clock expires sessions; a lease lasts three quarters of its session's timeout",
+        token="the zxid that created the holder's node",
+        wakeup="each waiter watches the one before it; nobody polls",
+        min_ttl=1.0,
+        bump=False,
+    )
+
+    def __init__(self, address: Address, driver: Driver) -> None:
+        super().__init__(address, driver)
+        options = address.options(
+            layout=names.layout,
+            parents=_choice("container", "keep"),
+            acl=_choice("open", "creator"),
+            connect_timeout=check.duration,
+            tls=_choice("on", "off"),
+            ca=str,
+            cert=str,
+            key=str,
+        )
+        self._hosts = ",".join(
+            f"[{host}]:{port or 2181}" if ":" in host else f"{host or 'localhost'}:{port or 2181}"
+            for host, port in address.hosts or (("localhost", None),)
+        )
+        self._root = "/" + address.path.strip("/")
+        self._layout = options.get("layout", "kazoo")
+        self._container = options.get("parents") != "keep"
+        self._patience = options.get("connect_timeout", 10.0)
+        self._client: dict[str, Any] = {"default_acl": OPEN_ACL_UNSAFE}
+        if address.user is not None:
+            self._client["auth_data"] = [("digest", f"{address.user}:{address.password or ''}")]
+            if options.get("acl") != "open":
+                self._client["default_acl"] = CREATOR_ALL_ACL
+        elif options.get("acl") == "creator":
+            raise ConfigError("acl=creator needs somebody to belong to: write zk://user:password@host")
+        if options.get("tls") == "on":
+            self._client |= {"use_ssl": True, "check_hostname": True, "ca": options.get("ca")}
+            self._client |= {"certfile": options.get("cert"), "keyfile": options.get("key")}
+        self.forked()
+
+    def forked(self) -> None:
+        self._gate = threading.Lock()
+        self._sessions: dict[float, Session] = {}
+        self._places: dict[str, Place] = {}  # by holder
+        self._overdue = Overdue(self.driver.now, self._expired)
+
+    # The contract
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        session = await self._session(ttl)
+        since = self.driver.now()
+        place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost)
+        try:
+            await place.join(self._layout, self._container, self.driver)
+        except BackendError as error:
+            if not error.ambiguous:
+                del self._places[holder]
+            raise
+        if not place.ahead:
+            return self._hold(place, since)
+        if queue is not None and len(place.ahead) <= queue:
+            return None
+        await self.leave(name, holder)
+        if queue is None:
+            return None
+        raise QueueFull(name, queue)
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        now = self.driver.now
+        until = inf if timeout is None else now() + timeout
+        place = self._places.get(holder)
+        seen = place is not None  # take has just looked
+        while True:
+            since = now()
+            try:
+                if place is None or not place.path or not (seen or await place.look()):
+                    await self.leave(name, holder)
+                    session = await self._session(ttl)
+                    since = now()
+                    place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost)
+                    await place.join(self._layout, self._container, self.driver)
+                seen = False
+                if not place.ahead:
+                    return self._hold(place, since)
+                if since >= until or not await place.passed(self.driver, until - now()):
+                    return None
+            except BackendError as error:
+                # A waiter outlives the connection, and even its session; only its timeout ends it.
+                if now() >= until:
+                    return None
+                if not error.ambiguous and any(each.connected for each in self._sessions.values()):
+                    raise
+                await self.driver.sleep(min(0.05, until - now()))
+
+    async def leave(self, name: str, holder: str) -> None:
+        place = self._places.get(holder)
+        if place is None:
+            return
+        signal = self.driver.signal()
+
+        def dropped(gone: bool) -> None:
+            self._dropped(place, gone)
+            signal.set()
+
+        place.drop(dropped)
+        await place.session.answered(signal)
+        if holder in self._places:
+            raise BackendError(
+                f"ZooKeeper at {self._hosts}: the connection was lost; {name!r} is left when it is back, or with its "
+                f"session",
+                backend=self.scheme,
+                ambiguous=True,
+            )
+
+    async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
+        now = self.driver.now()
+        answers = [Renewal.LOST] * len(holds)
+        asked: dict[Session, list[tuple[int, Place]]] = {}
+        for index, (name, holder, token, _) in enumerate(holds):
+            place = self._held(name, holder, token)
+            if place is not None:
+                asked.setdefault(place.session, []).append((index, place))
+        waiting = []
+        for session, places in asked.items():
+            done = self.driver.signal()
+            # A follower that is cut off still answers reads; a sync is answered by the leader.
+            session.send(Sync("/"))
+            replies = [session.send(GetData(place.path, place.removed)) for _, place in places[:-1]]
+            last = GetData(places[-1][1].path, places[-1][1].removed)
+            replies.append(session.send(last, sets(done)))
+            waiting.append((done, places, replies))
+        for done, places, replies in waiting:
+            await done.wait(max(place.ttl for _, place in places))
+            for (index, place), reply in zip(places, replies, strict=True):
+                answers[index] = self._renewed(place, reply, now + place.ttl)
+        return answers
+
+    def _renewed(self, place: Place, reply: Reply, until: float) -> Renewal:
+        if not reply.done or (reply.error is not None and not isinstance(reply.error, NoNodeError)):
+            return Renewal.UNKNOWN
+        if reply.value is None or reply.value[1].czxid != place.token:
+            return Renewal.LOST
+        return Renewal.RENEWED if self._overdue.extend(place.holder, until) else Renewal.LOST
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        place = self._held(name, holder, token)
+        if place is None:
+            return False
+        path, place.ended = place.path, True
+        in_time = self._overdue.forget(holder)
+        [deleted] = await place.session.ask(Delete(path, -1))
+        if deleted.error is None or isinstance(deleted.error, NoNodeError):
+            self._dropped(place, True)
+            return in_time and deleted.error is None
+        return bool(deleted.get())
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        if name is not None:
+            return [status for status, _ in await self._line(name)]
+        session = await self._session()
+        _, listed = await session.ask(Sync("/"), GetChildren(self._root, None))
+        children = [] if isinstance(listed.error, NoNodeError) else listed.get()
+        found = sorted(filter(None, map(names.decode, children)))
+        return [status for each in found if each.startswith(prefix) for status, _ in await self._line(each)]
+
+    async def evict(self, name: str) -> Status | None:
+        for status, path in await self._line(name):
+            [deleted] = await (await self._session()).ask(Delete(path, -1))
+            if isinstance(deleted.error, NoNodeError):
+                return None
+            deleted.get()
+            place = self._places.get(status.holder)
+            if place is not None:
+                self._lost(place, "it was evicted")
+            return status
+        return None
+
+    async def bump(self, name: str, above: int) -> None:
+        raise ConfigError(
+            f"ZooKeeper's tokens are its own transaction numbers, which nobody can raise; to get past {above}, lock "
+            f"under another name, and let the guard of {name!r} start over with it"
+        )
+
+    async def close(self) -> None:
+        self._overdue.close()
+        threads = [session.close() for session in self._sessions.values()]
+        self._sessions, self._places = {}, {}
+        until = self.driver.now() + 2.0
+        for thread in threads:  # a server that hangs may take longer; then its sessions expire by themselves
+            await self.driver.offload(thread.join, max(until - self.driver.now(), 0.0))
+
+    # The pieces
+
+    def _folder(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{names.encode(name)}"
+
+    async def _session(self, ttl: float | None = None) -> Session:
+        """The session for leases of this ttl, connected; without one, any."""
+        if ttl is None:
+            for session in self._sessions.values():
+                if session.connected:
+                    return session
+        wanted = (ttl or 15.0) / SHARE
+        # Whole seconds, or tenths of short ones, so that ttls that hardly differ share a session.
+        grid = 1 if wanted > 10 else 10
+        timeout = math.ceil(round(wanted * grid, 6)) / grid
+        with self._gate:
+            session = self._sessions.get(timeout) or self._open(timeout)
+        await session.ready()
+        return session
+
+    def _open(self, timeout: float) -> Session:
+        session = Session(self._hosts, timeout, self._client, self.driver, self._patience)
+        session.on_lost, session.on_connected = self._session_lost, self._session_connected
+        self._sessions[timeout] = session
+        session.start()
+        return session
+
+    def _hold(self, place: Place, since: float) -> Grant:
+        self._overdue.put(place.holder, since + place.ttl)
+        return Grant(place.token, place.ttl, since)
+
+    def _held(self, name: str, holder: str, token: int) -> Place | None:
+        place = self._places.get(holder)
+        if place is None or place.ended or place.name != name or not place.path or place.token != token:
+            return None
+        return place if self._overdue.left(holder) is not None else None
+
+    def _dropped(self, place: Place, gone: bool) -> None:
+        if gone and self._places.get(place.holder) is place:
+            del self._places[place.holder]
+
+    def _drop(self, place: Place) -> None:
+        place.drop(lambda gone: self._dropped(place, gone))
+
+    def _expired(self, holder: str) -> None:
+        place = self._places.get(holder)
+        if place is not None:
+            self._drop(place)
+
+    def _lost(self, place: Place, why: str) -> None:
+        """A hold is gone for good; its holder learns it at once."""
+        place.ended = True
+        self._dropped(place, True)
+        self._overdue.forget(place.holder)
+        self.report(place.holder, why)
+
+    def _session_lost(self, session: Session) -> None:
+        for place in list(self._places.values()):
+            if place.session is session:
+                if self._overdue.left(place.holder) is not None:
+                    self._lost(place, "its ZooKeeper session expired")
+                elif place.ended:
+                    self._dropped(place, True)
+                else:
+                    place.rouse()
+
+    def _session_connected(self, session: Session) -> None:
+        for place in list(self._places.values()):
+            if place.session is session and place.ended:
+                self._drop(place)
+
+    async def _line(self, name: str) -> list[tuple[Status, str]]:
+        """The lock as the leader sees it, and the path of its holder's node; empty if nobody holds it."""
+        session, folder = await self._session(), self._folder(name)
+        _, listed = await session.ask(Sync("/"), GetChildren(folder, None))
+        nodes = [] if isinstance(listed.error, NoNodeError) else names.line(listed.get())[0]
+        if not nodes:
+            return []
+        replies = await session.ask(*(GetData(f"{folder}/{node}", None) for node in nodes))
+        line = sorted(
+            (reply.value[1].czxid, node, *_owner(reply.value[0], node))
+            for reply, node in zip(replies, nodes, strict=True)
+            if not isinstance(reply.error, NoNodeError) and reply.get()
+        )
+        if not line:
+            return []
+        (token, node, holder, ttl), *waiters = line
+        left = self._overdue.left(holder)
+        status = Status(name, holder, token, ttl if left is None else left, tuple(each[2] for each in waiters))
+        return [(status, f"{folder}/{node}")]
+
+
+def _owner(data: bytes, node: str) -> tuple[str, float]:
+    """A node's holder, and the ttl for which it lives on without its process; its name and 0 if it is not ours."""
+    words = data.decode(errors="replace").split()
+    try:
+        holder, ttl = words
+        return check.holder(holder), float(ttl)
+    except ValueError:
+        return node, 0.0
+
+
+def _choice(*values: str) -> Any:
+    def parse(value: str) -> str:
+        if value not in values:
+            raise ValueError(f"it is {' or '.join(values)}")
+        return value
+
+    return parse

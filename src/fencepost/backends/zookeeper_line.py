@@ -1,0 +1,139 @@
+"""The line in front of a ZooKeeper lock: our nodes in it, and what it takes to join, watch and leave it."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from kazoo.exceptions import NoNodeError, SessionExpiredError
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
+
+from fencepost.backends import zookeeper_names as names
+from fencepost.backends.zookeeper_session import Reply, Session, sets
+from fencepost.drive import Driver, Signal
+
+_EPHEMERAL_SEQUENTIAL = 3
+_DELETED = "DELETED"
+
+
+class Place:
+    """A holder's node in the line of its lock, from before it is asked for until it is surely gone."""
+
+    __slots__ = ("_lost", "_stem", "_wake", "ahead", "created", "ended", "folder", "holder", "name", "session", "ttl")
+
+    def __init__(
+        self, name: str, holder: str, folder: str, session: Session, ttl: float, lost: Callable[["Place", str], None]
+    ) -> None:
+        self.name = name
+        self.holder = holder
+        self.folder = folder
+        self.session = session
+        self.ttl = session.lasts(ttl)
+        self.created: Reply | None = None
+        self.ahead: list[str] = []  # who stood before it when last seen, first come first
+        self.ended = False  # nobody wants it any more; it is dropped as soon as the connection allows
+        self._stem = ""
+        self._wake: Signal | None = None
+        self._lost = lost
+
+    @property
+    def path(self) -> str:
+        """Its node's path; empty if it has none, or none that is known."""
+        created = self.created
+        if created is None or created.value is None or created.era != self.session.era:
+            return ""
+        return str(created.value[0])
+
+    @property
+    def token(self) -> int:
+        """The zxid that created its node: larger than that of every node before it."""
+        assert self.created is not None
+        return int(self.created.value[1].czxid)
+
+    async def join(self, layout: str, container: bool, driver: Driver) -> None:
+        """Create the node and list the line in one go; BackendError, ambiguous if the node may be there."""
+        session, folder = self.session, self.folder
+        data = f"{self.holder} {self.ttl:g}".encode()
+        while True:
+            answered = driver.signal()
+            self._stem = f"{folder}/{names.LAYOUTS[layout](self.holder, session.id)}"
+            self.created = session.send(Create2(self._stem, data, session.acl, _EPHEMERAL_SEQUENTIAL))
+            listed = session.send(GetChildren(folder, None), sets(answered))
+            await session.answered(answered)
+            if isinstance(self.created.error, NoNodeError):
+                await session.make(folder, container)
+                continue
+            self.created.get()
+            if await self._see(listed):
+                return
+
+    async def look(self) -> bool:
+        """List the line again; False if this place is no longer in it."""
+        [listed] = await self.session.ask(GetChildren(self.folder, None))
+        return await self._see(listed)
+
+    async def _see(self, listed: Reply) -> bool:
+        if isinstance(listed.error, NoNodeError) or not self.path:
+            return False
+        mine = self.path.rpartition("/")[2]
+        children = listed.get()
+        if children == [mine]:
+            self.ahead = []
+            return True
+        line, sure = names.line(children)
+        if mine not in line:
+            return False
+        if sure:
+            self.ahead = line[: line.index(mine)]
+            return True
+        replies = await self.session.ask(*(Exists(f"{self.folder}/{child}", None) for child in line))
+        found = [(reply.value.czxid, child) for reply, child in zip(replies, line, strict=True) if reply.get()]
+        self.ahead = [child for czxid, child in sorted(found) if czxid < self.token]
+        return (self.token, mine) in found
+
+    async def passed(self, driver: Driver, left: float) -> bool:
+        """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
+        self._wake = wake = driver.signal()
+        [seen] = await self.session.ask(GetData(f"{self.folder}/{self.ahead[-1]}", self._woken))
+        if isinstance(seen.error, NoNodeError):
+            return True
+        seen.get()
+        return await wake.wait(None if left == inf else left)
+
+    def _woken(self, event: object) -> None:
+        self.rouse()
+
+    def rouse(self) -> None:
+        """Make a waiter look again."""
+        if self._wake is not None:
+            self._wake.set()
+
+    def removed(self, event: Any) -> None:
+        """Its own node was deleted by somebody, or the connection went down, which decides nothing yet."""
+        if event.type == _DELETED and not self.ended:
+            self._lost(self, "its node was deleted")
+
+    def drop(self, then: Callable[[bool], None]) -> None:
+        """Delete the node, without waiting; ``then`` learns whether it is surely gone."""
+        self.ended = True
+        session, folder = self.session, self.folder
+
+        def deleted(reply: Reply) -> None:
+            then(reply.error is None or isinstance(reply.error, (NoNodeError, SessionExpiredError)))
+
+        def found(listed: Reply) -> None:
+            mine = [] if listed.error else [f"{folder}/{child}" for child in listed.value]
+            mine = [path for path in mine if path.startswith(self._stem)]
+            if not mine:
+                deleted(listed)
+            for path in mine[1:]:
+                session.send(Delete(path, -1))
+            for path in mine[:1]:
+                session.send(Delete(path, -1), deleted)
+
+        if self.path:
+            session.send(Delete(self.path, -1), deleted)
+        else:
+            # A create whose answer was lost: past the sync it is either seen, or it was never made, for
+            # the leader takes no request from a connection that this session has left.
+            session.send(Sync(folder))
+            session.send(GetChildren(folder, None), found)

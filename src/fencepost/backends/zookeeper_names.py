@@ -1,0 +1,79 @@
+"""How locks and their contenders are called in ZooKeeper: paths, layouts, and the order of a line."""
+
+import re
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from fencepost.errors import ConfigError
+
+_WRAP = 2**31
+# So close to the wrap, or past it, numbers no longer tell who came first.
+_EDGE = _WRAP - 2**20
+_NEGATIVE = re.compile(r"(?:(?:^|[-_])-\d{10}|-\d{9})$", re.ASCII)
+_POSITIVE = re.compile(r"\d{10}$", re.ASCII)
+
+LAYOUTS: dict[str, Callable[[str, int], str]] = {
+    "kazoo": lambda holder, session: f"{holder}__lock__",
+    "curator": lambda holder, session: f"_c_{UUID(hex=holder)}-lock-",
+    "zookeeper": lambda holder, session: f"x-{session}-{holder}-",
+}
+"""What our nodes are called before their number, so that other clients count them: by holder and session id."""
+
+
+def layout(value: str) -> str:
+    """The name of a layout; ConfigError if there is none of that name."""
+    if value not in LAYOUTS:
+        raise ConfigError(f"layout is one of {', '.join(sorted(LAYOUTS))}, not {value!r}")
+    return value
+
+
+def encode(name: str) -> str:
+    """One path component for a lock's name, never the same for two names.
+
+    Names of ASCII letters, digits, ``-``, ``_``, ``.`` and ``~`` stay as they are; every other byte of
+    its UTF-8 is written ``%XX``, as in a URL. So is the first letter of ``.``, ``..`` and
+    ``zookeeper``, which ZooKeeper keeps for itself.
+    """
+    if name in (".", "..", "zookeeper"):
+        return f"%{ord(name[0]):02X}{name[1:].replace('.', '%2E')}"
+    return quote(name, safe="")
+
+
+def decode(component: str) -> str | None:
+    """The lock's name behind a path component; None if no name is written so."""
+    name = unquote(component, errors="replace")
+    return name if name and encode(name) == component else None
+
+
+def sequence(node: str) -> int | None:
+    """The number ZooKeeper gave a sequential node; None for any other node.
+
+    It is written ``%010d`` and is a signed 32-bit number, so it can be negative. A ``-`` right after
+    a letter or digit ends the node's own name, as in Curator's and the Java recipe's; after another ``-``,
+    or after kazoo's ``__lock__``, it is a sign.
+    """
+    if match := _NEGATIVE.search(node):
+        number = int(match[0].lstrip("_-")) * -1
+    elif match := _POSITIVE.search(node):
+        number = int(match[0])
+    else:
+        return None
+    return number if -_WRAP <= number < _WRAP else None
+
+
+def line(children: Iterable[str]) -> tuple[list[str], bool]:
+    """The contenders among a lock's children, by number; and whether that is surely the order they came in.
+
+    At 2^31 the number stands still or turns negative, depending on the server's load: two nodes can
+    even share one. There only the zxid of each node's creation tells who came first.
+    """
+    numbered = [(number, child) for child in children if (number := sequence(child)) is not None]
+    numbered.sort()
+    sure = not numbered or (
+        numbered[0][0] >= 0
+        and numbered[-1][0] < _EDGE
+        and all(earlier[0] < later[0] for earlier, later in pairwise(numbered))
+    )
+    return [child for _, child in numbered], sure

@@ -1,0 +1,254 @@
+"""A ZooKeeper session: kazoo's connection, whose answers reach blocking and asyncio code alike."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    SessionExpiredError,
+    UnimplementedError,
+)
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Connect, Create2
+from kazoo.protocol.states import KazooState
+
+from fencepost.drive import Driver, Signal
+from fencepost.errors import BackendError
+
+_log = logging.getLogger("fencepost")
+
+SHARE = 0.75
+"""A lease's part of its session's timeout.
+
+A follower tells the leader up to half a tick late that it heard from a client, and a session lasts two
+ticks at least. What is left of the timeout covers that, so that a deadline is never late.
+"""
+
+DOUBTFUL = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
+
+
+class Container(Create2):  # type: ignore[misc]  # kazoo has no types
+    """Creates a node that the server removes by itself once its last child is gone."""
+
+    type = 19
+
+
+class Reply:
+    """The answer to one request, set by kazoo's connection thread; ``era`` is the session's when it came."""
+
+    __slots__ = ("_session", "_then", "done", "era", "error", "value")
+
+    def __init__(self, session: "Session", then: Callable[["Reply"], None] | None = None) -> None:
+        self._session = session
+        self._then = then
+        self.done = False
+        self.era = -1
+        self.value: Any = None
+        self.error: Exception | None = None
+
+    def set(self, value: object = None) -> None:
+        self._settle(value, None)
+
+    def set_exception(self, error: Exception) -> None:
+        self._settle(None, error)
+
+    def _settle(self, value: object, error: Exception | None) -> None:
+        if self.done:
+            return
+        self.value, self.error, self.era, self.done = value, error, self._session.era, True
+        if self._then is not None:
+            try:
+                self._then(self)
+            except Exception:  # it must not end kazoo's connection thread
+                _log.exception("a ZooKeeper answer could not be handled")
+
+    def get(self) -> Any:
+        """The value; raises BackendError, which names what to do."""
+        if self.error is not None:
+            raise self._session.failure(self.error)
+        return self.value
+
+
+def sets(signal: Signal) -> Callable[[Reply], None]:
+    """What to do with an answer that somebody waits for."""
+    return lambda reply: signal.set()
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Calls back on the connection's own thread: our callbacks set signals and send, they never wait."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+    def dispatch_callback(self, callback: Any) -> None:
+        try:
+            callback.func(*callback.args)
+        except Exception:
+            _log.exception("a ZooKeeper event could not be handled")
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """Notes the timeout that the server granted, which kazoo keeps to itself."""
+
+    granted = 0.0
+
+    def _invoke(self, timeout: float, request: object, xid: int | None = None) -> Any:
+        answer = super()._invoke(timeout, request, xid)
+        if isinstance(request, Connect):
+            self.granted = answer[0].time_out / 1000
+        return answer
+
+
+class Session:
+    """One session, kept alive by kazoo, and begun anew by it under a new ``era`` after it was lost."""
+
+    def __init__(self, hosts: str, timeout: float, options: Mapping[str, Any], driver: Driver, patience: float) -> None:
+        self.hosts = hosts
+        self.timeout = timeout
+        self.era = 0
+        self.on_lost: Callable[[Session], None] = lambda session: None
+        self.on_connected: Callable[[Session], None] = lambda session: None
+        self._driver = driver
+        self._patience = patience
+        self._waiting: set[Signal] = set()
+        self._client = KazooClient(
+            hosts=hosts,
+            timeout=timeout,
+            handler=_Handler(),
+            connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": min(1.0, timeout / 6)},
+            **options,
+        )
+        self._connection = _Connection(self._client, self._client._conn_retry.copy(), self._client.logger)
+        self._client._connection = self._connection
+        self._client.add_listener(self._changed)
+
+    def start(self) -> None:
+        self._client.start_async()
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._client.connected)
+
+    def lasts(self, ttl: float) -> float:
+        """Seconds for which a lease lasts that this session has confirmed: ``ttl``, or what the server made of it."""
+        granted = float(self._connection.granted)
+        return ttl if abs(granted - self.timeout) < 0.002 else granted * SHARE
+
+    @property
+    def id(self) -> int:
+        return int(self._client._session_id or 0)
+
+    @property
+    def acl(self) -> Any:
+        return self._client.default_acl
+
+    def _changed(self, state: str) -> None:
+        """Kazoo's connection thread says that the connection came up, went down, or lost its session."""
+        if state == KazooState.LOST:
+            self.era += 1
+            self.on_lost(self)
+        elif state == KazooState.CONNECTED:
+            self.on_connected(self)
+        for signal in self._waiting.copy():
+            signal.set()
+
+    async def ready(self) -> None:
+        """Wait for the connection; BackendError, and nothing was asked, if it does not come."""
+        if self._client.connected:
+            return
+        now = self._driver.now
+        until = now() + self._patience
+        while not self._client.connected:
+            signal = self._driver.signal()
+            self._waiting.add(signal)
+            try:
+                if self._client.connected:
+                    return
+                if (left := until - now()) <= 0:
+                    raise BackendError(
+                        f"ZooKeeper at {self.hosts} was not reached within {self._patience:g} s; is it running, and "
+                        f"does it have a majority?",
+                        backend="zookeeper",
+                        ambiguous=False,
+                    )
+                await signal.wait(left)
+            finally:
+                self._waiting.discard(signal)
+
+    def send(self, request: object, then: Callable[[Reply], None] | None = None) -> Reply:
+        """Send without waiting, from any thread; requests are carried out in the order they were sent."""
+        reply = Reply(self, then)
+        # The public methods add a hop to another thread per create, and have no container nodes.
+        self._client._call(request, reply)
+        return reply
+
+    async def ask(self, *requests: object, within: float | None = None) -> list[Reply]:
+        """Send all of them at once, and wait for the last answer; BackendError if it does not come."""
+        signal = self._driver.signal()
+        replies = [self.send(request) for request in requests[:-1]]
+        replies.append(self.send(requests[-1], lambda reply: signal.set()))
+        await self.answered(signal, within)
+        return replies
+
+    async def answered(self, signal: Signal, within: float | None = None) -> None:
+        # Kazoo gives a silent server up after two thirds of the timeout; this is for what it misses.
+        limit = self._connection.granted + self._patience if within is None else within
+        if not await signal.wait(limit):
+            raise BackendError(
+                f"ZooKeeper at {self.hosts} did not answer within {limit:.3g} s", backend="zookeeper", ambiguous=True
+            )
+
+    async def make(self, folder: str, container: bool) -> None:
+        """Make sure that a lock's node is there, and all above it."""
+        kind = Container if container else Create2
+        acl = self.acl
+        parts = folder.strip("/").split("/")
+        paths = ["/" + "/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        above = [Create2(path, b"", acl, 0) for path in paths[:-1]]
+        replies = await self.ask(*above, kind(folder, b"", acl, 4 if container else 0))
+        if isinstance(replies[-1].error, UnimplementedError):
+            replies = await self.ask(Create2(folder, b"", acl, 0))
+        for reply in replies:
+            # A NoAuthError above may stand for a node that is there, in a place we may not write to.
+            if reply.error and not isinstance(reply.error, (NodeExistsError, NoAuthError)):
+                reply.get()
+        if isinstance(replies[-1].error, NoAuthError):
+            replies[-1].get()
+
+    def failure(self, error: Exception) -> BackendError:
+        """What a request's error means to who asked."""
+        if isinstance(error, NoAuthError):
+            next_step = "not allowed; give zk://user:password@..., or open the node's ACL"
+        elif isinstance(error, AuthFailedError):
+            next_step = "it did not accept the credentials in the URL"
+        elif isinstance(error, SessionExpiredError):
+            next_step = "the session expired; ask again"
+        elif isinstance(error, (ConnectionLoss, ConnectionClosedError)):
+            next_step = "the connection was lost before the answer came"
+        else:
+            next_step = f"{type(error).__name__} {error}".strip()
+        doubt = isinstance(error, DOUBTFUL) or not isinstance(error, KazooException)
+        return BackendError(f"ZooKeeper at {self.hosts}: {next_step}", backend="zookeeper", ambiguous=doubt)
+
+    def close(self) -> threading.Thread:
+        """End the session, and with it all its nodes; the thread that does it may be waited for."""
+
+        def stop() -> None:
+            try:
+                self._client.stop()
+                self._client.close()
+            except Exception as error:
+                _log.debug("ZooKeeper session left to expire: %s", error)
+
+        thread = threading.Thread(target=stop, name="fencepost-zookeeper-close", daemon=True)
+        thread.start()
+        return thread
