@@ -1,0 +1,229 @@
+"""Locks in a Postgres database, for everybody who reaches it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from fencepost import check, url
+from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backends.postgres_ear import Ear, Waiter
+from fencepost.backends.postgres_links import LIBPQ, Links, conninfo
+from fencepost.drive import Driver, Signal
+from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.lease import Grant
+from fencepost.url import Address
+
+_BUSY, _FULL, _DEAF = -1, -2, -3
+_ANY_QUEUE = 2**62
+_RETRY = (0.05, 1.0)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 0 < number <= 1000:
+        raise ValueError("must lie between 1 and 1000")
+    return number
+
+
+def _identifier(text: str) -> str:
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", text):
+        raise ValueError("must be a plain lower-case identifier")
+    return text
+
+
+class Postgres(Backend):
+    """``postgresql://user@host:5432/database``; also ``postgres://``, several hosts, and libpq's own options.
+
+    ``schema=`` names where the locks live (default: fencepost), ``pool=`` how many connections there are at
+    most, ``timeout=`` how long a statement may go unanswered. Behind a transaction pooler, ``listen=`` gives
+    the URL of a direct way for the one session that listens; without it waiters ask every ``poll=`` seconds.
+    """
+
+    scheme = "postgresql"
+    promises = Promises(
+        reach="everybody who reaches the database",
+        fair=True,
+        consensus=False,
+        failover="locks and tokens survive restart and crash; a standby that lags may lose the last grants, yet "
+        "tokens go on, as they follow the clock",
+        clock="the server's wall clock",
+        token="one kept row per lock: the larger of the last token + 1 and the server's time in microseconds, read "
+        "while the row is locked",
+        wakeup="NOTIFY to the session of the next waiter alone, and it carries the grant; besides, one waiter of "
+        "each process asks whenever the holder's deadline passes",
+    )
+
+    def __init__(self, address: Address, driver: Driver) -> None:
+        super().__init__(address, driver)
+        parsers: dict[str, Any] = dict.fromkeys(LIBPQ, str)
+        options = address.options(
+            **parsers, schema=_identifier, pool=_count, timeout=check.duration, poll=check.duration, listen=str
+        )
+        self._schema: str = options.get("schema", "fencepost")
+        self._patience: float = options.get("timeout", 10.0)
+        if self._patience <= 0 or options.get("poll", 0.1) <= 0:
+            raise ConfigError("timeout= and poll= of postgresql:// must be greater than 0")
+        self._poll: float = options.get("poll", 0.1)
+        self._listen = _listen(options.get("listen"))
+        info = conninfo(address, self._patience)
+        self._links = Links(info, driver, schema=self._schema, limit=options.get("pool", 8), patience=self._patience)
+        self._ear = self._new_ear()
+        self._lines: dict[str, dict[str, Signal]] = {}  # this process's waiters by name, in the order they came
+        call = f"SELECT {self._schema}."
+        self._take = call + "take(%s, %s, %s, %s, %s)"
+        self._release = call + "release(%s, %s, %s)"
+
+    def _new_ear(self) -> Ear:
+        way, listen = self._listen
+        return Ear(
+            conninfo(way or self.address, self._patience),
+            schema=self._schema,
+            patience=self._patience,
+            poll=self._poll,
+            listen=listen,
+        )
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        if queue is not None and self._ear.id is not None:
+            return await self._join(Waiter(name, holder, self.driver.signal()), ttl, queue)
+        sent = self.driver.now()
+        (answer,) = await self._links.row(self._take, (name, holder, ttl, queue, None))
+        if answer[0] == _BUSY:
+            return None
+        if answer[0] == _DEAF:
+            assert queue is not None, "one that does not queue need not hear"
+            return await self._join(Waiter(name, holder, self.driver.signal()), ttl, queue)
+        return self._granted(answer, sent, ttl)
+
+    async def _join(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
+        """Take the lock or a place in its queue; the place that one has already is kept."""
+        while (process := self._ear.expect(waiter)) is None:
+            await self._ear.open(self.driver)
+        sent = self.driver.now()
+        (answer,) = await self._links.row(self._take, (waiter.name, waiter.holder, ttl, queue, process))
+        if answer[0] == 0:
+            _, clock, expires = answer
+            waiter.base = sent, clock
+            waiter.overdue = self.driver.now() + (expires - clock) / 1e6
+            return None
+        self._ear.forget(waiter.holder)
+        if answer[0] == _FULL:
+            raise QueueFull(waiter.name, queue)
+        return self._granted(answer, sent, ttl)
+
+    def _granted(self, answer: list[int], sent: float, ttl: float) -> Grant:
+        if len(answer) == 1:
+            return Grant(answer[0], ttl, sent)
+        token, clock, expires = answer
+        return self._since(token, expires, (sent, clock), ttl)
+
+    def _since(self, token: int, expires: int, base: tuple[float, int], ttl: float) -> Grant:
+        """A grant made at some earlier instant, which only the server's clock has seen."""
+        local, clock = base
+        return Grant(token, ttl, min(local + (expires - clock) / 1e6 - ttl, self.driver.now()))
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        now = self.driver.now
+        until = None if timeout is None else now() + timeout
+        waiter = self._ear.find(holder) or Waiter(name, holder, self.driver.signal(), doubtful=True)
+        line = self._lines.setdefault(name, {})
+        line[holder] = waiter.signal
+        pause = 0.0
+        try:
+            while True:
+                waiter.signal.clear()
+                if waiter.grant is not None:
+                    self._ear.forget(holder)
+                    return self._since(*waiter.grant, waiter.base, ttl)
+                first = next(iter(line)) == holder
+                if waiter.doubtful or (first and now() >= waiter.overdue):
+                    try:
+                        waiter.doubtful = False
+                        if grant := await self._join(waiter, ttl, _ANY_QUEUE):
+                            return grant
+                        pause = 0.0
+                    except BackendError as error:
+                        if not _passing(error):
+                            raise
+                        waiter.doubtful = True
+                        pause = min(max(2 * pause, _RETRY[0]), _RETRY[1])
+                nap = None if until is None else until - now()
+                if nap is not None and nap <= 0:
+                    return None
+                if pause:
+                    await self.driver.sleep(pause if nap is None else min(pause, nap))
+                    continue
+                if first:
+                    # One waiter of each process minds the present holder's deadline, for all of them.
+                    overdue = max(waiter.overdue - now(), 0.001)
+                    nap = overdue if nap is None else min(nap, overdue)
+                await waiter.signal.wait(nap)
+        finally:
+            del line[holder]
+            if line:
+                next(iter(line.values())).set()
+            elif self._lines.get(name) is line:
+                del self._lines[name]
+
+    async def leave(self, name: str, holder: str) -> None:
+        self._ear.forget(holder)
+        await self._links.row(f"SELECT {self._schema}.leave(%s, %s)", (name, holder))
+
+    async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
+        names, holders, tokens, ttls = (list(column) for column in zip(*holds, strict=True))
+        rows = await self._links.rows(
+            f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)", (names, holders, tokens, ttls)
+        )
+        renewed = {holder for (holder,) in rows}
+        return [Renewal.RENEWED if holder in renewed else Renewal.LOST for holder in holders]
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        (held,) = await self._links.row(self._release, (name, holder, token))
+        return bool(held)
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.status(%s, %s)", (name, prefix))
+        return [_status(row) for row in rows]
+
+    async def evict(self, name: str) -> Status | None:
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.evict(%s)", (name,))
+        return _status(rows[0]) if rows else None
+
+    async def bump(self, name: str, above: int) -> None:
+        await self._links.row(f"SELECT {self._schema}.bump(%s, %s)", (name, above))
+
+    async def close(self) -> None:
+        await self.driver.offload(self._ear.close)
+        await self._links.close()
+
+    def forked(self) -> None:
+        self._links.forked()
+        self._ear = self._new_ear()
+        self._lines = {}
+
+
+def _listen(option: str | None) -> tuple[Address | None, bool | None]:
+    """Where to listen if not where everything goes, and whether: None is for finding out."""
+    if option in (None, ""):
+        return None, None
+    if option == "off":
+        return None, False
+    way = url.parse(option)
+    if way.scheme not in ("postgresql", "postgres"):
+        raise ConfigError("listen= of postgresql:// is 'off' or a postgresql:// URL, percent-encoded")
+    way.options(**dict.fromkeys(LIBPQ, str))
+    return way, True
+
+
+def _status(row: tuple[str, str, int, float, list[str]]) -> Status:
+    name, holder, token, remaining, waiters = row
+    return Status(name, holder, token, remaining, tuple(waiters))
+
+
+def _passing(error: BackendError) -> bool:
+    """Whether the server may be back soon: it is down, starting, switching over or cut off."""
+    cause = error.__cause__
+    state = getattr(cause, "sqlstate", None)
+    return not isinstance(cause, psycopg.Error) or state is None or state[:2] in ("08", "25", "40", "53", "55", "57")

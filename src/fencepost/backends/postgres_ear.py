@@ -1,0 +1,215 @@
+"""The ear of a process that waits: a session that hears of its grants, and tells the server that it lives."""
+
+import logging
+import secrets
+import select
+import socket
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from fencepost.backends.postgres_links import BlockingLink, Link, connect, pooled
+from fencepost.drive import Driver, Signal, boottime, run
+from fencepost.errors import BackendError
+
+_log = logging.getLogger("fencepost")
+
+LINGER = 30.0  # seconds for which it goes on listening when nobody waits any more
+_LISTENING = (5.0, 15.0)  # seconds between two signs of life, and after the last until the process counts as dead
+_POLLING = (1.0, 4.0)
+_RETRY = (0.05, 2.0)
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One that waits in this process, and what it knows."""
+
+    name: str
+    holder: str
+    signal: Signal
+    grant: tuple[int, int] | None = None
+    """Token and the server's instant of expiry, once they have come."""
+    doubtful: bool = False
+    """Whether its entry may be gone, or its grant have been missed."""
+    base: tuple[float, int] = (0.0, 0)
+    """A local instant, and an instant of the server's clock that is not earlier."""
+    overdue: float = 0.0
+    """The local instant at which the present holder's lease has expired, unless it is renewed."""
+
+
+class Ear:
+    """Hears for all waiters of a process, on one connection and one thread, while there are any.
+
+    Where it cannot listen, behind a transaction pooler or when told not to, it asks every ``poll``
+    seconds instead, in one statement for all of them.
+    """
+
+    def __init__(self, info: dict[str, Any], *, schema: str, patience: float, poll: float, listen: bool | None) -> None:
+        self._info = info
+        self._schema = schema
+        self._patience = patience
+        self._poll = poll
+        self._listen = listen
+        self._gate = threading.Lock()
+        self._waiters: dict[str, Waiter] = {}
+        self._opening: list[Signal] = []
+        self._thread: threading.Thread | None = None
+        self._stop: socket.socket | None = None  # closing it ends the thread
+        self.id: int | None = None
+        """Under which the server knows this process; None while it is deaf."""
+
+    async def open(self, driver: Driver) -> None:
+        """Return once it hears; BackendError if that takes too long."""
+        signal = driver.signal()
+        with self._gate:
+            if self.id is not None:
+                return
+            self._opening.append(signal)
+            if self._thread is None:
+                self._stop, stopped = socket.socketpair()
+                self._thread = threading.Thread(target=self._live, args=(stopped,), name="fencepost-ear", daemon=True)
+                self._thread.start()
+        if not await signal.wait(2 * self._patience):
+            raise BackendError(
+                f"Postgres: no session to listen on within {2 * self._patience:g} s; see ?listen=",
+                backend="postgresql",
+                ambiguous=False,
+            )
+
+    def expect(self, waiter: Waiter) -> int | None:
+        """Hear for ``waiter`` from now on; the process's id, None if it is deaf just now."""
+        with self._gate:
+            if self.id is not None:
+                self._waiters[waiter.holder] = waiter
+            return self.id
+
+    def find(self, holder: str) -> Waiter | None:
+        return self._waiters.get(holder)
+
+    def forget(self, holder: str) -> None:
+        self._waiters.pop(holder, None)
+
+    def close(self) -> None:
+        """Stop hearing, and wait for that."""
+        with self._gate:
+            stop, thread = self._stop, self._thread
+            self._stop = None
+        if stop is not None and thread is not None:
+            stop.close()
+            thread.join(self._patience)
+
+    # On the thread
+
+    def _live(self, stopped: socket.socket) -> None:
+        pause, longest = _RETRY
+        with stopped:
+            while True:
+                try:
+                    with closing(run(connect(BlockingLink, self._info, self._patience))) as link:
+                        assert isinstance(link, BlockingLink)
+                        self._hear(link, stopped)
+                        return
+                except (BackendError, psycopg.Error, OSError) as error:
+                    if self.id is not None:
+                        _log.info("the session that listens for grants broke, opening another: %s", error)
+                        pause = _RETRY[0]
+                    self.id = None
+                if _readable(stopped, pause):
+                    return
+                pause = min(2 * pause, longest)
+
+    def _hear(self, link: BlockingLink, stopped: socket.socket) -> None:
+        listens = self._listen if self._listen is not None else not run(pooled(link))
+        if not listens:
+            _log.info("behind a transaction pooler, so waiters ask every %g s; see ?listen=", self._poll)
+        process = secrets.randbits(62)
+        link.add_notify_handler(lambda notify: self._deliver(*notify.payload.split(" ")))
+        if listens:
+            # This lock ends with the session, however that ends: it is how others know that we are gone.
+            link.execute("SELECT pg_advisory_lock(%s)", [process])
+            link.execute(f'LISTEN "fencepost_{process}"')
+        every, window = _LISTENING if listens else _POLLING
+        link.execute(f"SELECT {self._schema}.tidy(), {self._schema}.beat(%s, %s, %s)", [process, listens, window])
+        self._begin(process)
+        try:
+            beat, busy = boottime() + every, boottime()
+            while True:
+                nap = beat - boottime() if listens else self._poll
+                if _readable(stopped, nap, link.pgconn.socket):
+                    return
+                self._read(link)
+                now = boottime()
+                if self._waiters:
+                    busy = now
+                if now < beat and listens:
+                    continue
+                self._ask(link)
+                if now >= beat:
+                    beat = now + every
+                    alive = link.execute(
+                        f"SELECT {self._schema}.beat(%s, %s, %s)", [process, listens, window]
+                    ).fetchone()
+                    if alive != (True,):
+                        self._doubt()  # this process was frozen, say, and others took it for dead
+                    if now > busy + LINGER and self._fell_silent():
+                        return
+        finally:
+            if not link.broken:
+                link.execute(f"DELETE FROM {self._schema}.process WHERE id = %s", [process])
+
+    def _begin(self, process: int) -> None:
+        with self._gate:
+            self.id = process
+            opening, self._opening = self._opening, []
+        for signal in opening:
+            signal.set()
+        self._doubt()
+
+    def _fell_silent(self) -> bool:
+        with self._gate:
+            if self._waiters:
+                return False
+            if self._stop is not None:
+                self._stop.close()
+            self.id = self._thread = self._stop = None
+            return True
+
+    def _read(self, link: BlockingLink) -> None:
+        link.pgconn.consume_input()
+        while notify := link.pgconn.notifies():
+            self._deliver(*notify.extra.decode().split(" "))
+
+    def _ask(self, link: Link) -> None:
+        """Look for grants whose news was lost, or, where there are no news, for any."""
+        waiters = list(self._waiters.copy().values())
+        if waiters:
+            rows = link.execute(
+                f"SELECT holder, token, {self._schema}.us(expires) FROM {self._schema}.lock "
+                "WHERE name = ANY(%s) AND holder = ANY(%s)",
+                [list({each.name for each in waiters}), [each.holder for each in waiters]],
+            )
+            for row in rows.fetchall():  # type: ignore[union-attr]
+                self._deliver(*row)
+
+    def _deliver(self, holder: str, token: str | int, expires: str | int) -> None:
+        waiter = self._waiters.get(holder)
+        if waiter is not None:
+            waiter.grant = int(token), int(expires)
+            waiter.signal.set()
+
+    def _doubt(self) -> None:
+        """Have every waiter look after its entry."""
+        for waiter in self._waiters.copy().values():
+            waiter.doubtful = True
+            waiter.signal.set()
+
+
+def _readable(first: socket.socket, timeout: float, *others: int) -> bool:
+    """Whether ``first`` can be read, or has been closed, once any of them can or ``timeout`` has passed."""
+    poll = select.poll()
+    for each in (first.fileno(), *others):
+        poll.register(each, select.POLLIN)
+    return any(each == first.fileno() for each, _ in poll.poll(max(timeout, 0.0) * 1000))
