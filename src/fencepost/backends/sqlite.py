@@ -18,8 +18,6 @@ from fencepost.url import Address
 T = TypeVar("T")
 Wakes: TypeAlias = list[tuple[str, str]]  # mailbox and holder of who is to be woken after the commit
 
-_INSERT = """INSERT INTO lock SELECT ?, token + 1, ?, ? FROM issuer WHERE true
-    ON CONFLICT (name) DO NOTHING RETURNING token"""
 _LOOK = """SELECT token, expires, holder, EXISTS (SELECT 1 FROM waiter WHERE waiter.holder = ?)
     FROM lock WHERE name = ?"""
 _FREE = """DELETE FROM lock WHERE name = ? AND token = ? AND holder = ? AND expires > ?
@@ -164,11 +162,11 @@ class SQLite(Backend):
         return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
 
     def _release(self, name: str, holder: str, token: int) -> bool:
+        if self._file.write(_FREE, name, token, holder, self.driver.now()):
+            return True
         wakes: Wakes = []
         with self._file.writing() as db:
             now = self.driver.now()
-            if db.execute(_FREE, (name, token, holder, now)).rowcount:
-                return True
             row = db.execute(
                 "SELECT expires FROM lock WHERE name = ? AND token = ? AND holder = ?", (name, token, holder)
             ).fetchone()
@@ -224,7 +222,7 @@ class SQLite(Backend):
 
     def _bump(self, above: int) -> None:
         with self._file.writing() as db:
-            db.execute("UPDATE issuer SET token = max(token, ?)", (above,))
+            db.execute("UPDATE lock SET token = max(token, ?) WHERE name = ''", (above,))
 
     def _wake(self, wakes: Wakes) -> None:
         for mailbox, holder in wakes:
@@ -234,11 +232,11 @@ class SQLite(Backend):
 
     def _grant(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
         """Mint a token for a lock without a row; 0 if it has one."""
-        row = db.execute(_INSERT, (name, holder, expires)).fetchone()
-        if row is None:
+        token = db.execute("SELECT token FROM lock WHERE name = ''").fetchone()[0] + 1
+        if not db.execute("INSERT OR IGNORE INTO lock VALUES (?, ?, ?, ?)", (name, token, holder, expires)).rowcount:
             return 0
-        db.execute("UPDATE issuer SET token = ?", row)
-        return int(row[0])
+        db.execute("UPDATE lock SET token = ? WHERE name = ''", (token,))
+        return int(token)
 
     def _sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
         """Hand an expired lock on."""

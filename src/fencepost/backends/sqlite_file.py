@@ -27,9 +27,11 @@ _SCHEMA = (
         mailbox TEXT NOT NULL
     ) STRICT""",
     "CREATE INDEX waiter_in_line ON waiter (name, ticket)",
-    # One row: the boot that deadlines count from, the last token, and the tokens reserved on disk.
-    "CREATE TABLE issuer (id INTEGER PRIMARY KEY, boot TEXT, token INTEGER, reserved INTEGER) STRICT",
-    "INSERT INTO issuer VALUES (1, '', 0, 0)",
+    # No lock is called '': that row holds the last token. In the page of the locks, a grant writes one page, not two.
+    "INSERT INTO lock VALUES ('', 0, '', 0)",
+    # One row: the boot that deadlines count from, and the tokens that are reserved on disk.
+    "CREATE TABLE issuer (boot TEXT NOT NULL, reserved INTEGER NOT NULL) STRICT",
+    "INSERT INTO issuer VALUES ('', 0)",
 )
 # Tokens are reserved on disk in blocks of this many, so that handing one out needs no fsync of its own.
 _BLOCK = 10_000
@@ -50,7 +52,12 @@ class File:
     def read(self, query: str, *args: object) -> list[Any]:
         """The rows of a query, as of one moment."""
         with self._gate:
-            return self._patiently(self._connection or self._open(), query, *args)
+            return self._patiently(self._connection or self._open(), query, *args).fetchall()
+
+    def write(self, statement: str, *args: object) -> int:
+        """Execute one statement as a transaction of its own; how many rows it changed."""
+        with self._gate:
+            return self._patiently(self._connection or self._open(), statement, *args).rowcount
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -86,13 +93,15 @@ class File:
                     db.execute("PRAGMA synchronous = NORMAL")
                 self._reserved = token + _BLOCK
 
-    def _patiently(self, db: sqlite3.Connection, statement: str, *args: object) -> list[Any]:
+    def _patiently(self, db: sqlite3.Connection, statement: str, *args: object) -> sqlite3.Cursor:
         """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds."""
-        nap, until = 0.00005, time.monotonic() + self._busy
+        nap = 0.00005
+        until = 0.0
         while True:
             try:
-                return db.execute(statement, args).fetchall()
+                return db.execute(statement, args)
             except sqlite3.OperationalError as error:
+                until = until or time.monotonic() + self._busy
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                     raise
             time.sleep(nap)
@@ -143,6 +152,7 @@ class File:
         (boot,) = db.execute("SELECT boot FROM issuer").fetchone()
         if boot != boot_id():
             # All who held or waited ended with the earlier boot. Tokens go on past any they may have had.
-            db.execute("DELETE FROM lock")
+            db.execute("DELETE FROM lock WHERE name != ''")
             db.execute("DELETE FROM waiter")
-            db.execute("UPDATE issuer SET boot = ?, token = max(token, reserved)", (boot_id(),))
+            db.execute("UPDATE lock SET token = max(token, (SELECT reserved FROM issuer)) WHERE name = ''")
+            db.execute("UPDATE issuer SET boot = ?", (boot_id(),))
