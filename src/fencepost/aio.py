@@ -52,7 +52,7 @@ class Lease(Held):
 class _Body:
     """The body of one ``async with``, which losing the lease cancels. Modelled on asyncio.Timeout."""
 
-    __slots__ = ("cancelled", "lease", "pending", "task")
+    __slots__ = ("cancelled", "late", "lease", "pending", "task")
 
     def __init__(self, lease: Lease) -> None:
         task = asyncio.current_task()
@@ -61,6 +61,7 @@ class _Body:
         self.task = task
         self.pending = task.cancelling()
         self.cancelled = False
+        self.late: asyncio.CancelledError | None = None
         lease._on_loss = self._cancel
 
     def _cancel(self) -> None:
@@ -74,8 +75,8 @@ class _Body:
             return False
         try:
             await asyncio.sleep(0)  # a body that ended before its next await has it still coming
-        except asyncio.CancelledError:
-            pass
+        except asyncio.CancelledError as error:
+            self.late = error
         return self.task.uncancel() > self.pending
 
 
@@ -104,7 +105,9 @@ class Lock:
         if not mine:
             del self._bodies[task]
         cancelled_elsewhere = await body.leave()
-        lost = await self._locks._finish(body.lease)
+        lost = await self._locks._core.finish(body.lease)
+        if cancelled_elsewhere and body.late:
+            raise body.late
         if lost is None or cancelled_elsewhere:
             return
         if error is None or (body.cancelled and isinstance(error, asyncio.CancelledError)):
@@ -195,14 +198,6 @@ class Locks:
     async def close(self) -> None:
         """Release what is still held and disconnect."""
         await self._core.close()
-
-    async def _finish(self, lease: Lease) -> Exception | None:
-        try:
-            return await self._core.finish(lease)
-        except asyncio.CancelledError:
-            # Cancelled while releasing: see the release through where the cancellation does not reach.
-            await self._core.abandon(lease)
-            raise
 
     async def __aenter__(self) -> "Locks":
         return self

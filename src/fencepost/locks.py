@@ -24,7 +24,10 @@ _log = logging.getLogger("fencepost")
 
 _RELEASED = "it was released"
 _REPLACED = "it was replaced before it was released"
+_CLOSED = "its locks were closed"
 _FORKED = "it belongs to the parent process"
+_OVER = (_RELEASED, _CLOSED, _FORKED)
+_UNRELEASED = "its release failed; it may be tried again"
 # A cancelled acquire stays this long for its own clean-up, which then goes on by itself.
 GRACE = 0.5
 
@@ -138,15 +141,26 @@ class Core(Generic[L]):
         await self._renewals.renew([lease], strict=True)
         lease.check()
 
-    async def release(self, lease: L) -> bool:
+    async def release(self, lease: L, why: str = _RELEASED) -> bool:
         """Give the lease back; False, and nothing changed, if it was no longer this holder's."""
         ended = lease.ended
-        if ended in (_RELEASED, _FORKED):
+        if ended in _OVER:
             return False
-        lease._end(_RELEASED)
-        lease.ended = _RELEASED
+        lease._end(why)
+        lease.ended = why
         self._renewals.forget(lease)
-        if await self.backend.release(lease.name, lease.holder, lease.token):
+        try:
+            released = await self.backend.release(lease.name, lease.holder, lease.token)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if isinstance(error, BackendError):
+                lease.ended = _UNRELEASED
+            else:
+                # Cancelled or interrupted: see it through where that does not reach.
+                await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
+            raise
+        if released:
             held = self.driver.now() - lease.since
             self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
             return True
@@ -157,24 +171,20 @@ class Core(Generic[L]):
 
     async def finish(self, lease: L) -> LeaseLost | None:
         """Release at the end of a block; what the block must raise if it raised nothing itself."""
-        if lease.ended == _RELEASED:
-            return None
         why = lease.over
+        if why == _RELEASED:
+            return None
         released = await self._release_quietly(lease)
-        if not why and released:
+        if why == _UNRELEASED or (released and not why):
             return None
         return LeaseLost(lease.name, lease.token, why or _REPLACED)
 
-    async def _release_quietly(self, lease: L) -> bool:
+    async def _release_quietly(self, lease: L, why: str = _RELEASED) -> bool:
         try:
-            return await self.release(lease)
+            return await self.release(lease, why)
         except BackendError as error:
             _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
             return True
-
-    async def abandon(self, lease: L) -> None:
-        """Release what is left of a lease whose release was cut off, apart from whoever cut it off."""
-        await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
 
     async def status(self, name: str) -> Status | None:
         """The lock as its store sees it; None if nobody holds it."""
@@ -197,7 +207,7 @@ class Core(Generic[L]):
             return
         self._closed = True
         for lease in self._renewals:
-            await self._release_quietly(lease)
+            await self._release_quietly(lease, _CLOSED)
         self._renewals.close()
         await self.backend.close()
         self.driver.close()
