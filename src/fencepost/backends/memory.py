@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from fencepost.backend import Backend, Hold, Promises, Renewal, Status
 from fencepost.drive import Driver, Signal
-from fencepost.errors import ConfigError, QueueFull
+from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
+from fencepost.rule import MAX_TOKEN
 from fencepost.url import Address
 
 
@@ -34,6 +35,8 @@ class _Store:
         self.token = 0
 
     def grant(self, name: str, holder: str, ttl: float, now: float) -> Grant:
+        if self.token == MAX_TOKEN:
+            raise BackendError("no token is left", backend="memory", ambiguous=False)
         self.token += 1
         lock = self.locks.get(name)
         if lock is None:

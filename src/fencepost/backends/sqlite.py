@@ -10,9 +10,10 @@ from fencepost import check
 from fencepost.backend import Backend, Hold, Promises, Renewal, Status
 from fencepost.backends import wake
 from fencepost.backends.sqlite_file import File
-from fencepost.drive import Driver, Signal
+from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, FencepostError, QueueFull
 from fencepost.lease import Grant
+from fencepost.rule import MAX_TOKEN
 from fencepost.url import Address
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class SQLite(Backend):
         self._file = File(Path(path) if path else _default(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
         self._mailbox = wake.Mailbox(self._folder)
-        self._lines: dict[str, dict[str, Signal]] = {}  # this process's waiters by name, in the order they came
+        self._lines = wake.Lines()
 
     # The contract
 
@@ -62,9 +63,9 @@ class SQLite(Backend):
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
         now = self.driver.now
         until = None if timeout is None else now() + timeout
-        line = self._lines.setdefault(name, {})
-        signal = line[holder] = self.driver.signal()
+        signal = self.driver.signal()
         self._mailbox.expect(holder, signal)
+        self._lines.join(name, holder, signal)
         try:
             while True:
                 signal.clear()
@@ -74,18 +75,13 @@ class SQLite(Backend):
                 nap = None if until is None else until - now()
                 if nap is not None and nap <= 0:
                     return None
-                if next(iter(line)) == holder:
-                    # One waiter of each process minds the present holder's deadline, for all of them.
+                if self._lines.minds(name, holder, found):
                     overdue = max(found - now(), 0.001)
                     nap = overdue if nap is None else min(nap, overdue)
                 await signal.wait(nap)
         finally:
             self._mailbox.forget(holder)
-            del line[holder]
-            if line:
-                next(iter(line.values())).set()
-            elif self._lines.get(name) is line:
-                del self._lines[name]
+            self._lines.leave(name, holder)
 
     async def leave(self, name: str, holder: str) -> None:
         await self._offload(self._leave, name, holder)
@@ -112,7 +108,7 @@ class SQLite(Backend):
     def forked(self) -> None:
         self._file.forked()
         self._mailbox.forked()
-        self._lines = {}
+        self._lines = wake.Lines()
 
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
         try:
@@ -221,7 +217,7 @@ class SQLite(Backend):
         return None
 
     def _bump(self, above: int) -> None:
-        with self._file.writing() as db:
+        with self._file.writing(durable=True) as db:
             db.execute("UPDATE lock SET token = max(token, ?) WHERE name = ''", (above,))
 
     def _wake(self, wakes: Wakes) -> None:
@@ -233,6 +229,8 @@ class SQLite(Backend):
     def _grant(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
         """Mint a token for a lock without a row; 0 if it has one."""
         token = db.execute("SELECT token FROM lock WHERE name = ''").fetchone()[0] + 1
+        if token > MAX_TOKEN:
+            raise BackendError(f"{str(self._file.path)!r} has no token left", backend=self.scheme, ambiguous=False)
         if not db.execute("INSERT OR IGNORE INTO lock VALUES (?, ?, ?, ?)", (name, token, holder, expires)).rowcount:
             return 0
         db.execute("UPDATE lock SET token = ? WHERE name = ''", (token,))
@@ -245,6 +243,7 @@ class SQLite(Backend):
 
     def _hand_over(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
         """Give the lock to its first live waiter, forgetting dead ones before it; free it if there is none."""
+        (minded,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
         db.execute("DELETE FROM lock WHERE name = ?", (name,))
         dead: set[str] = set()
         while row := db.execute(
@@ -255,8 +254,15 @@ class SQLite(Backend):
             if mailbox not in dead and wake.alive(self._folder, mailbox):
                 self._grant(db, name, holder, now + ttl)
                 wakes.append((mailbox, holder))
+                if now + ttl < minded:
+                    wakes += self._minders(db, name)
                 return
             dead.add(mailbox)
+
+    def _minders(self, db: sqlite3.Connection, name: str) -> Wakes:
+        """One waiter of each process, to tell of a deadline that comes earlier than the one they mind."""
+        rows = db.execute("SELECT mailbox, holder, min(ticket) FROM waiter WHERE name = ? GROUP BY mailbox", (name,))
+        return [(mailbox, holder) for mailbox, holder, _ in rows]
 
     def _join(self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int) -> None:
         count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"

@@ -10,7 +10,9 @@ from typing import Any
 
 from fencepost.backends.boot import boot_id
 from fencepost.errors import ConfigError
+from fencepost.rule import MAX_TOKEN
 
+_APPLICATION = 0x66656E63  # "fenc", in the file's header
 _VERSION = 1
 _SCHEMA = (
     """CREATE TABLE lock (
@@ -60,18 +62,24 @@ class File:
             return self._patiently(self._connection or self._open(), statement, *args).rowcount
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that has the file to itself."""
+    def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction that has the file to itself; if ``durable``, it is on disk when this ends."""
         with self._gate:
             db = self._connection or self._open()
-            self._patiently(db, "BEGIN IMMEDIATE")
+            if durable:
+                db.execute("PRAGMA synchronous = FULL")
             try:
+                # Inside the try: an interrupt that came while this waited is raised as soon as it has begun.
+                self._patiently(db, "BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            finally:
+                if durable:
+                    db.execute("PRAGMA synchronous = NORMAL")
 
     def cover(self, token: int) -> None:
         """Return once the token is reserved on disk, so that not even a power loss can bring it back.
@@ -80,18 +88,12 @@ class File:
         """
         if token <= self._reserved:
             return
-        with self._gate:
-            db = self._connection or self._open()
-            (self._reserved,) = db.execute("SELECT reserved FROM issuer").fetchone()
-            if token > self._reserved:
-                db.execute("PRAGMA synchronous = FULL")
-                try:
-                    self._patiently(db, "BEGIN IMMEDIATE")
-                    db.execute("UPDATE issuer SET reserved = max(reserved, ?)", (token + _BLOCK,))
-                    db.execute("COMMIT")
-                finally:
-                    db.execute("PRAGMA synchronous = NORMAL")
-                self._reserved = token + _BLOCK
+        with self.writing(durable=True) as db:
+            (reserved,) = db.execute("SELECT reserved FROM issuer").fetchone()
+            if token > reserved:
+                reserved = min(token + _BLOCK, MAX_TOKEN)
+                db.execute("UPDATE issuer SET reserved = ?", (reserved,))
+        self._reserved = reserved
 
     def _patiently(self, db: sqlite3.Connection, statement: str, *args: object) -> sqlite3.Cursor:
         """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds."""
@@ -124,6 +126,7 @@ class File:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path.absolute(), 0, isolation_level=None, check_same_thread=False)
         try:
+            self._is_new(db)  # refuse somebody else's database before anything in it is touched
             db.execute("PRAGMA page_size = 1024")  # rows are small, and each commit writes whole pages
             self._patiently(db, "PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
@@ -137,18 +140,26 @@ class File:
         self._connection = db
         return db
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            if db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+    def _is_new(self, db: sqlite3.Connection) -> bool:
+        """Whether the file is empty; ConfigError if it is not ours, or not of this version."""
+        ((ours,),) = self._patiently(db, "PRAGMA application_id")
+        ((version,),) = self._patiently(db, "PRAGMA user_version")
+        if ours != _APPLICATION:
+            if ours or version or self._patiently(db, "SELECT 1 FROM sqlite_schema").fetchone():
                 raise ConfigError(f"{str(self.path)!r} is somebody else's database; give locks a file of their own")
-            for statement in _SCHEMA:
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {_VERSION}")
-        elif version != _VERSION:
+            return True
+        if version != _VERSION:
             raise ConfigError(
                 f"{str(self.path)!r} has schema {version}, this fencepost knows {_VERSION}: upgrade fencepost"
             )
+        return False
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        if self._is_new(db):
+            for statement in _SCHEMA:
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {_APPLICATION}")
+            db.execute(f"PRAGMA user_version = {_VERSION}")
         (boot,) = db.execute("SELECT boot FROM issuer").fetchone()
         if boot != boot_id():
             # All who held or waited ended with the earlier boot. Tokens go on past any they may have had.

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import threading
+from math import inf
 from pathlib import Path
 
 from fencepost.drive import Signal
@@ -77,6 +78,40 @@ class Mailbox:
         if self._socket is not None:
             self._socket.close()
         self.__init__(self._folder)  # type: ignore[misc]
+
+
+class Lines:
+    """The waiters of this process, by lock. The first of each line minds the present holder's deadline for all."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._lines: dict[str, dict[str, Signal]] = {}  # each in the order they came
+        self._minded: dict[str, float] = {}
+
+    def join(self, name: str, holder: str, signal: Signal) -> None:
+        with self._gate:
+            self._lines.setdefault(name, {})[holder] = signal
+
+    def minds(self, name: str, holder: str, deadline: float) -> bool:
+        """Whether this waiter minds the deadline; if another one does, it is told of one it did not know."""
+        with self._gate:
+            first, signal = next(iter(self._lines[name].items()))
+            if first == holder:
+                self._minded[name] = deadline
+                return True
+            if deadline < self._minded.get(name, inf):
+                signal.set()
+            return False
+
+    def leave(self, name: str, holder: str) -> None:
+        with self._gate:
+            line = self._lines[name]
+            del line[holder]
+            if line:
+                next(iter(line.values())).set()
+            else:
+                del self._lines[name]
+                self._minded.pop(name, None)
 
 
 def alive(folder: Path, address: str) -> bool:
