@@ -1,7 +1,6 @@
 """A backend under test, through one of its faces, with a namespace of its own."""
 
 import asyncio
-import inspect
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -58,17 +57,13 @@ class Store:
         self.workers.append(worker)
         return worker
 
-    async def until(self, condition: Callable[[], T | Awaitable[T]], what: str = "") -> T:
+    async def until(self, condition: Callable[[], Awaitable[T]], what: str) -> T:
         """The condition's value once it is true; the test fails if it never is."""
         deadline = time.monotonic() + self.patience
-        while True:
-            value = condition()
-            if inspect.isawaitable(value):
-                value = await value
-            if value:
-                return value
-            assert time.monotonic() < deadline, f"never came: {what or inspect.getsource(condition).strip()}"
+        while not (value := await condition()):
+            assert time.monotonic() < deadline, f"never came: {what}"
             await asyncio.sleep(0.003)
+        return value
 
     async def queue(self, client: Client, count: int, name: str = "") -> tuple[str, ...]:
         """Return once ``count`` wait for the lock. An unfair store keeps no line that could be seen."""
@@ -84,8 +79,8 @@ class Store:
         return status.waiters
 
     async def free(self, client: Client, name: str = "") -> Hold:
-        """The lock, once it is free: neither a holder nor a queue entry may be in the way for long."""
-        return await client.acquire(name or self.name, timeout=self.patience, ttl=self.long)
+        """The lock, as soon as it is free."""
+        return await client.acquire(name or self.name, timeout=self.long, ttl=self.long)
 
     async def close(self) -> None:
         for worker in self.workers:

@@ -1,0 +1,125 @@
+"""The holder of a lost lease learns of it, in whatever way it listens."""
+
+import asyncio
+
+import pytest
+
+from fencepost.errors import LeaseLost
+from fencepost.events import Event
+from tests.conformance.faces import Hold
+from tests.conformance.store import Store
+
+
+async def test_lost_is_false_while_it_is_held_and_true_once_it_is_not(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name, ttl=store.short)
+    assert lease.lost is False
+    assert await lease.wait_lost(0.01) is False
+    lease.check()
+    await client.evict(store.name)
+    assert await lease.wait_lost(store.patience) is True
+    assert lease.lost is True
+    with pytest.raises(LeaseLost):
+        lease.check()
+
+
+async def test_all_who_wait_for_the_loss_are_told(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name, ttl=store.short)
+    told = [asyncio.create_task(lease.wait_lost(store.patience)) for _ in range(5)]
+    await client.evict(store.name)
+    assert all(await asyncio.gather(*told))
+
+
+async def test_a_release_ends_the_wait_for_loss(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name)
+    told = asyncio.create_task(lease.wait_lost(store.patience))
+    await asyncio.sleep(0)
+    assert await lease.release()
+    assert await told is True
+
+
+async def test_leaving_the_block_of_a_lost_lease_raises(store: Store) -> None:
+    events: list[Event] = []
+    client = store.connect(hooks=[events.append])
+
+    async def body(lease: Hold) -> None:
+        await client.evict(store.name)
+        await lease.wait_lost(store.patience)
+
+    with pytest.raises(LeaseLost) as raised:
+        await client.block(store.name, body, ttl=store.short)
+    assert raised.value.name == store.name
+    lost = [event for event in events if event.kind == "lost"]
+    assert [event.token for event in lost] == [raised.value.token]
+    assert lost[0].detail
+
+
+async def test_a_loss_that_only_the_release_notices_raises_too(store: Store) -> None:
+    client, other = store.connect(), store.connect()
+
+    async def body(lease: Hold) -> None:
+        await other.evict(store.name)
+
+    with pytest.raises(LeaseLost):
+        await client.block(store.name, body, ttl=store.long)
+
+
+async def test_the_bodys_own_error_goes_before_the_loss(store: Store) -> None:
+    client = store.connect()
+
+    async def body(lease: Hold) -> None:
+        await client.evict(store.name)
+        try:
+            await lease.wait_lost(store.patience)
+        finally:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await client.block(store.name, body, ttl=store.short)
+
+
+async def test_a_lease_that_ran_out_in_its_block_raises(store: Store) -> None:
+    client = store.connect()
+
+    async def body(lease: Hold) -> None:
+        await lease.wait_lost(store.patience)
+
+    with pytest.raises(LeaseLost):
+        await client.block(store.name, body, ttl=store.short, renew=False)
+
+
+async def test_a_released_lease_leaves_its_block_quietly(store: Store) -> None:
+    client = store.connect()
+
+    async def body(lease: Hold) -> str:
+        assert await lease.release()
+        return "fine"
+
+    assert await client.block(store.name, body) == "fine"
+
+
+async def test_a_lost_block_does_not_hurt_the_new_holder(store: Store) -> None:
+    client, other = store.connect(), store.connect()
+    taken: list[Hold] = []
+
+    async def body(lease: Hold) -> None:
+        await other.evict(store.name)
+        taken.append(await other.acquire(store.name))
+
+    with pytest.raises(LeaseLost):
+        await client.block(store.name, body)
+    status = await other.status(store.name)
+    assert status is not None
+    assert status.holder == taken[0].holder
+
+
+async def test_a_block_whose_locks_are_closed_meanwhile_raises(store: Store) -> None:
+    client = store.connect()
+
+    async def body(lease: Hold) -> None:
+        await client.close()
+
+    with pytest.raises(LeaseLost):
+        await client.block(store.name, body)

@@ -1,0 +1,144 @@
+"""Every token is larger than every token granted before for that lock, whatever ended the lease before it."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from fencepost.errors import BackendError, ConfigError
+from fencepost.rule import MAX_TOKEN
+from tests.conformance.faces import Client
+from tests.conformance.store import Store
+
+
+def increasing(tokens: list[int]) -> bool:
+    return all(1 <= earlier < later <= MAX_TOKEN for earlier, later in pairwise(tokens))
+
+
+async def test_tokens_grow_across_releases(store: Store) -> None:
+    client = store.connect()
+    tokens = []
+    for _ in range(20):
+        lease = await store.free(client)
+        tokens.append(lease.token)
+        assert await lease.release()
+    assert increasing(tokens)
+
+
+async def test_tokens_grow_across_expiry(store: Store) -> None:
+    client = store.connect()
+    tokens = []
+    for _ in range(3):
+        lease = await client.acquire(store.name, ttl=store.short, renew=False, timeout=store.long)
+        tokens.append(lease.token)
+    assert increasing(tokens)
+
+
+async def test_tokens_grow_when_every_client_reconnects(store: Store) -> None:
+    tokens = []
+    for _ in range(4):
+        client = store.connect()
+        lease = await store.free(client)
+        tokens.append(lease.token)
+        await client.close()
+    assert increasing(tokens)
+
+
+async def test_tokens_grow_across_eviction(store: Store) -> None:
+    client = store.connect()
+    first = await client.acquire(store.name)
+    await client.evict(store.name)
+    second = await store.free(client)
+    assert first.token < second.token
+
+
+async def test_tokens_grow_in_the_order_of_the_hand_overs(store: Store) -> None:
+    clients = [store.connect(), store.connect()]
+    holder = await clients[0].acquire(store.name)
+    granted = [holder.token]
+
+    async def serve(client: Client) -> None:
+        lease = await client.acquire(store.name, timeout=store.long)
+        granted.append(lease.token)
+        assert await lease.release()
+
+    waiters = [asyncio.create_task(serve(clients[each % 2])) for each in range(10)]
+    await store.queue(clients[0], 10)
+    assert await holder.release()
+    await asyncio.gather(*waiters)
+    assert increasing(granted)
+
+
+@pytest.mark.processes
+async def test_tokens_grow_across_killed_holders(store: Store) -> None:
+    client = store.connect()
+    workers = [store.spawn() for _ in range(3)]
+    tokens = []
+    for worker in workers:
+        said = await worker.ask("acquire", store.name, {"ttl": store.short, "timeout": store.long})
+        tokens.append(said["token"])
+        worker.kill()
+    tokens.append((await store.free(client)).token)
+    assert increasing(tokens)
+
+
+async def test_renewing_keeps_the_token(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name)
+    await lease.renew()
+    status = await client.status(store.name)
+    assert status is not None
+    assert status.token == lease.token == lease.raw.token
+
+
+@pytest.mark.bump
+@pytest.mark.parametrize("above", [2**53 - 1, 2**53 + 1, 2**62])
+async def test_bump_makes_the_next_token_larger_and_exact(store: Store, above: int) -> None:
+    client = store.connect()
+    await client.bump(store.name, above=above)
+    tokens = [above]
+    for _ in range(3):
+        lease = await store.free(client)
+        tokens.append(lease.token)
+        assert await lease.release()
+    assert increasing(tokens)
+
+
+@pytest.mark.bump
+async def test_bump_never_lowers_a_token(store: Store) -> None:
+    client = store.connect()
+    await client.bump(store.name, above=5_000_000)
+    lease = await store.free(client)
+    assert lease.token > 5_000_000
+    await lease.release()
+    await client.bump(store.name, above=1)
+    assert (await store.free(client)).token > lease.token
+
+
+@pytest.mark.bump
+async def test_bump_of_a_held_lock_leaves_the_holder_its_token(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name)
+    await client.bump(store.name, above=lease.token + 1000)
+    await lease.renew()
+    assert await lease.release()
+    assert (await store.free(client)).token > lease.token + 1000
+
+
+@pytest.mark.bump
+async def test_the_last_token_is_never_followed_by_a_smaller_one(store: Store) -> None:
+    client = store.connect()
+    await client.bump(store.name, above=MAX_TOKEN - 1)
+    last = await store.free(client)
+    assert last.token == MAX_TOKEN
+    assert await last.release()
+    with pytest.raises(BackendError):
+        await client.acquire(store.name, timeout=store.long)
+    assert await client.status(store.name) is None
+
+
+@pytest.mark.parametrize("above", [0, -1, MAX_TOKEN, MAX_TOKEN + 1, True, 1.5])
+async def test_bump_refuses_what_no_token_can_exceed(store: Store, above: int) -> None:
+    client = store.connect()
+    with pytest.raises(ConfigError):
+        await client.bump(store.name, above=above)
