@@ -30,4 +30,6 @@ class Row(NamedTuple):
 BACKENDS = [
     Row("memory", lambda fixture: f"memory://{secrets.token_hex(4)}"),
     Row("sqlite", lambda fixture: f"sqlite://{fixture('tmp_path')}/locks.db"),
+    Row("redis", lambda fixture: f"{fixture('redis_server').url}?prefix={secrets.token_hex(4)}:"),
+    Row("redis", lambda fixture: f"{fixture('redis_server').url}?fence=counter", variant="counter"),
 ]

@@ -1,0 +1,364 @@
+"""Locks in Redis or Valkey: one server, the master that Sentinel names, or a cluster."""
+
+import secrets
+from collections.abc import Sequence
+from math import ceil, inf
+from typing import Any, ClassVar
+
+from hiredis import ReplyError
+
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import redis_doctor
+from fencepost.backends.redis_dial import pack
+from fencepost.backends.redis_line import Line, Lines, Waiter
+from fencepost.backends.redis_nodes import Node
+from fencepost.backends.redis_pool import Pool
+from fencepost.backends.redis_scripts import Keys, Layout, Script, scripts
+from fencepost.backends.redis_servers import Masters, Single, fixed, sentinel
+from fencepost.backends.redis_stream import Stream
+from fencepost.backends.redis_url import Options, dial, options
+from fencepost.drive import Driver
+from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.lease import Grant
+from fencepost.url import Address
+
+_KEEP = 60_000  # ms that a queue outlives its last live waiter
+_GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
+_ANY = 2**31  # one who is queued already is never one too many
+_PRUNE = 5.0  # seconds between two searches of a full queue for dead waiters
+
+# The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
+_LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE")
+
+
+class Redis(Backend):
+    """``redis://user:password@host:6379/0``, ``rediss://`` with TLS, ``redis+unix:///path/to.sock?db=0``.
+
+    The key of a lock is ``prefix + name`` and holds ``holder:token``. Releasing it hands it to the first
+    live waiter in the same script, which tells that waiter alone: nobody barges in, nobody else wakes.
+    """
+
+    scheme = "redis"
+    promises = Promises(
+        reach="everybody who reaches the server",
+        fair=True,
+        consensus=False,
+        failover="a restart without persistence, an eviction or a failover can forget who holds: then two hold at "
+        "once; tokens still grow, unless counter and clock are lost together",
+        clock="the server's wall clock; the holder counts its own deadline on its own clock",
+        token="max(last + 1, server time in us), one counter per prefix; ?fence=counter has one per lock, which starts "
+        "again if Redis forgets it",
+        wakeup="the release itself hands over and tells the next waiter; besides, one look per process and lock when "
+        "the holder's lease expires, or after 2 s",
+    )
+    cluster: ClassVar[bool] = False
+
+    def __init__(self, address: Address, driver: Driver) -> None:
+        super().__init__(address, driver)
+        self.options: Options = options(address)
+        self.layout = Layout(self.options.prefix, self.options.fence, self.cluster)
+        self.scripts = scripts(self.options.fence)
+        self.dial = dial(address, self.options, self.scripts)
+        self._abandoned: dict[str, str] = {}
+        self._pruned: dict[str, float] = {}
+        self._lines = Lines(driver, self._look)
+        self._nodes = self._servers()
+
+    def _servers(self) -> Single:
+        if len(self.options.places) > 1:
+            raise ConfigError(
+                f"{self.address.scheme}:// takes one server; several are redis+cluster://, redis+sentinel:// or redlock://"
+            )
+        return Single(self.driver, self.dial, fixed(self.options.places[0]), _channel(), self._hear, self._lines.lost)
+
+    # The contract
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        keys = self.layout.keys(name)
+        nodes = self._nodes
+        node = nodes.only or await nodes.at(keys.lock)
+        wire = await node.ready()
+        joins = queue is not None and node.listening
+        asking = self._lines.asking
+        while True:
+            entry = _entry(node, holder, ttl) if joins else ""
+            most = queue if joins else -1
+            asking[holder] = wire, entry
+            sent = self.driver.now()
+            reply = await self._run(wire, self.scripts.take, keys, holder, ceil(ttl * 1000), most, entry, _KEEP)
+            if reply.__class__ is bytes:
+                del asking[holder]
+                if self.options.wait_replicas:
+                    await self._confirm(keys, holder, int(reply), ttl)
+                return Grant(int(reply), ttl, sent)
+            if reply == 0 and queue is not None and not joins:
+                # Only one who has to wait needs to listen.
+                await node.listen()
+                wire = await node.ready()
+                joins = True
+            elif reply != -1 or not await self._prune(name, node, keys):
+                break
+        if isinstance(reply, list):
+            waiter = self._lines.join(name, keys, node, holder, ttl, entry)
+            self._answer(waiter, sent, reply)
+            return None
+        del asking[holder]
+        if reply == -1:
+            assert queue is not None, "only one who would join can find the queue full"
+            raise QueueFull(name, queue)
+        return None
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        waiter = self._lines.waiters.get(holder)
+        if waiter is None:
+            keys = self.layout.keys(name)
+            waiter = self._lines.join(name, keys, await self._nodes.at(keys.lock), holder, ttl, "")
+            await self._look(waiter.line, waiter)
+        if waiter.grant is None and waiter.error is None:
+            await waiter.signal.wait(timeout)
+        if waiter.grant is not None:
+            self._lines.part(holder)
+            token, _, since = waiter.grant
+            if self.options.wait_replicas:
+                await self._confirm(waiter.line.keys, holder, token, ttl)
+            return Grant(token, ttl, since)
+        if waiter.error is not None:
+            raise waiter.error
+        return None
+
+    async def leave(self, name: str, holder: str) -> None:
+        earlier, entry = self._lines.asking.pop(holder, (None, ""))
+        waiter = self._lines.part(holder)
+        keys = self.layout.keys(name)
+        try:
+            node = self._nodes.only or await self._nodes.at(keys.lock)
+            wire = await node.ready()
+            # On the same connection this comes after whatever is still under way. On another one it may not.
+            late = earlier is not None and not (earlier.ordered and earlier is wire)
+            entry = waiter.entry if waiter is not None else entry
+            await self._run(wire, self.scripts.leave, keys, holder, entry, _GONE if late else 0)
+        except BackendError:
+            self._abandoned[holder] = name  # should the lock come to it all the same, it is handed on then
+            raise
+
+    async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
+        by_node: dict[Node, list[tuple[int, Keys, Hold]]] = {}
+        for index, hold in enumerate(holds):
+            keys = self.layout.keys(hold.name)
+            by_node.setdefault(await self._nodes.at(keys.lock), []).append((index, keys, hold))
+        answers = [Renewal.UNKNOWN] * len(holds)
+        for node, batch in by_node.items():
+            try:
+                wire = await node.ready()
+                replies = await wire.calls([self._renewal(keys, hold) for _, keys, hold in batch])
+                for (index, keys, hold), reply in zip(batch, replies, strict=True):
+                    if reply.__class__ is ReplyError:
+                        args = (f"{hold.holder}:{hold.token}", ceil(hold.ttl * 1000))
+                        reply = await self._again(reply, self.scripts.renew, keys[:1], args)
+                    answers[index] = Renewal.RENEWED if reply == 1 else Renewal.LOST
+            except BackendError:
+                if len(by_node) == 1:
+                    raise
+        return answers
+
+    def _renewal(self, keys: Keys, hold: Hold) -> bytes:
+        own = f"{hold.holder}:{hold.token}"
+        return pack(("EVALSHA", self.scripts.renew.sha, 1, keys.lock, own, ceil(hold.ttl * 1000)))
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        lock, queue, _, counter = self.layout.keys(name)
+        node = self._nodes.only or await self._nodes.at(lock)
+        wire = await node.ready()
+        return bool(await self._run(wire, self.scripts.release, (lock, queue, counter), f"{holder}:{token}"))
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        if name is not None:
+            return [found] if (found := await self._status(name)) else []
+        names = {each for node in await self._nodes.all() for each in await self._names(node, prefix)}
+        found_all = [await self._status(each) for each in sorted(names)]
+        # Without a prefix of our own, a key that is not one of ours is anybody's.
+        return [found for found in found_all if found and (found.token or self.layout.prefix)]
+
+    async def _status(self, name: str) -> Status | None:
+        keys = self.layout.keys(name)
+        wire = await (await self._nodes.at(keys.lock)).ready()
+        return _seen(name, await self._run(wire, self.scripts.status, (keys.lock, keys.queue)))
+
+    async def _names(self, node: Node, prefix: str) -> list[str]:
+        wire = await node.ready()
+        pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in self.layout.prefix + prefix) + "*"
+        names: list[str] = []
+        cursor = b"0"
+        while True:
+            reply = await wire.call(pack(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "string")))
+            if reply.__class__ is ReplyError:
+                raise self._error(reply)
+            cursor, keys = reply
+            names += [name for key in keys if (name := self.layout.name(key)) is not None]
+            if cursor == b"0":
+                return names
+
+    async def evict(self, name: str) -> Status | None:
+        lock, queue, _, counter = self.layout.keys(name)
+        wire = await (await self._nodes.at(lock)).ready()
+        return _seen(name, await self._run(wire, self.scripts.evict, (lock, queue, counter)))
+
+    async def bump(self, name: str, above: int) -> None:
+        counter = self.layout.keys(name).counter
+        wire = await (await self._nodes.at(counter)).ready()
+        await self._run(wire, self.scripts.bump, (counter,), above)
+
+    async def doctor(self) -> list[Finding]:
+        findings: list[Finding] = []
+        for node in await self._nodes.all():
+            findings += await redis_doctor.examine(await node.ready(), self.options)
+        return findings
+
+    async def close(self) -> None:
+        self._lines.close()
+        for node in self._nodes.nodes:
+            node.close()
+        await self.driver.sleep(0)  # lets an event loop close its transports
+
+    def forked(self) -> None:
+        for node in self._nodes.nodes:
+            node.forked()
+        self._abandoned = {}
+        self._lines.forked()
+        self._nodes = self._servers()
+
+    # Waiting
+
+    async def _look(self, line: Line, waiter: Waiter) -> None:
+        """Ask how a waiter stands; whoever finds an expired lock hands it to the first in the queue."""
+        keys, holder = line.keys, waiter.holder
+        line.node = node = self._nodes.only or await self._nodes.at(keys.lock)
+        await node.listen()
+        wire = await node.ready()
+        waiter.entry = _entry(node, holder, waiter.ttl)
+        self._lines.asking[holder] = wire, waiter.entry
+        sent = self.driver.now()
+        ms = ceil(waiter.ttl * 1000)
+        reply = await self._run(wire, self.scripts.take, keys, holder, ms, _ANY, waiter.entry, _KEEP)
+        self._lines.asking.pop(holder, None)
+        self._answer(waiter, sent, reply)
+
+    def _answer(self, waiter: Waiter, sent: float, reply: Any) -> None:
+        if reply.__class__ is bytes:
+            self._lines.give(waiter, Grant(int(reply), waiter.ttl, sent))
+        elif isinstance(reply, list) and reply[0].__class__ is bytes:
+            token, left = reply  # the message that told of it was lost
+            self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + left / 1000 - waiter.ttl))
+        elif isinstance(reply, list):
+            self._lines.stands(waiter, sent, reply)
+
+    def _hear(self, node: Node, push: list[Any]) -> None:
+        stranger = self._lines.hear(node, push)
+        if stranger is not None and (name := self._abandoned.pop(stranger, None)) is not None:
+            self.driver.spawn(self._leave_again(name, stranger), "fencepost-redis-leave")
+
+    async def _leave_again(self, name: str, holder: str) -> None:
+        try:
+            await self.leave(name, holder)
+        except BackendError:
+            pass  # its ttl frees the lock
+
+    async def _prune(self, name: str, node: Node, keys: Keys) -> bool:
+        """Look for dead waiters in a full queue, though not each time; whether it is worth asking again."""
+        now = self.driver.now()
+        if now - self._pruned.get(name, -inf) < _PRUNE:
+            return False
+        self._pruned = {each: at for each, at in self._pruned.items() if now - at < _PRUNE} | {name: now}
+        return bool(await self._run(await node.ready(), self.scripts.prune, (keys.queue,)))
+
+    async def _confirm(self, keys: Keys, holder: str, token: int, ttl: float) -> None:
+        """Return once enough replicas have the grant. WAIT covers what this connection wrote, hence the renewal."""
+        wire = await (await self._nodes.at(keys.lock)).ready()
+        want, ms = self.options.wait_replicas, int(self.dial.timeout * 500)
+        renewal = self._renewal(keys, Hold("", holder, token, ttl))
+        renewed, have = await wire.calls([renewal, pack(("WAIT", want, ms))])
+        if renewed != 1 or not isinstance(have, int) or have < want:
+            raise BackendError(
+                f"the grant reached {have} of {want} replicas within {ms} ms; look at the replicas, or lower "
+                f"wait_replicas",
+                backend=self.scheme,
+                ambiguous=True,
+            )
+
+    # Requests
+
+    async def _run(self, wire: Pool | Stream, script: Script, keys: Sequence[str], *args: Any) -> Any:
+        reply = await wire.call(pack(("EVALSHA", script.sha, len(keys), *keys, *args)))
+        if reply.__class__ is ReplyError:
+            return await self._again(reply, script, keys, args)
+        return reply
+
+    async def _again(self, reply: Any, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Ask again, with the script's text, where the server says that it did not execute the request."""
+        request = pack(("EVAL", script.text, len(keys), *keys, *args))
+        until = self.driver.now() + self.dial.timeout
+        while reply.__class__ is ReplyError:
+            text, once = str(reply), False
+            if text.startswith(("MOVED", "ASK")):
+                node, once = self._nodes.moved(text)
+            else:
+                if text.startswith(_LATER) and self.driver.now() < until:
+                    self._nodes.forget()
+                    await self.driver.sleep(0.1)
+                elif not text.startswith("NOSCRIPT"):
+                    raise self._error(reply)
+                node = await self._nodes.at(keys[0])
+            wire = await node.ready()
+            reply = (await wire.calls([pack(("ASKING",)), request] if once else [request]))[-1]
+        return reply
+
+    def _error(self, reply: Any) -> BackendError:
+        text = str(reply)
+        if "WRONGTYPE" in text:
+            text += "; the lock's key is in use for something else: give locks a ?prefix= of their own"
+        known = text.startswith((*_LATER, *_NEVER)) or any(word in text for word in _NEVER)
+        return BackendError(f"Redis: {text}", backend=self.scheme, ambiguous=not known)
+
+
+class Cluster(Redis):
+    """``redis+cluster://host:7000,host:7001/``, ``rediss+cluster://``: each lock lives on one master of a cluster.
+
+    Names keep their slots: a lock has the slot of its key, and whatever belongs to it lives there too.
+    """
+
+    scheme = "redis+cluster"
+    cluster = True
+
+    def _servers(self) -> Single:
+        return Masters(self.driver, self.dial, self.options.places, _channel(), self._hear, self._lines.lost)
+
+
+class Sentinel(Redis):
+    """``redis+sentinel://host:26379,host:26379/service/0``, ``rediss+sentinel://``: the master that Sentinel names."""
+
+    scheme = "redis+sentinel"
+
+    def _servers(self) -> Single:
+        locate = sentinel(self.driver, self.dial, self.options.places, self.options.service)
+        return Single(self.driver, self.dial, locate, _channel(), self._hear, self._lines.lost)
+
+
+def _channel() -> str:
+    return f"fencepost.{secrets.token_hex(8)}"
+
+
+def _entry(node: Node, holder: str, ttl: float) -> str:
+    return f"{ceil(ttl * 1000)}:{node.channel}:{holder}"
+
+
+def _seen(name: str, reply: Any) -> Status | None:
+    if reply is None:
+        return None
+    value, left, entries = reply
+    text = value.decode("utf-8", "replace")
+    holder, _, token = text.rpartition(":")
+    if not token.isdecimal() or not holder:
+        holder, token = text, "0"  # somebody else's client holds it
+    waiters = tuple(entry.decode().split(":", 2)[2] for entry in entries)
+    return Status(name, holder, int(token), inf if left < 0 else left / 1000, waiters)

@@ -1,0 +1,112 @@
+"""How to get through to a Redis server: credentials, TLS, timeouts, and the first words."""
+
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+from hiredis import ReplyError, pack_command
+
+from fencepost.errors import BackendError
+
+Place = tuple[str, int | None]
+"""Host and port, or the path of a Unix socket and None."""
+Locate = Callable[[], Coroutine[Any, Any, Place]]
+"""Finds the server to connect to, each time anew."""
+
+pack = cast("Callable[[tuple[Any, ...]], bytes]", pack_command)  # its stub knows but one argument
+NOTHING = object()
+"""What a parser returns that needs more bytes."""
+
+
+@dataclass(frozen=True)
+class Dial:
+    """How to get through to a server: credentials, TLS, timeouts, and what to tell it first."""
+
+    scheme: str
+    user: str | None
+    password: str | None
+    db: int
+    tls: ssl.SSLContext | None
+    connect_timeout: float
+    timeout: float
+    opening: tuple[bytes, ...] = ()
+
+    def greeting(self) -> list[bytes]:
+        """The first commands on every connection, sent in one write."""
+        hello: list[str] = ["HELLO", "3"]
+        if self.password is not None:
+            hello += ["AUTH", self.user or "default", self.password]
+        hello += ["SETNAME", "fencepost"]
+        commands = [pack(tuple(hello))]
+        if self.db:
+            commands.append(pack(("SELECT", self.db)))
+        return [*commands, *self.opening]
+
+    def welcomed(self, place: Place, replies: Sequence[Any]) -> None:
+        """Check the answers to the greeting."""
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                text = str(reply)
+                if "HELLO" in text or text.startswith("NOPROTO"):
+                    text += "; fencepost needs Redis 6 or newer, or Valkey"
+                self.fail(place, text, ambiguous=False)
+
+    def fail(self, place: Place, why: object, *, ambiguous: bool) -> NoReturn:
+        raise self.error(place, why, ambiguous=ambiguous)
+
+    def error(self, place: Place, why: object, *, ambiguous: bool) -> BackendError:
+        return BackendError(f"Redis at {spell(place)}: {why}", backend=self.scheme, ambiguous=ambiguous)
+
+    def socket(self, place: Place) -> socket.socket:
+        """A connected blocking socket, whose timeouts the kernel keeps: they cost no system call of their own."""
+        host, port = place
+        if port is None:
+            raw = socket.socket(socket.AF_UNIX)
+            raw.settimeout(self.connect_timeout)
+            raw.connect(host)
+        else:
+            raw = socket.create_connection(place, self.connect_timeout)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(raw)
+            if self.tls is not None:
+                raw = self.tls.wrap_socket(raw, server_hostname=host)
+        if self.tls is None:
+            raw.settimeout(None)
+            limit(raw, self.timeout)
+        else:
+            raw.settimeout(self.timeout)
+        return raw
+
+
+def spell(place: Place) -> str:
+    host, port = place
+    return host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def keep_alive(raw: socket.socket) -> None:
+    """Let the kernel notice within half a minute that the other host is gone."""
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def limit(raw: socket.socket, seconds: float) -> None:
+    pair = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pair)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pair)
+
+
+def sever(raw: Any) -> None:
+    """Let go, in a forked child, of a parent's socket, or the parent would seem alive for as long as the child is.
+
+    The descriptor itself stays taken, so that whoever closes it later closes nothing else.
+    """
+    if raw is not None and (descriptor := raw.fileno()) >= 0:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, descriptor)
+        os.close(null)

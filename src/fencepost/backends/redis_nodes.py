@@ -1,0 +1,213 @@
+"""One server: where requests go, and from where messages to this process come."""
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from hiredis import ReplyError
+
+from fencepost.backends.redis_dial import Dial, Locate, limit, pack, sever
+from fencepost.backends.redis_pool import Pool, Socket
+from fencepost.backends.redis_stream import Stream
+from fencepost.drive import run
+from fencepost.errors import BackendError
+
+Hear = Callable[["Node", list[Any]], None]
+Lost = Callable[["Node"], None]
+
+_LISTEN = 5.0  # seconds of silence after which a listening socket asks whether the server is still there
+
+
+class Node(ABC):
+    """One server. ``hear`` receives what is published to ``channel``; ``lost`` is told of every gap in that."""
+
+    def __init__(self, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
+        self.dial = dial
+        self.locate = locate
+        self.channel = channel
+        self.hear = hear
+        self.lost = lost
+        self.offset = 0.0
+        """Local time less server time: a lower bound, from the latest reply that carried the server's time."""
+        self.wire: Pool | Stream | None = None
+        """Where requests go; None if there is no connection."""
+
+    @property
+    @abstractmethod
+    def listening(self) -> bool:
+        """Whether messages arrive."""
+
+    @abstractmethod
+    async def ready(self) -> Pool | Stream:
+        """``wire``, connected first where there is none."""
+
+    @abstractmethod
+    async def listen(self) -> None:
+        """Return once messages arrive, or once they do for every request sent after this."""
+
+    def close(self) -> None:
+        """Drop the connections; what comes next connects anew."""
+        if self.wire is not None:
+            self.wire.close()
+
+    @abstractmethod
+    def forked(self) -> None:
+        """Let go of the parent's connections."""
+
+
+class TaskNode(Node):
+    """A server as asyncio code sees it: one connection, for requests and messages both."""
+
+    wire: Stream | None
+    listening = False
+    _opening: "asyncio.Task[Stream] | None" = None
+
+    async def ready(self) -> Stream:
+        if self.wire is not None and self.wire.open and self.wire.loop is asyncio.get_running_loop():
+            return self.wire
+        if self._opening is None or self._opening.get_loop() is not asyncio.get_running_loop():
+            # Not the caller's to cancel: others wait for the same connection.
+            self._opening = asyncio.create_task(self._open(), name="fencepost-redis-connect")
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Stream:
+        try:
+            stream = await Stream.connect(
+                self.dial, await self.locate(), lambda push: self.hear(self, push), self._dropped
+            )
+            self.wire = stream
+            if self.listening:
+                stream.listen(self.channel)
+            return stream
+        finally:
+            self._opening = None
+
+    def _dropped(self, stream: Stream) -> None:
+        if self.wire is stream:
+            self.wire = None
+            self.lost(self)
+
+    async def listen(self) -> None:
+        self.listening = True
+        (await self.ready()).listen(self.channel)
+
+    def close(self) -> None:
+        super().close()
+        self.wire = None
+
+    def forked(self) -> None:
+        if self.wire is not None:
+            self.wire.forked()
+        self.wire = self._opening = None
+        self.listening = False
+
+
+class ThreadNode(Node):
+    """A server as blocking code sees it: a pool for requests, one more connection and thread for messages."""
+
+    wire: Pool
+
+    def __init__(self, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
+        super().__init__(dial, locate, channel, hear, lost)
+        self.wire = Pool(dial, locate)
+        self._gate = threading.Lock()
+        self._ear: Ear | None = None
+
+    @property
+    def listening(self) -> bool:
+        return self._ear is not None and self._ear.up.is_set()
+
+    async def ready(self) -> Pool:
+        return self.wire
+
+    async def listen(self) -> None:
+        ear = self._ear
+        if ear is None:
+            with self._gate:
+                ear = self._ear = self._ear or Ear(self)
+        if not ear.up.is_set() and not ear.up.wait(self.dial.connect_timeout + self.dial.timeout):
+            raise BackendError(
+                f"cannot listen for grants: {ear.failure or 'no answer in time'}",
+                backend=self.dial.scheme,
+                ambiguous=False,
+            )
+
+    def close(self) -> None:
+        super().close()
+        if self._ear is not None:
+            self._ear.close()
+            self._ear = None
+
+    def forked(self) -> None:
+        self.wire.forked()
+        if self._ear is not None and self._ear.socket is not None:
+            sever(self._ear.socket.raw)
+        self._gate = threading.Lock()
+        self._ear = None
+
+
+class Ear:
+    """Listens on a thread of its own, and comes back by itself after every loss of its connection."""
+
+    def __init__(self, node: ThreadNode) -> None:
+        self._node = node
+        self._closed = False
+        self.socket: Socket | None = None
+        self.up = threading.Event()
+        self.failure: BackendError | None = None
+        threading.Thread(target=self._run, name="fencepost-redis-ear", daemon=True).start()
+
+    def _run(self) -> None:
+        node = self._node
+        pause = 0.0
+        while not self._closed:
+            try:
+                self.socket = wire = Socket(node.dial, run(node.locate()))
+                if node.dial.tls is None:
+                    limit(wire.raw, _LISTEN)
+                else:
+                    wire.raw.settimeout(_LISTEN)
+                self._listen(wire)
+            except BackendError as error:
+                self.failure = error
+            except OSError:
+                pass
+            if self.up.is_set():
+                self.up.clear()
+                pause = 0.0
+            time.sleep(pause)
+            pause = min(pause * 2 + 0.05, 1.0)
+
+    def _listen(self, wire: Socket) -> None:
+        node = self._node
+        wire.post(pack(("SUBSCRIBE", node.channel)))
+        asked = False
+        try:
+            while not self._closed:
+                try:
+                    push = wire.read()
+                except (BlockingIOError, TimeoutError):
+                    if asked:
+                        return
+                    asked = True
+                    wire.post(pack(("PING",)))
+                    continue
+                asked = False
+                if push.__class__ is ReplyError:
+                    self.failure = node.dial.error(wire.place, push, ambiguous=False)
+                    return
+                if isinstance(push, list) and push[0] == b"subscribe":
+                    self.up.set()
+                    node.lost(node)  # from now on nothing is missed; what was before has to be asked for
+                elif isinstance(push, list):
+                    node.hear(node, push)
+        finally:
+            wire.raw.close()
+
+    def close(self) -> None:
+        self._closed = True
+        if self.socket is not None:
+            self.socket.shut()

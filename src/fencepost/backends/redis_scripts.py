@@ -1,0 +1,137 @@
+"""The Lua scripts, one file each in ``lua/``, and the names of the keys they work on."""
+
+import functools
+import hashlib
+import re
+from binascii import crc_hqx
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import NamedTuple
+
+from fencepost.errors import ConfigError
+
+# No lock's name contains it, so no lock's key is ever another key of ours.
+MARK = "\x1f"
+SLOTS = 16384
+
+_NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
+_TAG = re.compile(r"\{([^}]+)\}")
+
+
+class Script(NamedTuple):
+    """A script as the server knows it: by its hash once it has seen the text."""
+
+    name: str
+    text: str
+    sha: str
+
+
+class Scripts(NamedTuple):
+    """Every script of one way to mint tokens."""
+
+    take: Script
+    release: Script
+    renew: Script
+    leave: Script
+    evict: Script
+    status: Script
+    bump: Script
+    prune: Script
+
+
+@functools.cache
+def scripts(fence: str) -> Scripts:
+    """The scripts that mint by ``fence``: ``clock`` or ``counter``."""
+    folder = files(__package__) / "lua"
+
+    def part(name: str) -> str:
+        return (folder / f"{name}.lua").read_text("utf-8")
+
+    def build(name: str) -> Script:
+        text = part(name)
+        needs = _NEEDS.search(text)
+        for need in reversed(needs[1].split(", ") if needs else []):
+            text = part(f"mint_{fence}" if need == "mint" else need) + text
+        return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+    return Scripts(*map(build, Scripts._fields))
+
+
+class Keys(NamedTuple):
+    """The keys of one lock; all of them live in one slot of a cluster."""
+
+    lock: str
+    """Holds ``holder:token`` and expires with the lease; a plain ``SET NX PX`` client holds it too."""
+    queue: str
+    """Sorted set of the waiters, only while there are any."""
+    gone: str
+    """Set of holders whose late requests are refused; only after a connection broke, and not for long."""
+    counter: str
+    """The last token."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which keys a lock has, within one namespace."""
+
+    prefix: str
+    fence: str
+    cluster: bool
+
+    def __post_init__(self) -> None:
+        if MARK in self.prefix:
+            raise ConfigError("a prefix cannot contain the control character \\x1f")
+        if self.cluster and "{" in self.prefix and not _TAG.search(self.prefix):
+            raise ConfigError(f"prefix {self.prefix!r} opens a hash tag that it does not close; write it like {{app}}:")
+
+    def keys(self, name: str) -> Keys:
+        lock = self.prefix + name
+        if not self.cluster:
+            side = self.prefix + MARK
+            fence = f"{side}token" if self.fence == "clock" else self._own(lock, f"fence:{{{lock}}}")
+            return Keys(lock, f"{lock}{MARK}queue", f"{lock}{MARK}gone", fence)
+        home = slot(lock)
+        tag = tags()[home]
+        side = f"{self.prefix}{MARK}{{{tag}}}"
+        if self.fence == "clock":
+            fence = f"{side}token"
+        else:
+            fence = self._own(lock, f"fence:{{{lock}}}")
+            if slot(fence) != home:
+                fence = f"fence:{{{tag}}}{MARK}{lock}"
+        return Keys(lock, f"{side}{lock}{MARK}queue", f"{side}{lock}{MARK}gone", fence)
+
+    def name(self, raw: bytes) -> str | None:
+        """The lock that a key belongs to; None for every other key."""
+        try:
+            key = raw.decode()
+        except UnicodeDecodeError:
+            return None
+        ours = key.startswith(self.prefix) and len(key) > len(self.prefix) and MARK not in key
+        return key[len(self.prefix) :] if ours else None
+
+    def _own(self, lock: str, fence: str) -> str:
+        if lock.startswith("fence:{"):
+            raise ConfigError(f"a lock cannot be kept in the key {lock!r}, which is a counter's; give it a ?prefix=")
+        return fence
+
+
+def slot(key: str) -> int:
+    """The slot of a cluster that a key lives in: by its first non-empty hash tag, else by all of it."""
+    begin = key.find("{")
+    if begin >= 0:
+        end = key.find("}", begin + 1)
+        if end > begin + 1:
+            key = key[begin + 1 : end]
+    return crc_hqx(key.encode(), 0) % SLOTS
+
+
+@functools.cache
+def tags() -> list[str]:
+    """For each slot a hash tag that lives in it: a lock's own name may not do as one, with braces in it."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < SLOTS:
+        found.setdefault(slot(str(number)), str(number))
+        number += 1
+    return [found[each] for each in range(SLOTS)]

@@ -1,0 +1,178 @@
+"""The servers behind a URL: one, the one that Sentinel names, or the masters of a cluster."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hiredis import ReplyError
+
+from fencepost.backends.redis_dial import Dial, Locate, Place, pack, spell
+from fencepost.backends.redis_nodes import Hear, Lost, Node, TaskNode, ThreadNode
+from fencepost.backends.redis_pool import Socket
+from fencepost.backends.redis_scripts import SLOTS, slot
+from fencepost.backends.redis_stream import Stream
+from fencepost.drive import Asyncio, Driver
+from fencepost.errors import BackendError
+
+
+async def ask(driver: Driver, dial: Dial, place: Place, requests: Sequence[bytes]) -> list[Any]:
+    """Send requests over a connection of their own."""
+    if isinstance(driver, Asyncio):
+        stream = await Stream.connect(dial, place, lambda push: None, lambda stream: None)
+        try:
+            return await stream.calls(requests)
+        finally:
+            stream.close()
+    wire = Socket(dial, place)
+    try:
+        return wire.calls(requests)
+    except OSError as error:
+        raise dial.error(place, error, ambiguous=False) from error
+    finally:
+        wire.raw.close()
+
+
+class Single:
+    """One server, or whatever ``locate`` finds."""
+
+    def __init__(self, driver: Driver, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
+        kind = TaskNode if isinstance(driver, Asyncio) else ThreadNode
+        node: Node = kind(dial, locate, channel, hear, lost)
+        self.only: Node | None = node
+        self.nodes: list[Node] = [node]
+
+    async def at(self, key: str) -> Node:
+        """The server that has ``key``."""
+        return self.nodes[0]
+
+    async def all(self) -> list[Node]:
+        """Every server that has locks."""
+        return self.nodes
+
+    def moved(self, text: str) -> tuple[Node, bool]:
+        """Where a redirection leads, and whether for this once only."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Something is not where it was: find it anew."""
+        self.nodes[0].close()
+        self.nodes[0].lost(self.nodes[0])
+
+
+class Masters(Single):
+    """The masters of a cluster, found by asking any of the nodes."""
+
+    def __init__(
+        self, driver: Driver, dial: Dial, seeds: Sequence[Place], channel: str, hear: Hear, lost: Lost
+    ) -> None:
+        self.only = None
+        self._driver = driver
+        self._dial = dial
+        self._seeds = tuple(seeds)
+        self._channel = channel
+        self._hear, self._lost = hear, lost
+        self._places: dict[Place, Node] = {}
+        self._slots: list[Node | None] = [None] * SLOTS
+
+    async def at(self, key: str) -> Node:
+        home = slot(key)
+        node = self._slots[home]
+        if node is None:
+            await self._discover()
+            node = self._slots[home]
+            if node is None:
+                raise BackendError(
+                    f"Redis cluster: no node serves slot {home}; 'redis-cli cluster info' says why",
+                    backend=self._dial.scheme,
+                    ambiguous=False,
+                )
+        return node
+
+    async def all(self) -> list[Node]:
+        await self._discover()
+        return list({id(node): node for node in self._slots if node is not None}.values())
+
+    def moved(self, text: str) -> tuple[Node, bool]:
+        kind, number, address = text.split()[:3]
+        host, _, port = address.rpartition(":")
+        node = self._node((host, int(port)))
+        if kind == "MOVED":
+            self._slots[int(number)] = node
+        return node, kind == "ASK"
+
+    def forget(self) -> None:
+        self._slots = [None] * SLOTS
+
+    def _node(self, place: Place) -> Node:
+        node = self._places.get(place)
+        if node is None:
+            kind = TaskNode if isinstance(self._driver, Asyncio) else ThreadNode
+
+            # A cluster repeats what is published to all its nodes, so each of them has a channel of its own.
+            channel = f"{self._channel}@{spell(place).replace(':', '.')}"
+            node = self._places.setdefault(place, kind(self._dial, fixed(place), channel, self._hear, self._lost))
+        return node
+
+    async def _discover(self) -> None:
+        failure: BackendError | None = None
+        for place in dict.fromkeys([*self._places, *self._seeds]):
+            try:
+                (reply,) = await ask(self._driver, self._dial, place, [pack(("CLUSTER", "SLOTS"))])
+            except BackendError as error:
+                failure = error
+                continue
+            if isinstance(reply, ReplyError):
+                failure = self._dial.error(place, reply, ambiguous=False)
+                continue
+            slots: list[Node | None] = [None] * SLOTS
+            for first, last, master, *_ in reply:
+                host, port = master[0], master[1]
+                node = self._node((host.decode() if host else place[0], port))
+                slots[first : last + 1] = [node] * (last + 1 - first)
+            self._slots = slots
+            return
+        assert failure is not None, "a cluster's URL names at least one node"
+        raise failure
+
+    @property
+    def nodes(self) -> list[Node]:  # type: ignore[override]
+        return list(self._places.values())
+
+
+def fixed(place: Place) -> Locate:
+    """Finds what the URL names."""
+
+    async def locate() -> Place:
+        return place
+
+    return locate
+
+
+def sentinel(driver: Driver, dial: Dial, seeds: Sequence[Place], service: str) -> Locate:
+    """Finds the master that the first sentinel to answer names, and that says itself that it is one."""
+    request = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service))
+    plain = Dial(dial.scheme, None, None, 0, dial.tls, dial.connect_timeout, dial.timeout)
+    guarded = Dial(dial.scheme, dial.user, dial.password, 0, dial.tls, dial.connect_timeout, dial.timeout)
+
+    async def locate() -> Place:
+        failure: BackendError | None = None
+        for place in seeds:
+            try:
+                try:
+                    (reply,) = await ask(driver, plain, place, [request])
+                except BackendError as error:
+                    if dial.password is None or "NOAUTH" not in str(error):
+                        raise
+                    (reply,) = await ask(driver, guarded, place, [request])
+                if reply is None or isinstance(reply, ReplyError):
+                    raise dial.error(place, reply or f"this sentinel knows no {service!r}", ambiguous=False)
+                master = (reply[0].decode(), int(reply[1]))
+                (role,) = await ask(driver, dial, master, [pack(("ROLE",))])
+                if isinstance(role, ReplyError) or role[0] != b"master":
+                    raise dial.error(master, "not a master yet", ambiguous=False)
+                return master
+            except BackendError as error:
+                failure = error
+        assert failure is not None, "a sentinel URL names at least one sentinel"
+        raise failure
+
+    return locate

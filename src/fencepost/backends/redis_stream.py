@@ -1,0 +1,159 @@
+"""One asyncio connection for all tasks: their concurrent requests leave in one write and are answered in order.
+
+It speaks RESP3, so it also receives what is published to it.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hiredis import PushNotification, Reader
+
+from fencepost.backends.redis_dial import NOTHING, Dial, Place, keep_alive, pack, sever
+
+
+class Stream(asyncio.Protocol):
+    """One asyncio connection: requests of all tasks, answered in order, and messages as they come."""
+
+    ordered = True
+
+    def __init__(
+        self, dial: Dial, place: Place, hear: Callable[[list[Any]], None], lost: Callable[["Stream"], None]
+    ) -> None:
+        self._dial = dial
+        self._hear = hear
+        self._lost = lost
+        self.loop = asyncio.get_running_loop()
+        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._held: list[bytes] = []
+        self._gets: Callable[[], Any]
+        self._watch: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.Future[Any] | None = None
+        self.place = place
+        self.open = False
+        self.listening = ""
+        self.transport: asyncio.Transport
+
+    @classmethod
+    async def connect(
+        cls, dial: Dial, place: Place, hear: Callable[[list[Any]], None], lost: Callable[["Stream"], None]
+    ) -> "Stream":
+        loop = asyncio.get_running_loop()
+        host, port = place
+        stream = cls(dial, place, hear, lost)
+        try:
+            async with asyncio.timeout(dial.connect_timeout):
+                if port is None:
+                    await loop.create_unix_connection(lambda: stream, host)
+                else:
+                    name = host if dial.tls else None
+                    await loop.create_connection(lambda: stream, host, port, ssl=dial.tls, server_hostname=name)
+                dial.welcomed(place, await stream.calls(dial.greeting()))
+        except BaseException as error:
+            if stream.open:
+                stream.transport.abort()
+            if isinstance(error, OSError):  # TimeoutError is one
+                dial.fail(place, f"cannot connect: {str(error) or 'no answer in time'}", ambiguous=False)
+            raise
+        return stream
+
+    # What the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw.family != socket.AF_UNIX:
+            keep_alive(raw)
+        reader = Reader(notEnoughData=NOTHING)
+        self._feed, self._gets = reader.feed, reader.gets
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        self._feed(data)
+        gets, popleft = self._gets, self._pending.popleft
+        while (reply := gets()) is not NOTHING:
+            if reply.__class__ is PushNotification:
+                self._hear(reply)
+                continue
+            future = popleft()
+            if not future.done():  # else: whoever asked was cancelled
+                future.set_result(reply)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.open = False
+        if self._watch is not None:
+            self._watch.cancel()
+        failure = self._dial.error(self.place, error or "the server closed the connection", ambiguous=True)
+        for future in self._pending:
+            if not future.done():
+                future.set_exception(failure)
+        self._pending.clear()
+        self._lost(self)
+
+    # Requests
+
+    def send(self, request: bytes) -> "asyncio.Future[Any]":
+        """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop."""
+        if not self.open:
+            self._dial.fail(self.place, "the connection was closed", ambiguous=False)
+        future = self.loop.create_future()
+        self._post(request)
+        self._pending.append(future)
+        if self._watch is None:
+            self._watch = self.loop.call_later(self._dial.timeout / 2, self._check)
+        return future
+
+    def _post(self, request: bytes) -> None:
+        if self._held:
+            self._held.append(request)
+        elif self._pending:
+            self._held.append(request)
+            self.loop.call_soon(self._flush)
+        else:
+            self.transport.write(request)
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if self.open:
+            self.transport.write(b"".join(held))
+
+    async def call(self, request: bytes) -> Any:
+        return await self.send(request)
+
+    async def calls(self, requests: Sequence[bytes]) -> list[Any]:
+        return await asyncio.gather(*map(self.send, requests))
+
+    def listen(self, channel: str) -> None:
+        """Subscribe before anything that is sent after this."""
+        if self.listening != channel:
+            self.listening = channel
+            self._post(pack(("SUBSCRIBE", channel)))
+
+    def _check(self) -> None:
+        """One watch for all requests: a server that answers none of them for ``timeout`` is given up."""
+        self._watch = None
+        if not self._pending:
+            self._waiting = None
+            return
+        if self._waiting is self._pending[0]:
+            self._waiting = None
+            self.transport.abort()
+            return
+        self._waiting = self._pending[0]
+        self._watch = self.loop.call_later(self._dial.timeout, self._check)
+
+    def close(self) -> None:
+        self._lost = _ignore
+        if self.open:
+            self.transport.close()
+
+    def forked(self) -> None:
+        self._lost = _ignore
+        sever(self.transport.get_extra_info("socket"))
+
+
+def _ignore(stream: Stream) -> None:
+    pass
