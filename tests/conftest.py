@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 
 import pytest
 
+from tests.bouncer import PgBouncer
 from tests.servers import Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
 
 
@@ -82,4 +83,10 @@ def consul_server() -> Iterator[Endpoint]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Endpoint]:
     with provided("POSTGRES", Postgres()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_server(postgres_server: Endpoint) -> Iterator[Endpoint]:
+    with provided("PGBOUNCER", PgBouncer(target=postgres_server.url)) as server:
         yield server

@@ -32,4 +32,7 @@ BACKENDS = [
     Row("sqlite", lambda fixture: f"sqlite://{fixture('tmp_path')}/locks.db"),
     Row("redis", lambda fixture: f"{fixture('redis_server').url}?prefix={secrets.token_hex(4)}:"),
     Row("redis", lambda fixture: f"{fixture('redis_server').url}?fence=counter", variant="counter"),
+    Row("zookeeper", lambda fixture: f"{fixture('zookeeper_server').url}/{secrets.token_hex(4)}"),
+    Row("postgresql", lambda fixture: fixture("postgres_server").url),
+    Row("postgresql", lambda fixture: fixture("pgbouncer_server").url + "?poll=20ms", variant="pgbouncer"),
 ]

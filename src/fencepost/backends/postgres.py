@@ -176,8 +176,8 @@ class Postgres(Backend):
         rows = await self._links.rows(
             f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)", (names, holders, tokens, ttls)
         )
-        renewed = {holder for (holder,) in rows}
-        return [Renewal.RENEWED if holder in renewed else Renewal.LOST for holder in holders]
+        renewed = {place for (place,) in rows}
+        return [Renewal.RENEWED if place in renewed else Renewal.LOST for place in range(1, len(holds) + 1)]
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         (held,) = await self._links.row(self._release, (name, holder, token))

@@ -5,13 +5,14 @@ import secrets
 import select
 import socket
 import threading
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres_links import BlockingLink, Link, connect, pooled
+from fencepost.backends.postgres_links import BlockingLink, connect, pooled
 from fencepost.drive import Driver, Signal, boottime, run
 from fencepost.errors import BackendError
 
@@ -38,6 +39,14 @@ class Waiter:
     """A local instant, and an instant of the server's clock that is not earlier."""
     overdue: float = 0.0
     """The local instant at which the present holder's lease has expired, unless it is renewed."""
+
+    def mind(self, expires: int) -> None:
+        """Wake early enough for the server's instant ``expires``."""
+        local, clock = self.base
+        overdue = local + (expires - clock) / 1e6
+        if overdue < self.overdue:
+            self.overdue = overdue
+            self.signal.set()
 
 
 class Ear:
@@ -126,34 +135,28 @@ class Ear:
         if not listens:
             _log.info("behind a transaction pooler, so waiters ask every %g s; see ?listen=", self._poll)
         process = secrets.randbits(62)
-        link.add_notify_handler(lambda notify: self._deliver(*notify.payload.split(" ")))
+        link.add_notify_handler(lambda notify: self._deliver(*notify.payload.split(" ", 3)))
         if listens:
             # This lock ends with the session, however that ends: it is how others know that we are gone.
             link.execute("SELECT pg_advisory_lock(%s)", [process])
             link.execute(f'LISTEN "fencepost_{process}"')
         every, window = _LISTENING if listens else _POLLING
-        link.execute(f"SELECT {self._schema}.tidy(), {self._schema}.beat(%s, %s, %s)", [process, listens, window])
+        beat = f"SELECT {self._schema}.beat(%s, %s, %s)", (process, listens, window)
+        link.execute(f"SELECT {self._schema}.tidy()")
+        link.execute(*beat)
         self._begin(process)
         try:
-            beat, busy = boottime() + every, boottime()
-            while True:
-                nap = beat - boottime() if listens else self._poll
-                if _readable(stopped, nap, link.pgconn.socket):
-                    return
+            due, busy = boottime() + every, boottime()
+            while not _readable(stopped, due - boottime() if listens else self._poll, link.pgconn.socket):
                 self._read(link)
                 now = boottime()
                 if self._waiters:
                     busy = now
-                if now < beat and listens:
-                    continue
-                self._ask(link)
-                if now >= beat:
-                    beat = now + every
-                    alive = link.execute(
-                        f"SELECT {self._schema}.beat(%s, %s, %s)", [process, listens, window]
-                    ).fetchone()
-                    if alive != (True,):
-                        self._doubt()  # this process was frozen, say, and others took it for dead
+                if now >= due or not listens:
+                    self._ask(link)
+                if now >= due:
+                    due = now + every
+                    self._doubt({holder for (holder,) in link.execute(*beat)})
                     if now > busy + LINGER and self._fell_silent():
                         return
         finally:
@@ -180,31 +183,35 @@ class Ear:
     def _read(self, link: BlockingLink) -> None:
         link.pgconn.consume_input()
         while notify := link.pgconn.notifies():
-            self._deliver(*notify.extra.decode().split(" "))
+            self._deliver(*notify.extra.decode().split(" ", 3))
 
-    def _ask(self, link: Link) -> None:
-        """Look for grants whose news was lost, or, where there are no news, for any."""
-        waiters = list(self._waiters.copy().values())
-        if waiters:
+    def _ask(self, link: BlockingLink) -> None:
+        """Look for news that were lost, or, where there are none to be had, for all of them."""
+        if names := list({each.name for each in self._waiters.copy().values()}):
             rows = link.execute(
-                f"SELECT holder, token, {self._schema}.us(expires) FROM {self._schema}.lock "
-                "WHERE name = ANY(%s) AND holder = ANY(%s)",
-                [list({each.name for each in waiters}), [each.holder for each in waiters]],
+                f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}.lock "
+                "WHERE name = ANY(%s) AND holder IS NOT NULL",
+                [names],
             )
-            for row in rows.fetchall():  # type: ignore[union-attr]
+            for row in rows.fetchall():
                 self._deliver(*row)
 
-    def _deliver(self, holder: str, token: str | int, expires: str | int) -> None:
-        waiter = self._waiters.get(holder)
-        if waiter is not None:
+    def _deliver(self, holder: str, token: str | int, expires: str | int, name: str) -> None:
+        """A lock's holder, which may be one of ours, and its deadline, which all others have to mind."""
+        if waiter := self._waiters.get(holder):
             waiter.grant = int(token), int(expires)
             waiter.signal.set()
-
-    def _doubt(self) -> None:
-        """Have every waiter look after its entry."""
+            return
         for waiter in self._waiters.copy().values():
-            waiter.doubtful = True
-            waiter.signal.set()
+            if waiter.name == name:
+                waiter.mind(int(expires))
+
+    def _doubt(self, lined_up: Collection[str] = ()) -> None:
+        """Have those look after their entries who are not known to be in line."""
+        for holder, waiter in self._waiters.copy().items():
+            if holder not in lined_up:
+                waiter.doubtful = True
+                waiter.signal.set()
 
 
 def _readable(first: socket.socket, timeout: float, *others: int) -> bool:

@@ -37,6 +37,7 @@ CREATE TABLE fencepost.waiter (
     process bigint NOT NULL
 );
 CREATE INDEX waiter_in_line ON fencepost.waiter (name, ticket);
+CREATE INDEX waiter_of_process ON fencepost.waiter (process);
 
 CREATE FUNCTION fencepost.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
 
@@ -65,11 +66,12 @@ BEGIN
 END $$;
 
 -- Give a lock, whose row is locked and whose holder is gone, to its first live waiter, and tell it so;
--- or else leave it free.
+-- or else leave it free. The others mind the deadline that they know: one that is earlier is told to them.
 CREATE FUNCTION fencepost.hand_on(_lock fencepost.lock) RETURNS fencepost.lock LANGUAGE plpgsql AS $$
 DECLARE
     _next fencepost.waiter;
     _gone bigint := 0;
+    _known timestamptz := _lock.expires;
 BEGIN
     WHILE _lock.waiters > 0 LOOP
         DELETE FROM fencepost.waiter WHERE ticket = (
@@ -84,8 +86,13 @@ BEGIN
                 WHERE name = _lock.name RETURNING * INTO _lock;
             PERFORM pg_notify(
                 'fencepost_' || _next.process,
-                concat_ws(' ', _next.holder, _lock.token, fencepost.us(_lock.expires))
+                concat_ws(' ', _next.holder, _lock.token, fencepost.us(_lock.expires), _lock.name)
             );
+            IF _lock.waiters > 0 AND _lock.expires < _known THEN
+                PERFORM pg_notify(
+                    'fencepost_' || process, concat_ws(' ', '-', 0, fencepost.us(_lock.expires), _lock.name)
+                ) FROM (SELECT DISTINCT process FROM fencepost.waiter WHERE name = _lock.name) AS each;
+            END IF;
             RETURN _lock;
         END IF;
     END LOOP;
@@ -196,14 +203,14 @@ BEGIN
     END IF;
 END $$;
 
--- Extend holds; the holders whose hold was still there.
+-- Extend holds; the places, from 1, of those that were still there.
 CREATE FUNCTION fencepost.renew(_names text[], _holders text[], _tokens bigint[], _ttls double precision[])
-RETURNS SETOF text LANGUAGE sql AS $$
+RETURNS SETOF bigint LANGUAGE sql AS $$
     UPDATE fencepost.lock SET expires = clock_timestamp() + held.ttl * interval '1 second'
-        FROM unnest(_names, _holders, _tokens, _ttls) AS held (name, holder, token, ttl)
+        FROM unnest(_names, _holders, _tokens, _ttls) WITH ORDINALITY AS held (name, holder, token, ttl, place)
         WHERE lock.name = held.name AND lock.holder = held.holder AND lock.token = held.token
             AND lock.expires > clock_timestamp()
-        RETURNING lock.holder
+        RETURNING held.place
 $$;
 
 -- The held locks, or only the one called _name, with the seconds left and the waiters in order.
@@ -234,17 +241,13 @@ CREATE FUNCTION fencepost.bump(_name text, _above bigint) RETURNS void LANGUAGE 
         ON CONFLICT (name) DO UPDATE SET floor = greatest(lock.floor, _above)
 $$;
 
--- A process says that it lives, for _window seconds; false if it had been taken for dead meanwhile.
+-- A process says that it lives, for _window seconds; the holders of its waiters that are still in line.
 CREATE FUNCTION fencepost.beat(_id bigint, _listens boolean, _window double precision)
-RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    _before timestamptz;
-BEGIN
-    SELECT until INTO _before FROM fencepost.process WHERE id = _id;
+RETURNS SETOF text LANGUAGE sql AS $$
     INSERT INTO fencepost.process VALUES (_id, _listens, clock_timestamp() + _window * interval '1 second')
         ON CONFLICT (id) DO UPDATE SET listens = excluded.listens, until = excluded.until;
-    RETURN coalesce(_before > clock_timestamp(), false);
-END $$;
+    SELECT holder FROM fencepost.waiter WHERE process = _id;
+$$;
 
 -- Forget the processes that ended without a word.
 CREATE FUNCTION fencepost.tidy() RETURNS void LANGUAGE sql AS $$
