@@ -144,7 +144,7 @@ class ZooKeeper(Server):
     def prepare(self) -> None:
         settings = {
             "tickTime": self.tick,
-            "maxSessionTimeout": 60_000,
+            "maxSessionTimeout": 600_000,
             "initLimit": 100,
             "syncLimit": 50,
             "dataDir": self.folder / "data",
