@@ -34,6 +34,10 @@ GRACE = 0.5
 L = TypeVar("L", bound=Held)
 
 
+def _random_holder() -> str:
+    return os.urandom(16).hex()
+
+
 class Core(Generic[L]):
     """All leases of one connection to one backend."""
 
@@ -46,6 +50,7 @@ class Core(Generic[L]):
         ttl: float | timedelta,
         queue_limit: int,
         hooks: Iterable[Hook],
+        holders: Callable[[], str] = _random_holder,
     ) -> None:
         self.backend = backend
         self.driver = driver
@@ -55,6 +60,7 @@ class Core(Generic[L]):
             raise ConfigError(f"queue_limit must not be negative, not {queue_limit}")
         self.queue_limit = queue_limit
         self._lease = lease
+        self._holders = holders
         self._closed = False
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         _cores.add(self)
@@ -92,7 +98,7 @@ class Core(Generic[L]):
         start = self.driver.now()
         self.emit("attempt", name)
         while True:
-            holder = os.urandom(16).hex()
+            holder = self._holders()
             grant = await self._obtain(name, holder, seconds, start + patience, patience > 0)
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
