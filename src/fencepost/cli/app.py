@@ -14,6 +14,8 @@ COMMANDS = {
     "demo": "fencepost.cli.demo",
     "worker": "fencepost.cli.worker",
     "resource": "fencepost.cli.resource",
+    "sim": "fencepost.cli.sim",
+    "check": "fencepost.cli.check",
 }
 """Name -> module. Each module has an ``app``, a Typer with one command, or with several for a group.
 

@@ -1,0 +1,87 @@
+"""Histories: what happened in a run, one JSON object per line, written by the simulator and by the lab alike.
+
+Every line has ``t``, seconds since the run began on one clock that all of the history shares, and
+``ev``, its kind. Lines are ordered by ``t``. Fields that a writer cannot know are left out or null.
+``lock`` and ``key`` name the lock and the resource where they are not those of the ``run`` line.
+Tokens above 2^53 - 1 may be written as strings.
+
+===========  =====================================================================================
+ev           meaning, and its other fields
+===========  =====================================================================================
+run          the first line. format (1), source (sim, contend...), lock, key, clients, service (its machines),
+             promises (which checks must hold: data, order, owner, exclusion), scenario (of a simulation)
+asked        who: a client began to acquire
+acquired     who token holder ttl asked until: a client has a lease; it asked at ``asked``, and its own clock will
+             pass the deadline at ``until``. From here on it believes that it holds
+renewed      who token holder until: the deadline moved
+unrenewed    who token holder until: the store did not answer a renewal
+lost         who token holder why: the client noticed that its lease is over. Its belief ends
+releasing    who token holder: the client gives the lease back. Its belief ends
+released     who token holder asked ok: the answer; false: it was no longer its own; null: no answer
+timeout      who asked: an acquire gave up
+failed       who asked why: an acquire failed
+heeded       who token holder why: a client looked at its lease before an access, and stopped
+bumped       who above: a client that was refused although its lease holds raised the issuer past the mark
+granted      token holder until: from here on the service believes that ``holder`` holds
+extended     token holder until: the service's own deadline moved
+freed        token holder how: the service no longer believes it. how: released, expired, the fault that
+             took it, or taken (somebody else ended it, which must never happen)
+left         holder: the service has confirmed that ``holder`` neither holds nor waits
+read         who token seq holder asked value version: a client's answer to a read;
+             with outcome (refused, unknown), verdict, seen if it got none
+wrote        who token seq holder asked value base outcome attempts: a client's answer to a write of ``value``, which
+             it computed from version ``base``. outcome: done, refused (then verdict, seen), unknown
+access       who do token seq holder verdict mark message: the resource judged one access, and ``mark`` is the token
+             of its mark afterwards. do: read (not judged), enter, write. A write also has value and base, and
+             if it was applied: version, corrupt (an older token than one seen, or applied twice),
+             overwrote (how many versions its writer had not read), zombie (its writer no longer
+             held the lock, as the service saw it). ``copy``: the network repeated the message
+message      id src dst what token answers sent fate: a message that left at ``sent`` and ended at ``t``.
+             fate: arrived, lost, cut, down (the receiver was dead), flying (the run ended first). answers: the
+             request's id. copy: 1 if the network made it
+fault        do who ...: pause, resume, kill, restart, cut, heal, skew, jump, slow, failover, lose, calm; as
+             the action that caused it
+note         text: what a guided scenario says at this moment
+end          the last line of a simulation: holder token mark value version accepted refused corrupted
+             lost_updates waiting unfinished
+===========  =====================================================================================
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fencepost.errors import ConfigError
+
+FORMAT = 1
+
+Line: TypeAlias = dict[str, Any]
+
+
+def lines(history: Iterable[Line]) -> str:
+    """A history as text."""
+    return "".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in history)
+
+
+def digest(history: Iterable[Line]) -> str:
+    """A hash of a history's bytes."""
+    return sha256(lines(history).encode()).hexdigest()
+
+
+def load(path: Path) -> Iterator[Line]:
+    """The lines of a history file; ConfigError naming the first one that is none."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    with file:
+        for number, text in enumerate(file, 1):
+            try:
+                line = json.loads(text)
+            except ValueError:
+                line = None
+            if not isinstance(line, dict) or not isinstance(line.get("ev"), str) or "t" not in line:
+                raise ConfigError(f"{path}:{number} is not a line of a history: a JSON object with t and ev")
+            yield line
