@@ -7,6 +7,7 @@ code: under the Blocking driver nothing in it ever suspends, so a single ``send(
 import asyncio
 import functools
 import inspect
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -158,6 +159,7 @@ class Asyncio:
         self.now = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread: ThreadPoolExecutor | None = None
+        self._process = 0
 
     def signal(self) -> TaskSignal:
         return TaskSignal()
@@ -175,8 +177,9 @@ class Asyncio:
         await asyncio.sleep(seconds)
 
     async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        if self._thread is None:
+        if self._thread is None or self._process != os.getpid():  # a forked child has none of the parent's threads
             self._thread = ThreadPoolExecutor(1, "fencepost-offload")
+            self._process = os.getpid()
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:

@@ -1,6 +1,7 @@
 """The one service that renews the leases of a connection, and tells their holders when they are over."""
 
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -16,6 +17,14 @@ from fencepost.lease import Grant, Lease
 
 _log = logging.getLogger("fencepost")
 _gate = threading.Lock()
+
+
+def _forked() -> None:
+    global _gate
+    _gate = threading.Lock()  # another thread of the parent's may have been inside
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Keeper(Protocol):

@@ -106,7 +106,6 @@ class SQLite(Backend):
         self._file.close()
 
     def forked(self) -> None:
-        self._file.forked()
         self._mailbox.forked()
         self._lines = wake.Lines()
 

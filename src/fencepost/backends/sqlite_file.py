@@ -1,8 +1,10 @@
 """The SQLite file itself: its schema, its connection, its transactions, and what it keeps on disk."""
 
+import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,8 +40,6 @@ _SCHEMA = (
 # Tokens are reserved on disk in blocks of this many, so that handing one out needs no fsync of its own.
 _BLOCK = 10_000
 
-_parents: list[sqlite3.Connection] = []  # never closed: closing a parent's connection in a child breaks its locks
-
 
 class File:
     """One connection to the file, for one thread at a time; opened on first use."""
@@ -50,6 +50,7 @@ class File:
         self._gate = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._reserved = 0
+        _files.add(self)
 
     def read(self, query: str, *args: object) -> list[Any]:
         """The rows of a query, as of one moment."""
@@ -115,13 +116,6 @@ class File:
                 self._connection.close()
                 self._connection = None
 
-    def forked(self) -> None:
-        """Open anew, in a forked child, on next use."""
-        if self._connection is not None:
-            _parents.append(self._connection)
-        self._connection = None
-        self._gate = threading.Lock()
-
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path.absolute(), 0, isolation_level=None, check_same_thread=False)
@@ -167,3 +161,45 @@ class File:
             db.execute("DELETE FROM waiter")
             db.execute("UPDATE lock SET token = max(token, (SELECT reserved FROM issuer)) WHERE name = ''")
             db.execute("UPDATE issuer SET boot = ?", (boot_id(),))
+
+
+# SQLite keeps which locks this process has on a file in memory that a fork copies and that no child can use,
+# not even for a connection of its own: it would wait for ever for a transaction of the parent's, or write
+# without a lock. So no connection is open while the process forks; both sides open anew on next use.
+
+_files: "weakref.WeakSet[File]" = weakref.WeakSet()
+_forking = threading.Lock()
+_quiet: list[File] = []
+_leaked: list[sqlite3.Connection] = []  # never closed: that would break the parent's locks
+_PATIENCE = 1.0
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for file in list(_files):
+        # A thread that is stuck in a transaction, or this one if it forks in a signal handler, is not waited for.
+        if file._gate.acquire(timeout=_PATIENCE):
+            _quiet.append(file)
+            if file._connection is not None:
+                file._connection.close()
+                file._connection = None
+
+
+def _after_in_parent() -> None:
+    while _quiet:
+        _quiet.pop()._gate.release()
+    _forking.release()
+
+
+def _after_in_child() -> None:
+    global _forking
+    _forking = threading.Lock()
+    _quiet.clear()
+    for file in list(_files):
+        file._gate = threading.Lock()
+        if file._connection is not None:
+            _leaked.append(file._connection)
+            file._connection = None
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
