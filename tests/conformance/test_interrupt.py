@@ -1,0 +1,63 @@
+"""Ctrl-C in a blocking program."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+import fencepost
+from fencepost import sync
+from tests.conformance.store import Store
+
+pytestmark = pytest.mark.only("blocking")
+
+
+def interrupt() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_a_waiter_that_is_interrupted_leaves_nothing(store: Store) -> None:
+    with fencepost.connect(store.url, ttl=store.long) as here, fencepost.connect(store.url, ttl=store.long) as there:
+        holder = here.acquire(store.name)
+
+        def watch() -> None:
+            deadline = time.monotonic() + store.patience
+            while store.promises.fair and not ((status := here.status(store.name)) and status.waiters):
+                assert time.monotonic() < deadline, "nobody waits"
+                time.sleep(0.005)
+            interrupt()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        with pytest.raises(KeyboardInterrupt):
+            there.acquire(store.name, timeout=store.long)
+        watcher.join()
+        status = here.status(store.name)
+        assert status is not None
+        assert status.waiters == ()
+        assert holder.release()
+        lease = there.try_acquire(store.name)
+        assert lease is not None
+        assert lease.release()
+
+
+def test_an_interrupted_block_releases(store: Store) -> None:
+    inside = threading.Event()
+
+    def after() -> None:
+        inside.wait(store.patience)
+        interrupt()
+
+    def work(locks: sync.Locks) -> None:
+        with locks.lock(store.name) as lease:
+            inside.set()
+            lease.lost.wait(store.patience)
+
+    with fencepost.connect(store.url, ttl=store.long) as locks:
+        sender = threading.Thread(target=after)
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            work(locks)
+        sender.join()
+        assert locks.status(store.name) is None
