@@ -9,7 +9,8 @@ import psycopg
 from fencepost import check, url
 from fencepost.backend import Backend, Hold, Promises, Renewal, Status
 from fencepost.backends.postgres_ear import Ear, Waiter
-from fencepost.backends.postgres_links import LIBPQ, Links, conninfo
+from fencepost.backends.postgres_links import Links
+from fencepost.backends.postgres_wire import LIBPQ, Call, conninfo
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
@@ -67,13 +68,18 @@ class Postgres(Backend):
             raise ConfigError("timeout= and poll= of postgresql:// must be greater than 0")
         self._poll: float = options.get("poll", 0.1)
         self._listen = _listen(options.get("listen"))
-        info = conninfo(address, self._patience)
-        self._links = Links(info, driver, schema=self._schema, limit=options.get("pool", 8), patience=self._patience)
+        self._take = Call(self._schema, "take", 5)
+        self._release = Call(self._schema, "release", 3)
+        self._links = Links(
+            conninfo(address, self._patience),
+            driver,
+            schema=self._schema,
+            calls=(self._take, self._release),
+            limit=options.get("pool", 8),
+            patience=self._patience,
+        )
         self._ear = self._new_ear()
         self._lines: dict[str, dict[str, Signal]] = {}  # this process's waiters by name, in the order they came
-        call = f"SELECT {self._schema}."
-        self._take = call + "take(%s, %s, %s, %s, %s)"
-        self._release = call + "release(%s, %s, %s)"
 
     def _new_ear(self) -> Ear:
         way, listen = self._listen
@@ -89,7 +95,7 @@ class Postgres(Backend):
         if queue is not None and self._ear.id is not None:
             return await self._join(Waiter(name, holder, self.driver.signal()), ttl, queue)
         sent = self.driver.now()
-        (answer,) = await self._links.row(self._take, (name, holder, ttl, queue, None))
+        answer = await self._ask(name, holder, ttl, queue, None)
         if answer[0] == _BUSY:
             return None
         if answer[0] == _DEAF:
@@ -102,7 +108,7 @@ class Postgres(Backend):
         while (process := self._ear.expect(waiter)) is None:
             await self._ear.open(self.driver)
         sent = self.driver.now()
-        (answer,) = await self._links.row(self._take, (waiter.name, waiter.holder, ttl, queue, process))
+        answer = await self._ask(waiter.name, waiter.holder, ttl, queue, process)
         if answer[0] == 0:
             _, clock, expires = answer
             waiter.base = sent, clock
@@ -112,6 +118,18 @@ class Postgres(Backend):
         if answer[0] == _FULL:
             raise QueueFull(waiter.name, queue)
         return self._granted(answer, sent, ttl)
+
+    async def _ask(self, name: str, holder: str, ttl: float, queue: int | None, process: int | None) -> list[int]:
+        answer = await self._links.call(
+            self._take,
+            name,
+            holder,
+            repr(ttl),
+            None if queue is None else str(queue),
+            None if process is None else str(process),
+        )
+        assert answer is not None, "take() answers an array"
+        return [int(part) for part in answer[1:-1].split(",")]
 
     def _granted(self, answer: list[int], sent: float, ttl: float) -> Grant:
         if len(answer) == 1:
@@ -169,30 +187,29 @@ class Postgres(Backend):
 
     async def leave(self, name: str, holder: str) -> None:
         self._ear.forget(holder)
-        await self._links.row(f"SELECT {self._schema}.leave(%s, %s)", (name, holder))
+        await self._links.rows(f"SELECT {self._schema}.leave(%s, %s)", name, holder)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         names, holders, tokens, ttls = (list(column) for column in zip(*holds, strict=True))
         rows = await self._links.rows(
-            f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)", (names, holders, tokens, ttls)
+            f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)", names, holders, tokens, ttls
         )
         renewed = {place for (place,) in rows}
         return [Renewal.RENEWED if place in renewed else Renewal.LOST for place in range(1, len(holds) + 1)]
 
     async def release(self, name: str, holder: str, token: int) -> bool:
-        (held,) = await self._links.row(self._release, (name, holder, token))
-        return bool(held)
+        return await self._links.call(self._release, name, holder, str(token)) == "t"
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
-        rows = await self._links.rows(f"SELECT * FROM {self._schema}.status(%s, %s)", (name, prefix))
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.status(%s, %s)", name, prefix)
         return [_status(row) for row in rows]
 
     async def evict(self, name: str) -> Status | None:
-        rows = await self._links.rows(f"SELECT * FROM {self._schema}.evict(%s)", (name,))
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.evict(%s)", name)
         return _status(rows[0]) if rows else None
 
     async def bump(self, name: str, above: int) -> None:
-        await self._links.row(f"SELECT {self._schema}.bump(%s, %s)", (name, above))
+        await self._links.rows(f"SELECT {self._schema}.bump(%s, %s)", name, above)
 
     async def close(self) -> None:
         await self.driver.offload(self._ear.close)

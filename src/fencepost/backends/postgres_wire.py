@@ -1,0 +1,188 @@
+"""One connection to Postgres: where it leads, what is called over it, and what its errors mean."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import errors
+from psycopg.generators import execute
+from psycopg.pq import ExecStatus
+
+from fencepost.drive import boottime, settle
+from fencepost.errors import BackendError, ConfigError
+from fencepost.url import Address
+
+_VERSION = 1
+_NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
+LIBPQ = frozenset(
+    {
+        "application_name",
+        "channel_binding",
+        "connect_timeout",
+        "gssencmode",
+        "host",
+        "krbsrvname",
+        "passfile",
+        "port",
+        "require_auth",
+        "service",
+        "sslcert",
+        "sslcrl",
+        "sslkey",
+        "sslmode",
+        "sslpassword",
+        "sslrootcert",
+        "target_session_attrs",
+        "user",
+    }
+)
+"""Options that a URL may carry for libpq."""
+
+
+def conninfo(address: Address, patience: float) -> dict[str, Any]:
+    """What libpq needs to connect to ``address``."""
+    given: dict[str, Any] = {
+        # An idle connection that was cut is noticed within half a minute, an unanswered one within ``patience``.
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 4,
+        "tcp_user_timeout": int(patience * 1000),
+        "connect_timeout": max(2, int(patience)),
+        "application_name": "fencepost",
+        "client_encoding": "UTF8",
+    }
+    if address.hosts:
+        given["host"] = ",".join(host for host, _ in address.hosts)
+        given["port"] = ",".join(str(port or 5432) for _, port in address.hosts)
+    if len(address.hosts) > 1:
+        given["target_session_attrs"] = "read-write"
+    if address.user:
+        given["user"] = address.user
+    if address.password is not None:
+        given["password"] = address.password
+    if database := address.path.strip("/"):
+        given["dbname"] = database
+    return given | {key: value for key, value in address.params.items() if key in LIBPQ}
+
+
+def failure(error: psycopg.Error, *, ambiguous: bool) -> BackendError:
+    """What a driver's error means to a user of locks."""
+    said = str(error).strip().splitlines()
+    text = said[0] if said else type(error).__name__
+    if isinstance(error, errors.ReadOnlySqlTransaction):
+        text += "; this is a standby: name the primary, or several hosts, of which the writable one is taken"
+    elif isinstance(error, errors.InsufficientPrivilege):
+        text += "; let the database's owner run fencepost/backends/sql/postgres.sql, and grant what its top names"
+    return BackendError(f"Postgres: {text}", backend="postgresql", ambiguous=ambiguous)
+
+
+def _bounded(work: Generator[Any, Any, Any], patience: float) -> Generator[Any, Any, Any]:
+    """psycopg's protocol generator, given up once the server has been silent for too long."""
+    until = boottime() + patience
+    try:
+        state = next(work)
+        while True:
+            ready = yield state
+            if not ready and boottime() > until:  # psycopg sends 0 every now and then while nothing comes
+                raise psycopg.OperationalError(f"no answer within {patience:g} s")
+            state = work.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+class BlockingLink(psycopg.Connection[Any]):
+    """A connection whose statements are given up after ``patience`` seconds of silence."""
+
+    patience = 10.0
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return super().wait(_bounded(gen, self.patience), *args, **options)
+
+
+class AsyncioLink(psycopg.AsyncConnection[Any]):
+    """The same, for asyncio."""
+
+    patience = 10.0
+
+    async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return await super().wait(_bounded(gen, self.patience), *args, **options)
+
+
+Link: TypeAlias = BlockingLink | AsyncioLink
+
+
+async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Link:
+    """A new connection; BackendError if there is none to be had."""
+    try:
+        link: Link = await settle(kind.connect(**info, autocommit=True, prepare_threshold=None))
+    except psycopg.Error as error:
+        raise failure(error, ambiguous=False) from error
+    link.patience = patience
+    return link
+
+
+async def ask(link: Any, sql: str, args: Sequence[Any] | None = None) -> list[Any]:
+    """All rows that one statement answers."""
+    cursor = await settle(link.execute(sql, args))
+    return await settle(cursor.fetchall()) if cursor.description else []
+
+
+async def pooled(link: Link) -> bool:
+    """Whether a pooler stands in between: it cannot know the pid of the session that a statement will meet."""
+    return await ask(link, "SELECT pg_backend_pid()") != [(link.info.backend_pid,)]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of the schema that answers one value, called by the shortest way that libpq has."""
+
+    schema: str
+    function: str
+    arity: int
+
+    @property
+    def sql(self) -> str:
+        return f"SELECT {self.schema}.{self.function}({', '.join(f'${n}' for n in range(1, self.arity + 1))})"
+
+    async def prepare(self, link: Link) -> None:
+        await ask(link, f"PREPARE {self.function} AS {self.sql}")
+
+    async def make(self, link: Any, args: Sequence[str | None], *, prepared: bool) -> str | None:
+        """The value as Postgres writes it."""
+        sent = [None if arg is None else arg.encode() for arg in args]
+        if prepared:
+            link.pgconn.send_query_prepared(self.function.encode(), sent)
+        else:
+            link.pgconn.send_query_params(self.sql.encode(), sent)
+        *_, result = await settle(link.wait(execute(link.pgconn)))
+        if result.status != ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(result, "utf-8")
+        value: bytes | None = result.get_value(0, 0)
+        return None if value is None else value.decode()
+
+
+async def create(link: Link, schema: str) -> None:
+    """Create the schema unless it is there; ConfigError if it is of another version."""
+    try:
+        found = await ask(link, f"SELECT {schema}.version()")
+    except _NO_SCHEMA:
+        sql = resources.files("fencepost.backends").joinpath("sql", "postgres.sql").read_text("utf-8")
+        sql = sql.replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
+        await ask(link, "BEGIN")
+        try:
+            # One creates it; the others wait, and then find it there.
+            await ask(link, f"SELECT pg_advisory_xact_lock(hashtextextended('create {schema}', 0))")
+            if await ask(link, f"SELECT to_regprocedure('{schema}.version()')") == [(None,)]:
+                await ask(link, sql)
+            await ask(link, "COMMIT")
+        except psycopg.Error:
+            if not link.closed:
+                await ask(link, "ROLLBACK")
+            raise
+        found = await ask(link, f"SELECT {schema}.version()")
+    if found != [(_VERSION,)]:
+        raise ConfigError(
+            f"schema {schema!r} is of version {found[0][0]}, this fencepost knows {_VERSION}: upgrade the older one"
+        )
