@@ -1,6 +1,5 @@
 """How to get through to a Redis server: credentials, TLS, timeouts, and the first words."""
 
-import os
 import socket
 import ssl
 import struct
@@ -99,14 +98,3 @@ def limit(raw: socket.socket, seconds: float) -> None:
     pair = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pair)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pair)
-
-
-def sever(raw: Any) -> None:
-    """Let go, in a forked child, of a parent's socket, or the parent would seem alive for as long as the child is.
-
-    The descriptor itself stays taken, so that whoever closes it later closes nothing else.
-    """
-    if raw is not None and (descriptor := raw.fileno()) >= 0:
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, descriptor)
-        os.close(null)

@@ -9,7 +9,8 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis_dial import Dial, Locate, limit, pack, sever
+from fencepost.backends.fork import sever
+from fencepost.backends.redis_dial import Dial, Locate, limit, pack
 from fencepost.backends.redis_pool import Pool, Socket
 from fencepost.backends.redis_stream import Stream
 from fencepost.drive import run

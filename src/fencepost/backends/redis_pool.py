@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from hiredis import Reader
 
-from fencepost.backends.redis_dial import NOTHING, Dial, Locate, Place, sever
+from fencepost.backends.fork import sever
+from fencepost.backends.redis_dial import NOTHING, Dial, Locate, Place
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 

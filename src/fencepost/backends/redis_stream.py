@@ -11,7 +11,8 @@ from typing import Any
 
 from hiredis import PushNotification, Reader
 
-from fencepost.backends.redis_dial import NOTHING, Dial, Place, keep_alive, pack, sever
+from fencepost.backends.fork import sever
+from fencepost.backends.redis_dial import NOTHING, Dial, Place, keep_alive, pack
 
 
 class Stream(asyncio.Protocol):
