@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "fencepost"
 
 FACTS = {"rule", "errors", "check"}
-LOWER = FACTS | {"lease", "events", "drive"}
+LOWER = FACTS | {"lease", "events", "drive", "ambient", "signing"}
 CORE = LOWER | {"backend", "locks", "renewals", "url"}
 FACES = CORE | {"sync", "aio"}
 ANYTHING = {"*"}
@@ -24,6 +24,8 @@ ARROWS: dict[str, set[str]] = {
     "lease": FACTS,
     "events": FACTS,
     "drive": FACTS,
+    "ambient": FACTS | {"lease"},
+    "signing": FACTS | {"lease"},
     "backend": LOWER | {"url"},
     "backends": LOWER | {"backend", "url", "backends"},
     "guards": LOWER | {"guards"},

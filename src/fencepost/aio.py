@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from fencepost import ambient
 from fencepost import url as _url
 from fencepost.backend import Status
 from fencepost.drive import Asyncio
@@ -15,6 +16,7 @@ from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Hook
 from fencepost.locks import Core
 from fencepost.renewals import Held, Over
+from fencepost.signing import Keys
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,6 +95,7 @@ class Lock:
         lease = await self._locks.acquire(self.name, **self._options)
         body = _Body(lease)
         self._bodies.setdefault(body.task, []).append(body)
+        ambient.push(lease)
         return lease
 
     async def __aexit__(
@@ -104,6 +107,7 @@ class Lock:
         body = mine.pop()
         if not mine:
             del self._bodies[task]
+        ambient.pop(body.lease)
         cancelled_elsewhere = await body.leave()
         lost = await self._locks._core.finish(body.lease)
         if cancelled_elsewhere and body.late:
@@ -212,11 +216,14 @@ def connect(
     ttl: float | timedelta = 15.0,
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
 ) -> Locks:
     """The locks behind ``url``; without one, behind $FENCEPOST_URL, else the embedded SQLite file.
 
-    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock.
-    Nothing is contacted before the first lock. Raises ConfigError for a URL that leads nowhere.
+    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with
+    ``keys`` its leases carry signed tokens. Nothing is contacted before the first lock. Raises
+    ConfigError for a URL that leads nowhere.
     """
     driver = Asyncio()
-    return Locks(Core(_url.connect(url, driver), driver, Lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))
+    lease = Lease if keys is None else keys.signing(Lease)
+    return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))

@@ -123,6 +123,18 @@ class MissingToken(Refused):
     verdict = Verdict.MISSING
 
 
+class ForgedToken(Refused):
+    """A token without a signature that the guard's keys can verify."""
+
+    verdict = Verdict.FORGED
+
+
+class TokenLeap(Refused):
+    """A token so far above the mark that no issuer can have come to it."""
+
+    verdict = Verdict.LEAP
+
+
 def refusal(verdict: Verdict, resource: str, offer: Stamp | None, mark: Stamp | None) -> Refused:
     """The error for a verdict that does not admit."""
     if offer is None:
@@ -133,6 +145,22 @@ def refusal(verdict: Verdict, resource: str, offer: Stamp | None, mark: Stamp | 
             mark,
         )
     token, seq, _ = offer
+    if verdict is Verdict.FORGED:
+        return ForgedToken(
+            f"token {token} for {resource!r} carries no signature that this guard can verify; give the issuer "
+            f"and the guard a key in common, and the same namespace",
+            resource,
+            offer,
+            mark,
+        )
+    if verdict is Verdict.LEAP:
+        return TokenLeap(
+            f"token {token} for {resource!r} leaps too far above {mark.token if mark else 'any first token'}; if its "
+            f"issuer really came that far, raise the mark with 'fencepost guard reset'",
+            resource,
+            offer,
+            mark,
+        )
     if verdict is Verdict.STALE:
         seen = mark.token if mark else None
         return StaleToken(

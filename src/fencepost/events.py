@@ -18,7 +18,9 @@ Kind: TypeAlias = Literal[
     "lost",  # detail: why; the lease ended while its holder was at work
     "released",  # seconds: how long it was held
     "not_owner",  # a release that found the lock no longer its own, and changed nothing
-    "decision",  # a guard judged one access: verdict, enforced, action, seen
+    "decision",  # a guard judged one access: verdict, enforced, action, seen; detail: its mode
+    "override",  # a guard was told to let everything pass for a while; seconds, detail: how long and why
+    "reset",  # a mark was raised by hand; seen: the mark's token before
 ]
 
 Action: TypeAlias = Literal["write", "enter"]
@@ -38,7 +40,7 @@ class Event:
     ratio: float | None = None
     verdict: Verdict | None = None
     enforced: bool | None = None
-    """At a guard: True if it refused, False if it let pass what the rule refuses, else None."""
+    """At a guard: True if it refused, False if it let pass what it would have refused, else None."""
     action: Action | None = None
     seen: int | None = None
     """At a guard: the mark's token before this access; None if there was no mark."""

@@ -36,6 +36,7 @@ class Lease:
         "ended",
         "holder",
         "name",
+        "signature",
         "since",
         "token",
         "ttl",
@@ -49,6 +50,7 @@ class Lease:
         self.since = grant.since
         self.deadline = grant.since + grant.ttl
         self.ended = ""
+        self.signature = ""
         self._clock = clock
         self._seq = count(1)
 
@@ -76,23 +78,44 @@ class Lease:
         return Stamp(self.token, 0, self.holder)
 
     def headers(self) -> dict[str, str]:
-        """The next access's stamp as HTTP headers; send the same headers again when retrying it."""
+        """The next access's stamp as HTTP headers; send the same headers again when retrying it.
+
+        The Idempotency-Key, new for each access, is for receivers that know nothing else: they can tell
+        a retry, but not a holder that has been replaced.
+        """
         token, seq, holder = self.stamp()
-        return {"X-Fence-Token": str(token), "X-Fence-Seq": str(seq), "X-Fence-Holder": holder}
+        headers = {
+            "X-Fence-Token": str(token),
+            "X-Fence-Seq": str(seq),
+            "X-Fence-Holder": holder,
+            "Idempotency-Key": f"{holder}-{seq}",
+        }
+        if self.signature:
+            headers["X-Fence-Signature"] = self.signature
+        return headers
 
     def __repr__(self) -> str:
         state = self.over or f"{self.remaining:.3g} s left"
         return f"<{type(self).__name__} {self.name!r} token={self.token} {state}>"
 
 
-Offer: TypeAlias = Lease | Stamp | int
-"""What a guard accepts: a lease, a stamp taken from one earlier, or a bare token."""
+class Signed(NamedTuple):
+    """A stamp that came from elsewhere, with the signature that came with it."""
+
+    stamp: Stamp
+    signature: str
+
+
+Offer: TypeAlias = Lease | Stamp | Signed | int
+"""What a guard accepts: a lease, a stamp taken from one earlier, with its signature or without, or a bare token."""
 
 
 def stamp(offer: Offer) -> Stamp:
     """The stamp for one write under ``offer``; ConfigError if it cannot be one."""
     if isinstance(offer, Lease):
         return offer.stamp()
+    if isinstance(offer, Signed):
+        offer = offer.stamp
     if isinstance(offer, Stamp):
         return check.stamp(offer)
     return Stamp(check.token(offer))
@@ -102,6 +125,8 @@ def entry(offer: Offer) -> Stamp:
     """The stamp that enters under ``offer``; ConfigError if it cannot be one."""
     if isinstance(offer, Lease):
         return offer.entry()
+    if isinstance(offer, Signed):
+        offer = offer.stamp
     if isinstance(offer, Stamp):
         return Stamp(check.token(offer.token), 0, check.holder(offer.holder))
     return Stamp(check.token(offer), 0)

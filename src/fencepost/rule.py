@@ -20,6 +20,8 @@ class Verdict(StrEnum):
     CLASH = "clash"
     REPLAY = "replay"
     MISSING = "missing"
+    FORGED = "forged"
+    LEAP = "leap"
 
 
 class Stamp(NamedTuple):

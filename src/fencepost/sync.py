@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from fencepost import ambient
 from fencepost import url as _url
 from fencepost.backend import Status
 from fencepost.drive import Blocking, run
@@ -15,6 +16,7 @@ from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Hook
 from fencepost.locks import Core
 from fencepost.renewals import Held, Over
+from fencepost.signing import Keys
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +63,7 @@ class Lock:
     def __enter__(self) -> Lease:
         lease = self._locks.acquire(self.name, **self._options)
         self._held.setdefault(threading.get_ident(), []).append(lease)
+        ambient.push(lease)
         return lease
 
     def __exit__(
@@ -71,6 +74,7 @@ class Lock:
         lease = mine.pop()
         if not mine:
             del self._held[thread]
+        ambient.pop(lease)
         lost = run(self._locks._core.finish(lease))
         if lost and error is None:
             raise lost
@@ -176,11 +180,14 @@ def connect(
     ttl: float | timedelta = 15.0,
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
 ) -> Locks:
     """The locks behind ``url``; without one, behind $FENCEPOST_URL, else the embedded SQLite file.
 
-    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock.
-    Nothing is contacted before the first lock. Raises ConfigError for a URL that leads nowhere.
+    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with
+    ``keys`` its leases carry signed tokens. Nothing is contacted before the first lock. Raises
+    ConfigError for a URL that leads nowhere.
     """
     driver = Blocking()
-    return Locks(Core(_url.connect(url, driver), driver, Lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))
+    lease = Lease if keys is None else keys.signing(Lease)
+    return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))

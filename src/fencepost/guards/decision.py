@@ -1,49 +1,140 @@
-"""A guard's decision about one access: the rule applied, told to the hooks, and turned into an answer."""
+"""A guard's decision about one access: the offer found, judged, told to the hooks, and turned into an answer."""
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from fencepost import ambient, check
 from fencepost.errors import refusal
 from fencepost.events import Action, Event, Hook, Hooks
-from fencepost.rule import Stamp, Verdict, judge
+from fencepost.guards.policy import STRICT, Policy
+from fencepost.lease import Lease, Offer, Signed, entry, stamp
+from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
 
 
-def decide(
-    resource: str,
-    mark: Stamp | None,
-    offer: Stamp | None,
-    *,
-    source: str,
-    action: Action,
-    same: Callable[[], bool] = lambda: False,
-    hooks: Iterable[Hook] = (),
-) -> bool:
-    """True: make the access and raise the mark. False: this very write was made before, change nothing.
+class Decision(NamedTuple):
+    """What to do: make the access unless it was made before, and keep this mark."""
 
-    ``same`` is asked only when the offer repeats the mark: is its payload known to be that of the
-    write that set the mark? Raises the Refused that fits any other verdict.
+    fresh: bool
+    mark: Stamp | None
+
+
+class Access:
+    """One access on its way through a guard.
+
+    Made before the store is asked anything. Without an offer, the lease held around the caller speaks
+    for it, unless it came from outside and cannot ``inherit`` one. Raises MissingToken or ForgedToken where
+    the policy refuses those; ConfigError for a name or an offer that cannot be one.
     """
-    verdict = Verdict.MISSING if offer is None else judge(mark, offer)
-    done = verdict is Verdict.REPLAY and same()
-    refused = not done and verdict is not Verdict.ADMIT
-    if verdict is Verdict.CLASH:
-        _log.error("token clash at %s guard on %r: offered %r, mark %r", source, resource, offer, mark)
-    if hooks:
-        Hooks(hooks)(
-            Event(
-                kind="decision",
-                name=resource,
-                source=source,
-                token=offer.token if offer else None,
-                holder=offer.holder if offer else None,
-                verdict=verdict,
-                enforced=True if refused else None,
-                action=action,
-                seen=mark.token if mark else None,
+
+    __slots__ = ("_hooks", "_offer", "_policy", "_resource", "_source", "_stance", "action", "judged")
+
+    def __init__(
+        self,
+        source: str,
+        resource: str,
+        offer: Offer | None,
+        action: Action,
+        hooks: Iterable[Hook] = (),
+        policy: Policy | None = None,
+        *,
+        inherit: bool = True,
+    ) -> None:
+        self._source = source
+        self._resource = check.name(resource, "resource")
+        self._offer = ambient.find(resource) if offer is None and inherit else offer
+        self.action = action
+        self._hooks = hooks
+        self._policy = policy
+        self._stance = STRICT if policy is None else policy.stance(resource)
+        self.judged = self._stance.judges and self._believed()
+        """Whether the mark decides. If not, the access is made, and no mark is looked at or changed."""
+        if not self._stance.judges and self._stance.tells:
+            self._tell(self._stamp(), None, None if self._offer else Verdict.MISSING, None)
+
+    @property
+    def leased(self) -> bool:
+        """Whether the offer is a lease, which has another stamp to give."""
+        return isinstance(self._offer, Lease)
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """How far above the mark, and how high without one, a token may be."""
+        return (None, None) if self._policy is None else (self._policy.max_jump, self._policy.max_first)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether what the rule refuses is refused here and now."""
+        return self._stance.refuses
+
+    def take(self) -> Stamp:
+        """The stamp of this access; a lease gives a new one each time."""
+        taken = self._stamp()
+        assert taken is not None, "an access without an offer is not judged"
+        return taken
+
+    def decide(self, mark: Stamp | None, offer: Stamp, *, same: Callable[[], bool] = lambda: False) -> Decision:
+        """Judge ``offer`` against the mark. Raises the Refused of the verdict if it does not pass.
+
+        ``same`` is asked only when the offer repeats the mark: is its payload known to be that of the
+        write that set the mark?
+        """
+        verdict = judge(mark, offer)
+        higher = mark is None or offer.token > mark.token
+        if self._policy is not None and higher and self._policy.leaps(mark, offer.token):
+            verdict = Verdict.LEAP
+        fresh = self.conclude(mark, offer, verdict, done=verdict is Verdict.REPLAY and same())
+        return Decision(fresh, raised(mark, offer) if verdict is Verdict.ADMIT else mark)
+
+    def conclude(self, mark: Stamp | None, offer: Stamp | None, verdict: Verdict, *, done: bool = False) -> bool:
+        """Whether to make an access on which the verdict is known; ``done``: it was made before."""
+        refuses = self._stance.demands if verdict is Verdict.MISSING else self._stance.refuses
+        against = verdict is not Verdict.ADMIT and not (done and refuses)
+        if verdict is Verdict.CLASH:
+            _log.error("token clash at %s guard on %r: offered %r, mark %r", self._source, self._resource, offer, mark)
+        self._tell(offer, mark, verdict, refuses if against else None)
+        if against and refuses:
+            raise refusal(verdict, self._resource, offer, mark)
+        return not (done and refuses)
+
+    def _believed(self) -> bool:
+        """Whether there is an offer, signed if it must be. If not, say so."""
+        if self._offer is None:
+            self.conclude(None, None, Verdict.MISSING)
+            return False
+        keys = None if self._policy is None else self._policy.keys
+        if keys is None:
+            return True
+        claim, signature, name = entry(self._offer), "", self._resource
+        if isinstance(self._offer, Lease):
+            signature, name = self._offer.signature, self._offer.name
+        elif isinstance(self._offer, Signed):
+            signature = self._offer.signature
+        if keys.verify(name, claim, signature):
+            return True
+        self.conclude(None, claim, Verdict.FORGED)
+        return False
+
+    def _stamp(self) -> Stamp | None:
+        if self._offer is None:
+            return None
+        return entry(self._offer) if self.action == "enter" else stamp(self._offer)
+
+    def _tell(self, offer: Stamp | None, mark: Stamp | None, verdict: Verdict | None, enforced: bool | None) -> None:
+        if self._hooks:
+            Hooks(self._hooks)(
+                Event(
+                    kind="decision",
+                    name=self._resource,
+                    source=self._source,
+                    token=offer.token if offer else None,
+                    holder=offer.holder if offer else None,
+                    verdict=verdict,
+                    enforced=enforced,
+                    action=self.action,
+                    seen=mark.token if mark else None,
+                    detail=self._stance.mode,
+                )
             )
-        )
-    if refused:
-        raise refusal(verdict, resource, offer, mark)
-    return not done

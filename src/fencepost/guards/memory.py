@@ -1,14 +1,14 @@
 """A guarded dict inside one process: the reference every other guard is held to."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from fencepost import check
 from fencepost.events import Action, Hook
-from fencepost.guards.decision import decide
-from fencepost.lease import Offer, entry, stamp
-from fencepost.rule import Stamp, raised
+from fencepost.guards.decision import Access, Decision
+from fencepost.guards.policy import Policy
+from fencepost.lease import Offer
+from fencepost.rule import Stamp
 
 V = TypeVar("V")
 
@@ -17,36 +17,36 @@ class Guard(Generic[V]):
     """Values by resource, each behind its mark; any thread may call.
 
     Every method raises the Refused of the verdict, and then nothing was changed; ConfigError for a
-    name or an offer that cannot be one.
+    name or an offer that cannot be one. Inside ``with lock:`` the lease need not be passed.
 
         guard = Guard[bytes]()
         before = guard.read("account/42", lease)
         guard.write("account/42", b"after", lease)
     """
 
-    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+    def __init__(self, hooks: Iterable[Hook] = (), policy: Policy | None = None) -> None:
         self._hooks = tuple(hooks)
-        self._lock = threading.Lock()
+        self._policy = policy
+        self._lock = threading.RLock()
         self._marks: dict[str, Stamp] = {}
         self._values: dict[str, V] = {}
 
-    def write(self, resource: str, value: V, offer: Offer) -> bool:
+    def write(self, resource: str, value: V, offer: Offer | None = None) -> bool:
         """Keep ``value``. True if this call did it, False if it is a replay of the write that did."""
-        check.name(resource, "resource")
-        with self._lock:
-            # The stamp is taken under the lock, so that threads that share a lease arrive in its order.
-            if applied := self._decide(resource, stamp(offer), "write", value):
-                self._values[resource] = value
-            return applied
+        return self._write(resource, lambda _: value, offer)
 
-    def read(self, resource: str, offer: Offer) -> V | None:
+    def update(self, resource: str, change: Callable[[V | None], V], offer: Offer | None = None) -> bool:
+        """Read, change and write as one access: what ``change`` was given is what its answer replaces."""
+        return self._write(resource, change, offer)
+
+    def read(self, resource: str, offer: Offer | None = None) -> V | None:
         """Enter, then return the value; None if there is none."""
-        check.name(resource, "resource")
+        access = self._access(resource, offer, "enter")
         with self._lock:
-            self._decide(resource, entry(offer), "enter", None)
+            self._decide(access, resource, None)
             return self._values.get(resource)
 
-    def enter(self, resource: str, offer: Offer) -> None:
+    def enter(self, resource: str, offer: Offer | None = None) -> None:
         """Raise the mark without writing: from here on every older holder is refused."""
         self.read(resource, offer)
 
@@ -55,18 +55,25 @@ class Guard(Generic[V]):
         with self._lock:
             return self._marks.get(resource)
 
-    def _decide(self, resource: str, offer: Stamp, action: Action, value: V | None) -> bool:
+    def _access(self, resource: str, offer: Offer | None, action: Action) -> Access:
+        return Access("memory", resource, offer, action, self._hooks, self._policy)
+
+    def _write(self, resource: str, change: Callable[[V | None], V], offer: Offer | None) -> bool:
+        access = self._access(resource, offer, "write")
+        with self._lock:
+            value = change(self._values.get(resource))
+            decision = self._decide(access, resource, value)
+            if decision.fresh:
+                self._values[resource] = value
+            return decision.fresh
+
+    def _decide(self, access: Access, resource: str, value: V | None) -> Decision:
         mark = self._marks.get(resource)
-        # A mark with a seq was set by the write that also set the value, so the value is its payload.
-        applied = decide(
-            resource,
-            mark,
-            offer,
-            source="memory",
-            action=action,
-            same=lambda: self._values.get(resource) == value,
-            hooks=self._hooks,
-        )
-        if applied:
-            self._marks[resource] = raised(mark, offer)
-        return applied
+        if not access.judged:
+            return Decision(True, mark)
+        # The stamp is taken under the lock, so that threads that share a lease arrive in its order. A mark
+        # with a seq was set by the write that also set the value, so the value is its payload.
+        decision = access.decide(mark, access.take(), same=lambda: self._values.get(resource) == value)
+        if decision.mark is not None:
+            self._marks[resource] = decision.mark
+        return decision

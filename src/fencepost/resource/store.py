@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fencepost.errors import BackendError, ConfigError, Refused
 from fencepost.events import Event, Hook, Hooks
 from fencepost.guards import sqlite
-from fencepost.guards.decision import decide
+from fencepost.guards.decision import Access
 from fencepost.resource.group import Writer
 from fencepost.rule import Stamp
 
@@ -65,7 +65,7 @@ class Store:
     def require(self, key: str, offer: Stamp | None) -> None:
         """Return if a write with this offer is worth looking at; MissingToken if it carries none."""
         if self._fence and offer is None:
-            decide(key, None, None, source="sqlite", action="write", hooks=(self._hooks,))
+            Access("sqlite", key, None, "write", (self._hooks,), inherit=False)
 
     async def write(self, key: str, data: bytes, offer: Stamp | None) -> Written:
         """Keep ``data`` under ``key``; returns once it and its mark are on disk."""
@@ -73,7 +73,8 @@ class Store:
 
         def judged() -> bool:
             if offer is None:
-                return decide(key, None, None, source="sqlite", action="write", hooks=(told.append,))
+                Access("sqlite", key, None, "write", (told.append,), inherit=False)
+                return True
             return sqlite.admit(self._conn, key, offer, payload=data, hooks=(told.append,))
 
         def access() -> Written:

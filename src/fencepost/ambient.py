@@ -1,0 +1,37 @@
+"""The leases held around the running code, so that a guard finds its own without being handed one."""
+
+from contextvars import ContextVar
+
+from fencepost.lease import Lease
+
+_held: ContextVar[tuple[Lease, ...]] = ContextVar("fencepost_held", default=())
+
+
+def push(lease: Lease) -> None:
+    """A block that holds ``lease`` begins, in this thread or task and those that inherit its context."""
+    _held.set((*_held.get(), lease))
+
+
+def pop(lease: Lease) -> None:
+    """The block ends."""
+    # Not ContextVar.reset: a generator may leave its block in another context than it entered it.
+    _held.set(tuple(each for each in _held.get() if each is not lease))
+
+
+def held() -> tuple[Lease, ...]:
+    """The leases of the blocks around here, the innermost last; also those that are over."""
+    return _held.get()
+
+
+def find(resource: str) -> Lease | None:
+    """The lease that speaks for ``resource``: its lock's name is the resource's, or a path above it.
+
+    A lease of any other lock is not taken, for tokens of two locks cannot be compared. One that is over
+    is: the guard, not its deadline, decides what becomes of a zombie.
+    """
+    best: Lease | None = None
+    for lease in _held.get():
+        covers = resource == lease.name or resource.startswith(lease.name.rstrip("/") + "/")
+        if covers and (best is None or len(lease.name) >= len(best.name)):
+            best = lease
+    return best

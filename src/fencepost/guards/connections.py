@@ -1,0 +1,145 @@
+"""The connections people already have: which kind one is, told by its shape, and what it takes to use it.
+
+Nothing of theirs is imported before such a connection is there: psycopg (blocking and asyncio), sqlite3, SQLAlchemy
+(connections and sessions, blocking and asyncio), Django, or anything that looks like the DB-API.
+"""
+
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+from fencepost.errors import ConfigError
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+def through(conn: Any, call: Callable[[Any], T]) -> T:
+    """``call`` with a connection that blocks; an awaitable of its answer for SQLAlchemy's asyncio ones."""
+    if is_sqlalchemy_async(conn):
+        return cast(T, conn.run_sync(call))
+    return call(conn)
+
+
+def is_sqlalchemy_async(conn: Any) -> bool:
+    """An AsyncConnection, AsyncSession or async_scoped_session."""
+    return hasattr(conn, "run_sync") and (hasattr(conn, "sync_connection") or hasattr(conn, "sync_session"))
+
+
+def is_sqlalchemy(conn: Any) -> bool:
+    """A Connection or a Session."""
+    return hasattr(conn, "exec_driver_sql") or hasattr(conn, "get_bind")
+
+
+def is_django(conn: Any) -> bool:
+    """Django's ``connection``, or one of ``connections``."""
+    return hasattr(conn, "in_atomic_block") and hasattr(conn, "ensure_connection")
+
+
+def is_psycopg(conn: Any) -> bool:
+    """A Connection or AsyncConnection of psycopg 3."""
+    return hasattr(conn, "pgconn") and hasattr(conn, "transaction")
+
+
+def is_async(conn: Any) -> bool:
+    """Whether what is done with it has to be awaited."""
+    return is_sqlalchemy_async(conn) or (is_psycopg(conn) and hasattr(conn, "__aenter__"))
+
+
+def sqlalchemy_connection(conn: Any) -> Any:
+    """The Connection under a Session, or itself; in a transaction that the caller commits."""
+    if hasattr(conn, "get_bind"):
+        return conn.connection()
+    if not conn.in_transaction():
+        conn.begin()  # as its first statement would
+    return conn
+
+
+class Fenced(Generic[C]):
+    """A transaction that was admitted before it read anything, and that ends with its block.
+
+    Blocking connections take ``with``, asyncio ones ``async with``.
+    """
+
+    def __init__(self, conn: C, admit: Callable[[C], Any]) -> None:
+        if _open(conn):
+            raise ConfigError(
+                "this connection is in a transaction already, which may have read before it was admitted; commit or "
+                "roll back first, or call admit() yourself before its first read"
+            )
+        self._conn = conn
+        self._admit = admit
+        self._begun: Any = None
+
+    def __enter__(self) -> C:
+        if is_async(self._conn):
+            raise ConfigError("this connection is asyncio's; use 'async with'")
+        self._begun = cast(AbstractContextManager[Any], _begin(self._conn))
+        self._begun.__enter__()
+        try:
+            self._admit(self._conn)
+        except BaseException:
+            self._begun.__exit__(*sys.exc_info())
+            raise
+        return self._conn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._begun.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> C:
+        if not is_async(self._conn):
+            raise ConfigError("this connection blocks; use 'with'")
+        self._begun = cast(AbstractAsyncContextManager[Any], _begin(self._conn))
+        await self._begun.__aenter__()
+        try:
+            await cast(Awaitable[Any], self._admit(self._conn))
+        except BaseException:
+            await self._begun.__aexit__(*sys.exc_info())
+            raise
+        return self._conn
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._begun.__aexit__(kind, error, trace)
+
+
+def _open(conn: Any) -> bool:
+    if is_django(conn):
+        return bool(conn.in_atomic_block)
+    if is_psycopg(conn):
+        return bool(conn.info.transaction_status)
+    if getattr(conn, "autocommit", None) is False and isinstance(conn, sqlite3.Connection):
+        return False  # always in one; SQLite itself refuses to let it write after an outdated read
+    state = conn.in_transaction
+    return bool(state() if callable(state) else state)
+
+
+def _begin(conn: Any) -> Any:
+    if is_django(conn):
+        from django.db import transaction
+
+        return transaction.atomic(using=conn.alias, durable=True)
+    if is_psycopg(conn):
+        return conn.transaction()
+    if isinstance(conn, sqlite3.Connection):
+        return _immediate(conn)
+    return conn.begin()
+
+
+@contextmanager
+def _immediate(conn: sqlite3.Connection) -> Iterator[None]:
+    always = getattr(conn, "autocommit", None) is False  # such a connection is in a transaction all the time
+    if not always:
+        conn.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        conn.commit() if always else conn.execute("COMMIT")
+    except BaseException:
+        conn.rollback() if always else conn.execute("ROLLBACK")
+        raise

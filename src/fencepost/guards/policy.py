@@ -1,0 +1,153 @@
+"""How far a guard goes: from doing nothing to refusing everything that carries no token.
+
+A rollout goes up these steps, one guard at a time, and each is safe to stay on:
+
+    off          the guard does nothing at all
+    passive      every access is told to the hooks, with its token; no store is asked, nothing is judged
+    shadow       judged and counted, never refused: what would have been, is told as ``enforced=False``
+    canary:10%   refuses for a tenth of the resources, always the same ones; the others stay in shadow
+    enforce      refuses what the rule refuses; an access without a token is counted and let through
+    strict       refuses an access without a token too; what a guard does unless told otherwise
+"""
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fencepost import check
+from fencepost.errors import ConfigError
+from fencepost.events import Event, Hook, Hooks
+from fencepost.rule import Stamp
+from fencepost.signing import Keys
+
+STEPS = ("off", "passive", "shadow", "canary", "enforce", "strict")
+_CANARY = re.compile(r"canary:(\d{1,3}(?:\.\d+)?)%")
+_log = logging.getLogger("fencepost")
+
+
+class Stance(NamedTuple):
+    """What a guard does about one resource at this moment."""
+
+    mode: str
+    tells: bool = True
+    judges: bool = True
+    refuses: bool = True
+    demands: bool = True
+    """Whether an access without a token is refused."""
+
+
+STRICT = Stance("strict")
+_FIXED = {
+    "off": Stance("off", tells=False, judges=False, refuses=False, demands=False),
+    "passive": Stance("passive", judges=False, refuses=False, demands=False),
+    "shadow": Stance("shadow", refuses=False, demands=False),
+    "enforce": Stance("enforce", demands=False),
+    "strict": STRICT,
+}
+
+
+def share(mode: str) -> float:
+    """The share of resources, 0 to 1, for which ``mode`` refuses; ConfigError if there is no such mode."""
+    if mode in _FIXED:
+        return float(_FIXED[mode].refuses)
+    match = _CANARY.fullmatch(mode)
+    if not match or float(match[1]) > 100:
+        raise ConfigError(f"no mode {mode!r}; there are off, passive, shadow, canary:10%, enforce and strict")
+    return float(match[1]) / 100
+
+
+def place(resource: str) -> float:
+    """Where a resource stands between 0 and 1, for ever: a canary takes those below its share."""
+    return int.from_bytes(hashlib.sha256(resource.encode()).digest()[:7], "big") / 2**56
+
+
+class Policy:
+    """How far the guards that are given it go, which tokens they believe, and how far a token may leap.
+
+    ``mode`` may be set again at any time, and holds from the next access on. Given as a callable, it is
+    asked at each access, so that a feature flag can steer it; when what it says is no mode, the last one
+    stays. With ``keys``, only signed tokens pass. ``max_jump`` refuses a token that is larger than
+    the mark's by more; a resource without a mark takes tokens up to ``max_first``, which is ``max_jump``
+    above the present time in microseconds unless given: no issuer starts higher.
+    """
+
+    def __init__(
+        self,
+        mode: str | Callable[[], str] = "strict",
+        *,
+        keys: Keys | None = None,
+        max_jump: int | None = None,
+        max_first: int | None = None,
+    ) -> None:
+        self._source = mode if callable(mode) else None
+        self._mode = "strict"
+        self.mode = mode() if callable(mode) else mode
+        self.keys = keys
+        self.max_jump = None if max_jump is None else check.token(max_jump)
+        self._max_first = None if max_first is None else check.token(max_first)
+        self._override = (0.0, "")
+
+    @property
+    def mode(self) -> str:
+        """The step this policy is on."""
+        if self._source is not None:
+            said = self._source()
+            if said != self._mode:
+                try:
+                    self.mode = said
+                except ConfigError as error:
+                    _log.error("a guard stays in mode %s: %s", self._mode, error)
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._share = share(mode)
+        self._mode = mode
+
+    @property
+    def max_first(self) -> int | None:
+        """The largest token for a resource that has no mark yet."""
+        if self._max_first is None and self.max_jump is not None:
+            return int(time.time() * 1e6) + self.max_jump
+        return self._max_first
+
+    def leaps(self, mark: Stamp | None, token: int) -> bool:
+        """Whether ``token`` lies too far above the mark to be an honest issuer's."""
+        if mark is None:
+            limit = self.max_first
+            return limit is not None and token > limit
+        return self.max_jump is not None and token - mark.token > self.max_jump
+
+    def stance(self, resource: str) -> Stance:
+        """What to do about ``resource`` at this moment."""
+        until, why = self._override
+        if until and time.monotonic() < until:
+            return _FIXED["shadow"]._replace(mode=f"override: {why}")
+        mode = self.mode
+        if mode in _FIXED:
+            return _FIXED[mode]
+        return Stance(mode, refuses=place(resource) < self._share, demands=False)
+
+    def override(self, why: str, *, seconds: float = 600.0, hooks: Iterable[Hook] = ()) -> None:
+        """Emergency: let everything pass, judged and counted as in shadow, for so many seconds at most.
+
+        It is logged, told to the hooks, and so is every access that it lets pass.
+        """
+        if not why.strip():
+            raise ConfigError("an override needs a reason that whoever reads the log will understand")
+        seconds = check.seconds(seconds, "override")
+        self._override = (time.monotonic() + seconds, why)
+        _log.warning("guards are overridden for %g s: %s", seconds, why)
+        Hooks(hooks)(Event(kind="override", name="*", source="policy", seconds=seconds, detail=why))
+
+    def resume(self, *, hooks: Iterable[Hook] = ()) -> None:
+        """End the override."""
+        self._override = (0.0, "")
+        _log.warning("guards are no longer overridden: mode %s", self.mode)
+        Hooks(hooks)(Event(kind="override", name="*", source="policy", seconds=0.0, detail="resumed"))
+
+    def __repr__(self) -> str:
+        return f"<Policy {self._mode}>"

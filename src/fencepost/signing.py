@@ -1,0 +1,88 @@
+"""Signed tokens: a client that was granted nothing cannot make up a token.
+
+A token is a guessable integer, and one client that sends 2^63-1 would lock everybody else out. With a secret
+that issuers and guards share, a lease carries a signature over (namespace, name, token, holder), and a guard
+refuses what it cannot verify.
+
+    keys = Keys({"2026": secret})
+    locks = fencepost.connect(url, keys=keys)           # its leases are signed
+    guard = memory.Guard(policy=Policy(keys=keys))      # and nothing else is let in
+"""
+
+import hmac
+import re
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+from fencepost import check
+from fencepost.errors import ConfigError
+from fencepost.lease import Lease, Signed
+from fencepost.rule import Stamp
+
+P = ParamSpec("P")
+L = TypeVar("L", bound=Lease)
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_SHORTEST = 16
+_CONTEXT = b"fencepost token 1"
+
+
+class Keys:
+    """The secrets that sign and verify tokens, by id.
+
+    ``current`` names the one that signs; the last, unless given. All of them verify. To rotate: add the new
+    key where guards verify, then make it current where leases are signed, then take the old one away. Leases
+    and guards with another ``namespace`` do not accept each other's signatures. ConfigError for a key that
+    is shorter than 16 bytes.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], *, namespace: str = "", current: str | None = None) -> None:
+        if not keys:
+            raise ConfigError("at least one key is needed to sign and verify tokens")
+        for name, secret in keys.items():
+            if not _ID.fullmatch(name):
+                raise ConfigError(f"a key's id has 1 to 32 letters, digits, '-' and '_', not {name!r}")
+            if not isinstance(secret, bytes) or len(secret) < _SHORTEST:
+                raise ConfigError(f"key {name!r} must have at least {_SHORTEST} bytes; take secrets.token_bytes(32)")
+        self._keys = dict(keys)
+        self._current = current or list(keys)[-1]
+        if self._current not in self._keys:
+            raise ConfigError(f"there is no key {current!r} to sign with; there are {', '.join(self._keys)}")
+        self._namespace = namespace
+
+    def sign(self, name: str, token: int, holder: str) -> str:
+        """The signature that says: ``holder`` was granted ``token`` for ``name``."""
+        return f"{self._current}.{self._mac(self._keys[self._current], name, token, holder)}"
+
+    def signed(self, resource: str, lease: Lease) -> Signed:
+        """The stamp of the lease's next access, signed for a resource that is not called like the lock."""
+        stamp = lease.stamp()
+        return Signed(stamp, self.sign(check.name(resource, "resource"), stamp.token, stamp.holder))
+
+    def verify(self, name: str, stamp: Stamp, signature: str) -> bool:
+        """Whether one of the keys made this signature; takes the same time wherever it differs."""
+        id, _, mac = signature.partition(".")
+        secret = self._keys.get(id)
+        if secret is None:
+            return False
+        expected = self._mac(secret, name, stamp.token, stamp.holder)
+        return hmac.compare_digest(expected.encode(), mac.encode())
+
+    def signing(self, make: Callable[P, L]) -> Callable[P, L]:
+        """``make``, with a signature in every lease it makes."""
+
+        def signed(*args: P.args, **kwargs: P.kwargs) -> L:
+            lease = make(*args, **kwargs)
+            lease.signature = self.sign(lease.name, lease.token, lease.holder)
+            return lease
+
+        return signed
+
+    def _mac(self, secret: bytes, *facts: str | int) -> str:
+        # Each part with its length in front: no two lists of parts become the same bytes.
+        parts = [_CONTEXT, self._namespace.encode(), *(str(fact).encode() for fact in facts)]
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(secret, message, "sha256").hex()
+
+    def __repr__(self) -> str:
+        return f"<Keys {', '.join(self._keys)}; signs with {self._current}>"
