@@ -119,7 +119,8 @@ class Lock:
 
     def __call__(self, call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         if not inspect.iscoroutinefunction(call):
-            raise ConfigError(f"{call.__qualname__} is not a coroutine function; lock it with fencepost.connect()")
+            what = getattr(call, "__qualname__", call)
+            raise ConfigError(f"{what} is not a coroutine function; lock it with fencepost.connect()")
 
         @functools.wraps(call)
         async def held(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -189,7 +190,7 @@ class Locks:
 
     async def list(self, prefix: str = "") -> list[Status]:
         """The locks held right now whose names begin with ``prefix``."""
-        return await self._core.backend.status(prefix=prefix)
+        return await self._core.list(prefix)
 
     async def evict(self, name: str) -> Status | None:
         """Take a lock from its holder by force; the hold that was ended. Its guard refuses it from then on."""

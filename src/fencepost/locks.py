@@ -197,6 +197,10 @@ class Core(Generic[L]):
         found = await self.backend.status(check.name(name))
         return found[0] if found else None
 
+    async def list(self, prefix: str) -> list[Status]:
+        """The held locks whose names begin with ``prefix``."""
+        return await self.backend.status(prefix=prefix and check.name(prefix, "prefix"))
+
     async def evict(self, name: str) -> Status | None:
         """Take the lock from its holder; the hold that was ended."""
         return await self.backend.evict(check.name(name))

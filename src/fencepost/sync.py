@@ -21,6 +21,9 @@ from fencepost.signing import Keys
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# What returns before its work is done.
+_OUTLIVING = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
 
 class Lost(Over):
     """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
@@ -80,9 +83,9 @@ class Lock:
             raise lost
 
     def __call__(self, call: Callable[P, R]) -> Callable[P, R]:
-        if inspect.iscoroutinefunction(call) or inspect.isgeneratorfunction(call):
+        if any(is_one(call) for is_one in _OUTLIVING):
             raise ConfigError(
-                f"{call.__qualname__} would outlive a blocking lock taken around its call; lock with "
+                f"{getattr(call, '__qualname__', call)} would outlive a blocking lock taken around its call; lock with "
                 f"fencepost.aio, or inside its body"
             )
 
@@ -153,7 +156,7 @@ class Locks:
 
     def list(self, prefix: str = "") -> list[Status]:
         """The locks held right now whose names begin with ``prefix``."""
-        return run(self._core.backend.status(prefix=prefix))
+        return run(self._core.list(prefix))
 
     def evict(self, name: str) -> Status | None:
         """Take a lock from its holder by force; the hold that was ended. Its guard refuses it from then on."""
