@@ -1,0 +1,152 @@
+"""Hostile names: each is a lock of its own, or refused with nothing changed."""
+
+import unicodedata
+
+import pytest
+
+from fencepost.errors import ConfigError
+from tests.conformance.store import Store
+
+REFUSED = {
+    "empty": "",
+    "NUL": "a\0b",
+    "newline": "a\nb",
+    "carriage return": "a\rb",
+    "tab": "a\tb",
+    "escape": "a\x1bb",
+    "delete": "a\x7fb",
+    "C1 control": "a\x85b",
+    "lone surrogate": "a\ud800b",
+    "513 bytes": "x" * 513,
+    "513 bytes in 257 characters": "é" * 256 + "x",
+    "10 kB": "x" * 10_240,
+}
+
+# Pairs and families that some encoding, separator, glob, hash tag or normalisation could take for one another.
+DISTINCT = [
+    *("a", "A", "a ", " a", "a  b", "a b", "a\u00a0b", "a+b", "a%20b"),
+    *("a/b", "a//b", "a/b/", "/a/b", "a%2Fb", "a%2fb", "a\\b", "a/./b", "a/../b", "../a", "..", ".", "a/..", "a/."),
+    *("{a}", "{a}b", "{b}a", "{}", "{", "}", "a{b}c", "{{a}}"),
+    *(
+        unicodedata.normalize("NFC", "é"),
+        unicodedata.normalize("NFD", "é"),
+        "e",
+        "ﬁ",
+        "fi",
+        "ß",
+        "ss",
+        "İ",
+        "i̇",
+        "\u212a",
+        "K",
+    ),
+    *("🔒", "🔒\ufe0f", "\u200b", "\u200ba", "\ufeffa", "\u202ea"),
+    *(
+        "*",
+        "?",
+        "[a]",
+        "a*",
+        "%",
+        "_",
+        "%s",
+        "'",
+        '"',
+        "''",
+        "--",
+        ";",
+        "$1",
+        ":a",
+        "a:b",
+        "a::b",
+        "a.b",
+        "a,b",
+        "#",
+        "@",
+        "~",
+    ),
+    *("0", "00", "0x0", "-1", "None", "null", "true", "lock", ".lock", "fence", "issuer", "waiter", "queue"),
+    *("a/lock", "a:queue", "a:waiters", "__lock__0000000001", "lock-0000000001", "_c_0-lock-0000000001"),
+]
+
+
+@pytest.mark.parametrize("name", REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_be_a_name_is_refused_everywhere(store: Store, name: str) -> None:
+    client = store.connect()
+    with pytest.raises(ConfigError):
+        await client.acquire(name)
+    with pytest.raises(ConfigError):
+        await client.try_acquire(name)
+    with pytest.raises(ConfigError):
+        await client.status(name)
+    with pytest.raises(ConfigError):
+        await client.evict(name)
+    with pytest.raises(ConfigError):
+        await client.bump(name, above=5)
+    assert await client.list(store.prefix) == []
+
+
+async def test_no_two_names_mean_one_lock(store: Store) -> None:
+    client, other = store.connect(), store.connect()
+    names = list(dict.fromkeys(f"{store.prefix}{slash}{name}" for slash in ("", "/") for name in DISTINCT))
+    leases = []
+    for name in names:
+        lease = await client.try_acquire(name)
+        assert lease is not None, f"{name!r} is taken by another name"
+        leases.append(lease)
+    for lease in leases:
+        status = await other.status(lease.name)
+        assert status is not None
+        assert (status.name, status.token, status.holder) == (lease.name, lease.token, lease.holder)
+        assert await other.try_acquire(lease.name) is None
+    listed = await other.list(store.prefix)
+    assert sorted(status.name for status in listed) == sorted(names)
+    for lease in leases:
+        assert await lease.release() is True
+    assert await other.list(store.prefix) == []
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "//", "/a", "a/", " ", "~", "-", "é" * 256, "🔒" * 128])
+async def test_a_bare_name_works_by_itself(store: Store, name: str) -> None:
+    """Without the prefix, for what matters at the beginning, at the end, or for the whole."""
+    client = store.connect()
+    lease = await client.acquire(name, timeout=store.patience)
+    assert await client.try_acquire(name) is None
+    status = await client.status(name)
+    assert status is not None
+    assert status.name == name
+    assert await lease.release() is True
+
+
+async def test_waiters_of_similar_names_do_not_meet(store: Store) -> None:
+    client = store.connect()
+    first = await client.acquire(f"{store.prefix}/a")
+    second = await client.acquire(f"{store.prefix}/a/b")
+    assert await first.release() is True
+    assert await client.try_acquire(f"{store.prefix}/a/b") is None
+    assert await client.try_acquire(f"{store.prefix}/a")
+    assert await second.release() is True
+
+
+async def test_the_longest_name_that_is_allowed_is_not_cut_off(store: Store) -> None:
+    client = store.connect()
+    stem = store.prefix + "x" * (511 - len(store.prefix))
+    for end in "abc":
+        assert await client.try_acquire(stem + end) is not None
+
+
+@pytest.mark.parametrize("name", [None, 7, b"bytes", ["list"]], ids=repr)
+async def test_a_name_is_a_string(store: Store, name: str) -> None:
+    client = store.connect()
+    with pytest.raises(ConfigError):
+        await client.acquire(name)
+
+
+@pytest.mark.parametrize("prefix", ["\ud800", "\0", "%", "_", "*", "a\nb", "x" * 10_240], ids=ascii)
+async def test_a_strange_prefix_lists_nothing_or_is_refused(store: Store, prefix: str) -> None:
+    client = store.connect()
+    assert await client.try_acquire(store.name)
+    try:
+        listed = await client.list(prefix)
+    except ConfigError:
+        return
+    assert all(status.name.startswith(prefix) for status in listed)
