@@ -75,10 +75,13 @@ def parse(url: str) -> Address:
     for place in places.split(",") if places else ():
         found = _HOST.fullmatch(place)
         if not found:
-            raise ConfigError(f"{place!r} is not a host of {scheme}://; write it like host:1234 or [::1]:1234")
+            raise ConfigError(
+                f"{_masked(url)!r}: a host is written like host:1234 or [::1]:1234, and / ? # in a password "
+                f"like %2F %3F %23"
+            )
         port = int(found[3]) if found[3] else None
         if port is not None and not 0 < port < 65536:
-            raise ConfigError(f"{place!r}: a port lies between 1 and 65535")
+            raise ConfigError(f"{_masked(url)!r}: a port lies between 1 and 65535")
         hosts.append((found[1] or found[2], port))
     pairs = parse_qsl(query or "", keep_blank_values=True)
     params = dict(pairs)
@@ -125,4 +128,6 @@ def _hint(word: str, known: Any, tail: str = "") -> str:
 
 
 def _masked(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//***@", url)
+    login, at, rest = url.rpartition("@")
+    scheme, slashes, _ = login.partition("//")
+    return f"{scheme if slashes else ''}{slashes}***@{rest}" if at else url
