@@ -1,0 +1,189 @@
+"""One implementation, two drivers."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable
+
+import pytest
+
+from fencepost import drive
+from fencepost.drive import Asyncio, Blocking, TaskSignal, ThreadSignal
+
+
+async def never_suspends(value: int) -> int:
+    return value + await inner()
+
+
+async def inner() -> int:
+    return 1
+
+
+async def suspends() -> None:
+    await asyncio.sleep(0)
+
+
+def test_run_finishes_what_never_suspends() -> None:
+    assert drive.run(never_suspends(1)) == 2
+
+
+def test_run_passes_errors_on() -> None:
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        drive.run(broken())
+
+
+def test_run_refuses_what_suspends_and_lets_it_clean_up() -> None:
+    cleaned = []
+
+    async def careful() -> None:
+        try:
+            await suspends()
+        finally:
+            cleaned.append(True)
+
+    with pytest.raises(RuntimeError, match="suspended in blocking code"):
+        drive.run(careful())
+    assert cleaned == [True]
+
+
+def test_settle_awaits_what_is_awaitable() -> None:
+    async def both() -> tuple[int, int]:
+        given: int | Awaitable[int] = inner()
+        return await drive.settle(given), await drive.settle(7)
+
+    assert drive.run(both()) == (1, 7)
+
+
+def test_a_thread_signal_is_set_waited_for_and_cleared() -> None:
+    signal = ThreadSignal()
+    assert drive.run(signal.wait(0.001)) is False
+    threading.Thread(target=signal.set).start()
+    assert drive.run(signal.wait(10)) is True
+    signal.clear()
+    assert not signal.is_set()
+    assert drive.run(signal.wait(-1)) is False
+    signal.set()
+    assert drive.run(signal.wait(1e300)) is True, "more than threading takes"
+
+
+def test_another_thread_wakes_a_task_that_waits() -> None:
+    async def main() -> None:
+        signal = TaskSignal()
+        waiters = [asyncio.create_task(signal.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        threading.Thread(target=signal.set).start()
+        async with asyncio.timeout(10):  # a set that does not wake the loop would be found only now
+            assert await asyncio.gather(*waiters) == [True] * 3
+        signal.clear()
+        assert await signal.wait(0.001) is False
+        assert await signal.wait(0) is False
+
+    asyncio.run(main())
+
+
+def test_a_task_signal_set_before_the_loop_is_seen_in_it() -> None:
+    signal = TaskSignal()
+    signal.set()
+    assert asyncio.run(signal.wait(10)) is True
+
+
+def test_a_task_signal_can_be_set_after_its_loop_is_gone() -> None:
+    signal = TaskSignal()
+    asyncio.run(signal.wait(0.001))
+    signal.set()
+    assert signal.is_set()
+
+
+def test_waiting_for_a_signal_does_not_eat_a_cancellation() -> None:
+    async def main() -> None:
+        signal = TaskSignal()
+        waiter = asyncio.create_task(signal.wait(30))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+
+    asyncio.run(main())
+
+
+def test_offloaded_calls_run_one_after_another_in_their_order() -> None:
+    async def main() -> list[int]:
+        driver = Asyncio()
+        done: list[int] = []
+
+        def call(number: int) -> None:
+            time.sleep(0.002 if number % 2 else 0)
+            done.append(number)
+
+        jobs = [asyncio.create_task(driver.offload(call, number)) for number in range(10)]
+        await asyncio.gather(*jobs)
+        driver.close()
+        return done
+
+    assert asyncio.run(main()) == list(range(10))
+
+
+def test_offloading_works_in_a_forked_child() -> None:
+    driver = Asyncio()
+    asyncio.run(driver.offload(int))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(asyncio.wait_for(driver.offload(int), 10))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    driver.close()
+
+
+def test_a_clean_up_apart_outlives_its_callers_cancellation() -> None:
+    async def main() -> None:
+        driver = Asyncio()
+        go, done = asyncio.Event(), asyncio.Event()
+
+        async def clean_up() -> None:
+            await go.wait()
+            done.set()
+
+        caller = asyncio.create_task(driver.apart(clean_up(), 30))
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.wait([caller])
+        assert caller.cancelled()
+        go.set()
+        async with asyncio.timeout(10):
+            await done.wait()
+
+    asyncio.run(main())
+
+
+def test_a_clean_up_apart_is_not_waited_for_beyond_its_grace() -> None:
+    async def main() -> None:
+        driver = Asyncio()
+        stuck = asyncio.Event()
+
+        async def clean_up() -> None:
+            await stuck.wait()
+
+        async with asyncio.timeout(10):
+            await driver.apart(clean_up(), 0.01)
+
+    asyncio.run(main())
+
+
+def test_the_blocking_driver_spawns_daemon_threads() -> None:
+    seen: list[threading.Thread] = []
+    done = threading.Event()
+
+    async def job() -> None:
+        seen.append(threading.current_thread())
+        done.set()
+
+    Blocking().spawn(job(), "a-name")
+    assert done.wait(10)
+    assert (seen[0].name, seen[0].daemon) == ("a-name", True)
