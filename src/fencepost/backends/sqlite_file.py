@@ -120,7 +120,11 @@ class File:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path.absolute(), 0, isolation_level=None, check_same_thread=False)
         try:
-            self._is_new(db)  # refuse somebody else's database before anything in it is touched
+            # Refuse somebody else's database before anything in it is touched. As of one moment: another process
+            # may be creating it right now.
+            self._patiently(db, "BEGIN")
+            self._is_new(db)
+            db.execute("COMMIT")
             db.execute("PRAGMA page_size = 1024")  # rows are small, and each commit writes whole pages
             self._patiently(db, "PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
