@@ -45,9 +45,7 @@ class PortTaken(StartFailed):
 @functools.cache
 def programs() -> dict[str, str]:
     """Where each program is, as scripts/servers --env says."""
-    said = subprocess.run(
-        [ROOT / "scripts" / "servers", "--env"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    said = subprocess.run([ROOT / "scripts" / "servers", "--env"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     return dict(line.split("=", 1) for line in shlex.split(said.stdout.decode()))
 
 
@@ -55,9 +53,7 @@ def program(key: str) -> str:
     """The place of one program; raises Missing."""
     with contextlib.suppress(KeyError):
         return programs()[key]
-    raise Missing(
-        f"{key} is not on this machine; run 'make servers', or set the FENCEPOST_TEST_*_URL of a running one"
-    )
+    raise Missing(f"{key} is not on this machine; run 'make servers', or set the FENCEPOST_TEST_*_URL of a running one")
 
 
 class Port:
@@ -92,7 +88,8 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="servers")
 
 
-def _spawn(command: Sequence[str], *, log: Path, cwd: Path, user: str | None) -> subprocess.Popen[bytes]:
+def dying_with_us() -> Callable[[], None]:
+    """A preexec_fn that has the kernel kill the child when this process, or its starting thread, ends."""
     parent = os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -100,6 +97,12 @@ def _spawn(command: Sequence[str], *, log: Path, cwd: Path, user: str | None) ->
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+    return die_with_parent
+
+
+def _spawn(command: Sequence[str], *, log: Path, cwd: Path, user: str | None) -> subprocess.Popen[bytes]:
+    die_with_parent = dying_with_us()
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
@@ -114,7 +117,7 @@ def _spawn(command: Sequence[str], *, log: Path, cwd: Path, user: str | None) ->
                 **credentials(user),
             )
 
-    return _spawner(parent).submit(start).result()
+    return _spawner(os.getpid()).submit(start).result()
 
 
 def credentials(user: str | None) -> dict[str, Any]:
@@ -126,9 +129,7 @@ def family_of(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
-                int(stat.parent.name)
-            )
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
     family = [pid]
     for member in family:
         family += children.get(member, [])

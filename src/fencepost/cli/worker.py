@@ -41,7 +41,7 @@ def worker(
     iterations: Annotated[int, typer.Option(help="Rounds of acquire, read, work, write, release.")] = 1,
     steps: Annotated[bool, typer.Option("--steps", help="Wait for a line on stdin before each step.")] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")
+        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1; 0 picks one.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -81,13 +81,11 @@ def worker(
     )
     hooks = []
     if metrics_port is not None:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from fencepost.lab.serving import metrics
 
-        from fencepost.metrics import Metrics
-
-        registry = CollectorRegistry()
-        start_http_server(metrics_port, "127.0.0.1", registry)
-        hooks.append(Metrics(registry))
+        hook, url = metrics(metrics_port)
+        hooks.append(hook)
+        show({"event": "metrics", "worker": name, "at": boottime(), "url": url})
     player = Worker(job, show, step=wait) if steps else Worker(job, show)
     tally = player.run(hooks)
     if tally.refused:

@@ -115,12 +115,14 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._processes: list[Process] = []
+        self._stores = 0
 
     async def resource(self, *, fence: bool) -> str:
         """Start a resource service; its address."""
-        word = "on" if fence else "off"
+        self._stores += 1
+        store = self.folder / f"resource-{self._stores}.db"
         process = await self._start(
-            "resource", "--json", "--port", "0", "--fence", word, "--store", str(self.folder / f"resource-{word}.db")
+            "resource", "--json", "--port", "0", "--fence", "on" if fence else "off", "--store", str(store)
         )
         assert process.stdout is not None
         try:
@@ -129,7 +131,7 @@ class Stage:
         except TimeoutError:
             said = b""
         if not said:
-            raise Unexpected(f"the resource service did not start; exit code {process.returncode}")
+            raise Unexpected("the resource service did not start")
         return str(json.loads(said)["url"])
 
     async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, locks: str) -> Actor:

@@ -9,6 +9,8 @@ def tell(fact: Fact) -> str:
     event = fact["event"]
     if event == "ready":
         return f"is about to {fact['step']}"
+    if event == "metrics":
+        return f"serves its metrics at {fact['url']}"
     if event == "acquired":
         return f"acquires the lock: token {fact['token']}, ttl {fact['ttl']:g} s"
     if event == "read":
