@@ -19,6 +19,7 @@ from fencepost.errors import ConfigError
 SCHEMES: dict[str, str] = {
     "memory": "fencepost.backends.memory:Memory",
     "sqlite": "fencepost.backends.sqlite:SQLite",
+    "etcd": "fencepost.backends.etcd:Etcd",
     "redis": "fencepost.backends.redis:Redis",
     "rediss": "fencepost.backends.redis:Redis",
     "redis+unix": "fencepost.backends.redis:Redis",

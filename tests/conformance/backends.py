@@ -35,4 +35,6 @@ BACKENDS = [
     Row("zookeeper", lambda fixture: f"{fixture('zookeeper_server').url}/{secrets.token_hex(4)}"),
     Row("postgresql", lambda fixture: fixture("postgres_server").url),
     Row("postgresql", lambda fixture: fixture("pgbouncer_server").url + "?poll=20ms", variant="pgbouncer"),
+    Row("etcd", lambda fixture: fixture("etcd_server").url),
+    Row("etcd", lambda fixture: fixture("etcd_cluster").url, variant="cluster"),
 ]

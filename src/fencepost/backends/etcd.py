@@ -1,0 +1,335 @@
+"""Locks in etcd, in the layout of etcd's own Mutex: ``etcdctl lock`` and Go's concurrency package mix with these."""
+
+import asyncio
+from collections.abc import Sequence
+from math import inf
+
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import etcd_keys as keys
+from fencepost.backends.etcd_doctor import examine
+from fencepost.backends.etcd_rpc import Rpc
+from fencepost.backends.etcd_session import Entry, Session, Sessions
+from fencepost.backends.etcd_watch import Watches
+from fencepost.backends.etcd_wire import RANGE, TIME_TO_LIVE, TXN, LeaseGone, Outage
+from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.drive import Blocking, Driver
+from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.lease import Grant
+from fencepost.url import Address
+
+# etcd refuses transactions of more than 128 operations, unless told otherwise.
+_BATCH = 100
+_PAGE = 5000
+
+
+class _Tries:
+    """Whether some try of a request may have done what a later one found done."""
+
+    doubtful = False
+
+
+class Etcd(Backend):
+    """``etcd://host:2379``, ``etcd://h1,h2,h3:2379``, ``etcd://user:password@host``.
+
+    Options: ``ca=``, ``cert=``, ``key=`` (files; any of them, or ``tls=1``, means TLS) and ``timeout=``,
+    how long a request may take over all members (5 s).
+    """
+
+    scheme = "etcd"
+    promises = Promises(
+        reach="everybody who reaches the cluster, also etcdctl lock and Go's concurrency package",
+        fair=True,
+        consensus=True,
+        failover="locks and tokens survive restarts and the loss of a minority; a snapshot restored without "
+        "--bump-revision repeats tokens",
+        clock="the leader's; a new leader lengthens leases, never shortens them",
+        token="the create revision of the holder's key",
+        wakeup="each waiter watches the key before its own, all on one stream, and reads once when it is gone",
+        min_ttl=1.0,
+        bump=False,
+    )
+
+    def __init__(self, address: Address, driver: Driver) -> None:
+        super().__init__(address, driver)
+        self._connect()
+
+    def _connect(self) -> None:
+        blocking = isinstance(self.driver, Blocking)
+        self._rpc = Rpc(self.address, self.driver)
+        # Streams and clean-ups have threads of their own, on either face: they go on when an event loop is busy.
+        self._back = self._rpc if blocking else self._rpc.twin(Blocking(self.driver.now))
+        self._watches = Watches(self._back)
+        self._sessions = Sessions(self._rpc, self._back, self.driver, lambda *lost: self.report(*lost))
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        while True:
+            entry = await self._sessions.enter(name, holder, ttl)
+            try:
+                grant = await (self._ask(entry) if queue is None else self._join(entry, queue))
+            except LeaseGone:
+                self._sessions.lose(entry.session, "etcd no longer knows its session")
+                continue
+            except BackendError as error:
+                if not error.ambiguous and not entry.revision:
+                    self._sessions.leave(entry)
+                raise
+            if entry.session.gone:
+                continue
+            return grant
+
+    async def _ask(self, entry: Entry) -> Grant | None:
+        """Take the lock if nobody contends for it."""
+        name, key = entry.name, entry.key
+        answer = await self._put(entry, keys.ask(name, key, entry.holder, entry.session.id))
+        if answer.succeeded:
+            entry.revision = answer.header.revision
+            return await self._grant(entry)
+        mine, oldest = (part.response_range.kvs for part in answer.responses)
+        if mine:
+            entry.revision = mine[0].create_revision  # an earlier try got through after all
+        elif keys.contends(oldest[0], keys.prefix(name)) or await self._line(name):
+            self._sessions.leave(entry)
+            return None
+        else:
+            # Only locks below this one's name were in the way of the question.
+            await self._join(entry, inf)
+        found = await self._look(entry)
+        if isinstance(found, Grant):
+            return found
+        await self._remove(entry)
+        return None
+
+    async def _join(self, entry: Entry, queue: float) -> Grant | None:
+        """Put this contender's key in line; a grant if it is first."""
+        name = entry.name
+        answer = await self._put(entry, keys.join(name, entry.key, entry.holder, entry.session.id))
+        mine, oldest = answer.responses
+        if answer.succeeded:
+            entry.revision = answer.header.revision
+        else:
+            entry.revision = mine.response_range.kvs[0].create_revision
+        first, count = oldest.response_range.kvs[0], oldest.response_range.count
+        if first.key == entry.key:
+            return await self._grant(entry)
+        if not keys.contends(first, keys.prefix(name)) or count - 2 >= queue:
+            line = [kv.key for kv in await self._line(name)]
+            place = line.index(entry.key) if entry.key in line else 1
+            if place == 0:
+                return await self._grant(entry)
+            if place - 1 >= queue:
+                await self._remove(entry)
+                raise QueueFull(name, int(queue))
+        return None
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        now = self.driver.now
+        until = inf if timeout is None else now() + timeout
+        signal = self.driver.signal()
+        pause = 0.05
+        while True:
+            entry = self._sessions.find(holder)
+            watch = None
+            signal.clear()
+            try:
+                if entry is None or entry.session.gone:
+                    grant = await self.take(name, holder, ttl, 2**62)
+                    if grant is not None:
+                        return grant
+                    continue
+                entry.signal = signal
+                found = await self._look(entry)
+                if isinstance(found, Grant):
+                    return found
+                if found is not None:
+                    key, revision = found
+                    watch = self._watches.add(key, revision, signal)
+                left = until - now()
+                if left <= 0:
+                    return None
+                if watch is not None:
+                    await signal.wait(None if left == inf else left)
+                    if watch.refused and "auth" not in watch.refused:
+                        raise BackendError(
+                            f"etcd watches nothing here: {watch.refused}", backend="etcd", ambiguous=False
+                        )
+                pause = 0.05
+            except Outage:
+                # It goes on when the store does: its place in line is kept for as long as its session lives.
+                left = until - now()
+                if left <= 0:
+                    return None
+                await self.driver.sleep(min(pause, left))
+                pause = min(2 * pause, 1.0)
+            finally:
+                if watch is not None:
+                    self._watches.remove(watch)
+
+    async def _look(self, entry: Entry) -> Grant | tuple[bytes, int] | None:
+        """A grant; or else the key before ours, and the revision to watch it from; None to look again."""
+        session, start = entry.session, keys.prefix(entry.name)
+        if self.driver.now() - session.since > session.ttl / 10:
+            self._sessions.ping(session)
+        answer = await self._rpc.call(TXN, keys.look(entry.name, entry.key, entry.revision))
+        mine, before = (list(part.response_range.kvs) for part in answer.responses)
+        if not mine or mine[0].create_revision != entry.revision:
+            self._sessions.leave(entry)
+            return None
+        if before and not keys.contends(before[0], start):
+            before = [kv for kv in await self._line(entry.name) if kv.create_revision < entry.revision][-1:]
+        if before:
+            return before[0].key, answer.header.revision + 1
+        return await self._grant(entry)
+
+    async def _grant(self, entry: Entry) -> Grant | None:
+        session = entry.session
+        now = self.driver.now()
+        if now - session.since > session.ttl / 2 and not await self._sessions.confirm(session, now, self._rpc.timeout):
+            return None
+        self._sessions.hold(entry, session.since)
+        return Grant(entry.revision, session.ttl, session.since)
+
+    async def _put(self, entry: Entry, request: pb.TxnRequest) -> pb.TxnResponse:
+        """Put a key. Cancelling this does not recall what was sent: ``leave`` waits for its outcome."""
+        job = self._rpc.call(TXN, request, doubt=entry.session)
+        if isinstance(self.driver, Blocking):
+            return await job
+        entry.pending = asyncio.get_running_loop().create_task(job)
+        entry.pending.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(entry.pending)
+
+    async def _line(self, name: str, *, keys_only: bool = True) -> list[keys.KV]:
+        """All contenders, the holder first."""
+        found = await self._rpc.call(RANGE, keys.line(name, keys_only=keys_only))
+        start = keys.prefix(name)
+        return [kv for kv in found.kvs if keys.contends(kv, start)]
+
+    async def leave(self, name: str, holder: str) -> None:
+        entry = self._sessions.find(holder)
+        if entry is None:
+            return
+        if entry.pending is not None:
+            await asyncio.wait([entry.pending])
+        await self._remove(entry)
+
+    async def _remove(self, entry: Entry) -> None:
+        """Delete an entry's key, or have it deleted as soon as that can be done."""
+        session = entry.session
+        try:
+            if not session.gone:
+                await self._rpc.call(TXN, keys.remove(entry.key, entry.holder), timeout=min(self._rpc.timeout, 2.0))
+            self._sessions.leave(entry)
+            if session.doubtful and not session.entries and not session.gone:
+                await self._sessions.revoke(session)
+        except BaseException:
+            self._sessions.doom(entry)
+            raise
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        entry = self._sessions.find(holder)
+        if entry is None or entry.name != name or entry.revision != token:
+            return False
+        tries = _Tries()
+        try:
+            answer = await self._rpc.call(TXN, keys.remove(entry.key, holder, token), doubt=tries)
+        except BaseException:
+            self._sessions.doom(entry)
+            raise
+        held = self.driver.now() < entry.deadline
+        self._sessions.leave(entry)
+        return answer.succeeded or (tries.doubtful and held)
+
+    async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
+        begun = self.driver.now()
+        entries = [self._own(hold) for hold in holds]
+        timeout = min(self._rpc.timeout, max(min(hold.ttl for hold in holds) / 4, 0.5))
+        mine = [entry for entry in entries if entry is not None]
+        sessions = {id(entry.session): entry.session for entry in mine}
+        for session in sessions.values():
+            self._sessions.ping(session)
+        there: set[str] = set()
+        for start in range(0, len(mine), _BATCH):
+            some = mine[start : start + _BATCH]
+            request = keys.present([(entry.key, entry.revision) for entry in some])
+            answer = await self._rpc.call(TXN, request, timeout=timeout)
+            found = zip(some, answer.responses, strict=True)
+            there |= {entry.holder for entry, part in found if part.response_range.kvs}
+        kept = {key: await self._kept(session, begun, timeout) for key, session in sessions.items()}
+        return [self._renewed(entry, there, kept, begun) for entry in entries]
+
+    def _own(self, hold: Hold) -> Entry | None:
+        entry = self._sessions.find(hold.holder)
+        ours = entry is not None and entry.held and (entry.name, entry.revision) == (hold.name, hold.token)
+        return entry if ours else None
+
+    async def _kept(self, session: Session, begun: float, timeout: float) -> Renewal:
+        try:
+            alive = await self._sessions.confirm(session, begun, timeout)
+        except Outage:
+            return Renewal.UNKNOWN
+        return Renewal.RENEWED if alive else Renewal.LOST
+
+    def _renewed(self, entry: Entry | None, there: set[str], kept: dict[int, Renewal], begun: float) -> Renewal:
+        if entry is None:
+            return Renewal.LOST
+        if entry.holder not in there:
+            self._sessions.leave(entry)
+            return Renewal.LOST
+        answer = kept[id(entry.session)]
+        if answer is Renewal.RENEWED:
+            self._sessions.hold(entry, begun)
+        return answer
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        if name is None:
+            return [found for each in await self._names(prefix) for found in await self.status(each)]
+        line = await self._line(name, keys_only=False)
+        if not line:
+            return []
+        left = await self._rpc.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=line[0].lease))
+        if left.TTL < 0:
+            return []
+        # etcd rounds down what is left; it is gone for certain only after the whole second.
+        remaining = min(float(left.TTL + 1), float(left.grantedTTL))
+        holder, *waiters = map(keys.holder, line)
+        return [Status(name, holder, line[0].create_revision, remaining, tuple(waiters))]
+
+    async def _names(self, prefix: str) -> list[str]:
+        """The locks under a prefix that somebody contends for."""
+        start = prefix.encode()
+        names: set[str] = set()
+        request = pb.RangeRequest(key=start or b"\0", range_end=keys.end(start), keys_only=True, limit=_PAGE)
+        while True:
+            page = await self._rpc.call(RANGE, request)
+            names |= {keys.name(kv.key) for kv in page.kvs if keys.native(kv)}
+            if not page.more:
+                return sorted(name for name in names if name and name.startswith(prefix))
+            request.key = page.kvs[-1].key + b"\0"
+
+    async def evict(self, name: str) -> Status | None:
+        for found in await self.status(name):
+            for kv in await self._line(name, keys_only=False):
+                if kv.create_revision == found.token:
+                    answer = await self._rpc.call(TXN, keys.remove(kv.key, revision=found.token))
+                    return found if answer.succeeded else None
+        return None
+
+    async def bump(self, name: str, above: int) -> None:
+        found = await self._rpc.call(RANGE, pb.RangeRequest(key=keys.prefix(name), count_only=True))
+        if found.header.revision < above:
+            raise ConfigError(
+                f"etcd's tokens are its own revisions, now at {found.header.revision}; no client can raise them "
+                f"past {above}: restore the cluster with 'etcdutl snapshot restore --bump-revision "
+                f"{above - found.header.revision} --mark-compacted'"
+            )
+
+    async def doctor(self) -> list[Finding]:
+        return await examine(self._rpc)
+
+    async def close(self) -> None:
+        await self._sessions.close()
+        self._watches.close()
+        self._rpc.wires.close()
+
+    def forked(self) -> None:
+        self._rpc.wires.forked()
+        self._connect()

@@ -1,0 +1,132 @@
+"""The layout of etcd's own Mutex: where a contender's key lies, who contends, and the transactions on it.
+
+A contender for ``name`` is a key ``name/<lease id in hex>`` that carries that lease; the oldest create
+revision owns the lock and is its token. A second contender under the same lease adds its holder's id:
+``name/<lease id in hex>-<holder>``. To etcd's own clients every key under ``name/`` is a contender; here
+only the direct children that carry a lease are, for ``name/other/<lease>`` belongs to the lock ``name/other``.
+"""
+
+from typing import TypeAlias
+
+from fencepost.backends.proto import etcd_pb2 as pb
+
+KV: TypeAlias = pb.KeyValue
+
+_ASCEND, _DESCEND, _CREATE = pb.RangeRequest.ASCEND, pb.RangeRequest.DESCEND, pb.RangeRequest.CREATE
+
+
+def prefix(name: str) -> bytes:
+    return f"{name}/".encode()
+
+
+def end(start: bytes) -> bytes:
+    """The end of the range of all keys that begin with ``start``; no name ends in 0xff."""
+    return start[:-1] + bytes([start[-1] + 1]) if start else b"\0"
+
+
+def contends(kv: KV, start: bytes) -> bool:
+    """Whether a key under ``start``, the prefix of a name, is a contender for that name."""
+    return kv.lease != 0 and b"/" not in kv.key[len(start) :]
+
+
+def native(kv: KV) -> bool:
+    """Whether a key is named after its own lease, as a lock's is; other leased keys may be anything."""
+    return kv.lease != 0 and kv.key.rpartition(b"/")[2].partition(b"-")[0] == b"%x" % kv.lease
+
+
+def holder(kv: KV) -> str:
+    """Who contends under this key; etcd's own clients leave no name, so their lease stands for them."""
+    return kv.value.decode(errors="replace") or f"{kv.lease:x}"
+
+
+def name(key: bytes) -> str:
+    """The lock that a key contends for."""
+    return key.rpartition(b"/")[0].decode(errors="replace")
+
+
+def line(lock: str, *, keys_only: bool = True) -> pb.RangeRequest:
+    """Everything under a lock's prefix, oldest first."""
+    start = prefix(lock)
+    return pb.RangeRequest(
+        key=start, range_end=end(start), sort_order=_ASCEND, sort_target=_CREATE, keys_only=keys_only
+    )
+
+
+def first(lock: str) -> pb.RequestOp:
+    """The oldest key under a lock's prefix, and how many there are."""
+    request = line(lock)
+    request.limit = 1
+    return pb.RequestOp(request_range=request)
+
+
+def before(lock: str, revision: int) -> pb.RequestOp:
+    """The youngest key under a lock's prefix that is older than ``revision``."""
+    start = prefix(lock)
+    return pb.RequestOp(
+        request_range=pb.RangeRequest(
+            key=start,
+            range_end=end(start),
+            limit=1,
+            sort_order=_DESCEND,
+            sort_target=_CREATE,
+            keys_only=True,
+            max_create_revision=revision - 1,
+        )
+    )
+
+
+def own(key: bytes) -> pb.RequestOp:
+    return pb.RequestOp(request_range=pb.RangeRequest(key=key))
+
+
+def put(key: bytes, holder: str, lease: int) -> pb.RequestOp:
+    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=holder.encode(), lease=lease))
+
+
+def created(key: bytes, revision: int, until: bytes = b"") -> pb.Compare:
+    """True if the key, or every key up to ``until``, was created at ``revision``; 0 means that it is not there."""
+    return pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=revision, range_end=until)
+
+
+def join(lock: str, key: bytes, holder: str, lease: int) -> pb.TxnRequest:
+    """Contend, and see who is first. Sent twice, it finds the key it made."""
+    return pb.TxnRequest(
+        compare=[created(key, 0)],
+        success=[put(key, holder, lease), first(lock)],
+        failure=[own(key), first(lock)],
+    )
+
+
+def ask(lock: str, key: bytes, holder: str, lease: int) -> pb.TxnRequest:
+    """Contend only if nobody else does."""
+    start = prefix(lock)
+    return pb.TxnRequest(
+        compare=[created(start, 0, end(start))], success=[put(key, holder, lease)], failure=[own(key), first(lock)]
+    )
+
+
+def look(lock: str, key: bytes, revision: int) -> pb.TxnRequest:
+    """This contender's own key, and the one before it."""
+    return pb.TxnRequest(success=[own(key), before(lock, revision)])
+
+
+def remove(key: bytes, holder: str = "", revision: int = 0) -> pb.TxnRequest:
+    """Delete a key, if it is still this holder's, made at this revision."""
+    compare = [pb.Compare(target=pb.Compare.VALUE, key=key, value=holder.encode())] if holder else []
+    if revision:
+        compare.append(created(key, revision))
+    return pb.TxnRequest(compare=compare, success=[pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))])
+
+
+def present(keys: list[tuple[bytes, int]]) -> pb.TxnRequest:
+    """Count each key, 0 or 1, if it was made at its revision."""
+    return pb.TxnRequest(
+        success=[
+            pb.RequestOp(
+                request_range=pb.RangeRequest(
+                    key=key, keys_only=True, min_create_revision=revision, max_create_revision=revision
+                )
+            )
+            for key, revision in keys
+        ]
+    )

@@ -1,0 +1,138 @@
+"""Calls to an etcd cluster, to whichever member answers."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from fencepost.backends.etcd_wire import AUTHENTICATE, Doubt, Fault, LeaseGone, Method, Outage, Q, R
+from fencepost.backends.etcd_wires import Wires, forks
+from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.drive import Blocking, Driver, run
+from fencepost.errors import BackendError
+from fencepost.url import Address
+
+
+class Rpc:
+    """Single requests, blocking or awaited as the driver has it. ``twin`` shares the connections."""
+
+    def __init__(self, address: Address, driver: Driver, wires: Wires | None = None) -> None:
+        self.wires = wires or Wires(address)
+        self.timeout = self.wires.timeout
+        self._address = address
+        self._driver = driver
+        self._blocking = isinstance(driver, Blocking)
+        self._login: str | None = None
+        self._anonymous = address.user is None
+
+    def twin(self, driver: Driver) -> "Rpc":
+        return Rpc(self._address, driver, self.wires)
+
+    async def call(
+        self, method: Method[Q, R], request: Q, *, timeout: float | None = None, doubt: Doubt | None = None
+    ) -> R:
+        """Ask until a member answers. Raises Outage, LeaseGone or BackendError.
+
+        What is sent may arrive twice. ``doubt`` is told when a try may still take effect.
+        """
+        wires = self.wires
+        patience = self.timeout if timeout is None else timeout
+        until = self._driver.now() + patience
+        share = max(patience / len(wires.hosts), 0.3)
+        pause, logins, ambiguous = 0.02, 0, False
+        while True:
+            place = wires.place
+            try:
+                return await self.once(method, request, place, min(share, max(until - self._driver.now(), 0.05)))
+            except grpc.RpcError as error:
+                fault = Fault.of(error)
+                if fault.ambiguous:
+                    ambiguous = True
+                    if doubt is not None:
+                        doubt.doubtful = True
+            except BackendError:
+                raise
+            except BaseException:
+                if doubt is not None:
+                    doubt.doubtful = True
+                raise
+            if fault.login and not self._anonymous and logins < 2:
+                self._login, logins = None, logins + 1
+                continue
+            if not fault.passing or wires.closed or self._driver.now() + pause >= until:
+                kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
+                raise kind(f"etcd at {wires.hosts[place]}: {fault.words}", backend="etcd", ambiguous=ambiguous)
+            wires.turn(place)
+            await self._driver.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    async def once(self, method: Method[Q, R], request: Q, place: int, timeout: float) -> R:
+        """Ask one member, once; grpc.RpcError if it does not answer."""
+        if not self._anonymous and self._login is None:
+            await self._log_in(place)
+        return await self._send(method, request, place, timeout)
+
+    async def _send(self, method: Method[Q, R], request: Q, place: int, timeout: float) -> R:
+        forks.begin()
+        if self._blocking:
+            try:
+                call = self.wires.call(method, place)
+                return call(request, timeout=timeout, metadata=self._metadata())  # type: ignore[no-any-return]
+            finally:
+                forks.end()
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+
+        def wake() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        def over(_: object) -> None:
+            forks.end()
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits any more
+
+        try:
+            call = self.wires.call(method, place).future(request, timeout=timeout, metadata=self._metadata())
+        except BaseException:
+            forks.end()
+            raise
+        call.add_done_callback(over)
+        try:
+            await arrived
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        return call.result()  # type: ignore[no-any-return]
+
+    async def _log_in(self, place: int) -> None:
+        user, password = self._address.user or "", self._address.password or ""
+        try:
+            request = pb.AuthenticateRequest(name=user, password=password)
+            self._login = (await self._send(AUTHENTICATE, request, place, self.timeout)).token
+        except grpc.RpcError as error:
+            words = error.details() or ""
+            if "not enabled" in words:
+                self._anonymous = True  # as etcd's own client does: whoever needs no password may give one
+                return
+            if "invalid user" in words or "authentication failed" in words:
+                hint = "etcd knows no such user with this password; mend user and password in the URL"
+                raise BackendError(hint, backend="etcd", ambiguous=False) from None
+            raise
+
+    def forget_login(self) -> None:
+        self._login = None
+
+    def _metadata(self) -> list[tuple[str, str]]:
+        # A member cut off from the leader says so at once, instead of staying silent.
+        basic = [("hasleader", "true")]
+        return [*basic, ("token", self._login)] if self._login else basic
+
+    def stream(self, method: Method[Q, R], requests: Iterator[Q], place: int) -> Any:
+        """Open a two-way stream, from the thread that is to read it."""
+        if not self._anonymous and self._login is None:
+            run(self._log_in(place))
+        return self.wires.stream(method, requests, self._metadata())

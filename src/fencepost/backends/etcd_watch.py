@@ -1,0 +1,84 @@
+"""Wakes each waiter when the key before its own is gone: one stream for all, one watch for each."""
+
+import threading
+from itertools import count
+
+from fencepost.backends.etcd_rpc import Rpc
+from fencepost.backends.etcd_stream import Stream
+from fencepost.backends.etcd_wire import WATCH
+from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.drive import Signal
+
+
+class Watch:
+    """One key watched for one waiter."""
+
+    __slots__ = ("number", "refused", "signal")
+
+    def __init__(self, number: int, signal: Signal) -> None:
+        self.number = number
+        self.signal = signal
+        self.refused = ""
+
+
+class Watches:
+    """All watches of one connection."""
+
+    def __init__(self, rpc: Rpc) -> None:
+        self._rpc = rpc
+        self._gate = threading.Lock()
+        self._numbers = count(1)
+        self._watches: dict[int, Watch] = {}
+        self._stream: Stream[pb.WatchRequest, pb.WatchResponse] | None = None
+
+    def add(self, key: bytes, revision: int, signal: Signal) -> Watch:
+        """Set ``signal`` once the key is deleted at ``revision`` or later, or that can no longer be told."""
+        create = pb.WatchCreateRequest(key=key, start_revision=revision, filters=[pb.WatchCreateRequest.NOPUT])
+        with self._gate:
+            watch = Watch(next(self._numbers), signal)
+            create.watch_id = watch.number
+            self._watches[watch.number] = watch
+            if self._stream is None:
+                self._stream = Stream(self._rpc, WATCH, self._heard, self._over)
+            self._stream.send(pb.WatchRequest(create_request=create))
+            return watch
+
+    def remove(self, watch: Watch) -> None:
+        with self._gate:
+            if self._watches.pop(watch.number, None) and self._stream is not None:
+                cancel = pb.WatchCancelRequest(watch_id=watch.number)
+                self._stream.send(pb.WatchRequest(cancel_request=cancel))
+
+    def restart(self) -> None:
+        """Give up a stream that has fallen silent, and wake everybody."""
+        with self._gate:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    close = restart
+
+    def _heard(self, answer: pb.WatchResponse) -> None:
+        if not answer.canceled and not answer.events:
+            return
+        with self._gate:
+            watch = self._watches.get(answer.watch_id)
+            if watch is None:
+                return
+            if answer.canceled:
+                # Its history was compacted away: whoever waits looks again, and watches from there.
+                del self._watches[watch.number]
+                watch.refused = "" if answer.compact_revision else answer.cancel_reason or "etcd cancelled it"
+        if "auth" in watch.refused:
+            self._rpc.forget_login()
+            self.restart()
+        watch.signal.set()
+
+    def _over(self, stream: Stream[pb.WatchRequest, pb.WatchResponse], why: str) -> None:
+        with self._gate:
+            if stream is not self._stream:
+                return
+            self._stream = None
+            watches, self._watches = self._watches, {}
+        for watch in watches.values():
+            watch.signal.set()

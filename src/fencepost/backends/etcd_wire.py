@@ -1,0 +1,79 @@
+"""etcd's methods, and what their failures mean."""
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.errors import BackendError
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+
+
+@dataclass(frozen=True)
+class Method(Generic[Q, R]):
+    """One of etcd's methods: its path on the wire, and what it answers."""
+
+    path: str
+    answer: type[R]
+
+
+RANGE = Method[pb.RangeRequest, pb.RangeResponse]("/etcdserverpb.KV/Range", pb.RangeResponse)
+TXN = Method[pb.TxnRequest, pb.TxnResponse]("/etcdserverpb.KV/Txn", pb.TxnResponse)
+GRANT = Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse]("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse)
+REVOKE = Method[pb.LeaseRevokeRequest, pb.LeaseRevokeResponse](
+    "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeResponse
+)
+TIME_TO_LIVE = Method[pb.LeaseTimeToLiveRequest, pb.LeaseTimeToLiveResponse](
+    "/etcdserverpb.Lease/LeaseTimeToLive", pb.LeaseTimeToLiveResponse
+)
+KEEP_ALIVE = Method[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse](
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse
+)
+WATCH = Method[pb.WatchRequest, pb.WatchResponse]("/etcdserverpb.Watch/Watch", pb.WatchResponse)
+AUTHENTICATE = Method[pb.AuthenticateRequest, pb.AuthenticateResponse](
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse
+)
+MEMBERS = Method[pb.MemberListRequest, pb.MemberListResponse]("/etcdserverpb.Cluster/MemberList", pb.MemberListResponse)
+STATUS = Method[pb.StatusRequest, pb.StatusResponse]("/etcdserverpb.Maintenance/Status", pb.StatusResponse)
+
+
+class Outage(BackendError):
+    """Nobody answered in time; another try may do better."""
+
+
+class LeaseGone(BackendError):
+    """etcd does not know the lease, or knows it no longer."""
+
+
+class Doubt(Protocol):
+    """Told of requests that failed and may have reached the store, or may reach it yet."""
+
+    doubtful: bool
+
+
+class Fault(NamedTuple):
+    """What a failed call means."""
+
+    passing: bool
+    ambiguous: bool
+    login: bool
+    words: str
+
+    @classmethod
+    def of(cls, error: grpc.RpcError) -> "Fault":
+        code: grpc.StatusCode = error.code()
+        words: str = error.details() or ""
+        low = words.lower()
+        login = code is grpc.StatusCode.UNAUTHENTICATED or "auth token" in low or "auth store is old" in low
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+            unsent = ("failed to connect", "refused", "no leader", "name resolution", "dns", "too many requests")
+            sent = not any(sign in low for sign in unsent)
+            full = code is grpc.StatusCode.RESOURCE_EXHAUSTED and sent
+            return cls(not full, sent and not full, login, f"{words or code.name}")
+        lost = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+        passing = code in (*lost, grpc.StatusCode.INTERNAL)
+        return cls(passing, passing, login, f"{words} ({code.name.lower().replace('_', ' ')})")

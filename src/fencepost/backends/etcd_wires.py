@@ -1,0 +1,176 @@
+"""The connections to an etcd cluster's members, which survive neither silence nor a fork."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fencepost import check
+from fencepost.backends.etcd_wire import Method, Q, R
+from fencepost.errors import BackendError, ConfigError
+from fencepost.url import Address
+
+# How long a fork waits for calls that are under way.
+_FORK_GRACE = 2.0
+_CHANNEL = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # each connection is ours alone: to close it means something
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A member that fell silent is given up after this; etcd takes offence at more than one ping in 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+]
+
+
+class Forks:
+    """Keeps calls and forks apart.
+
+    A child forked while gRPC is at work in some thread can neither use gRPC nor be sure to live. So a
+    fork waits for the calls under way, and hangs up all connections; both sides connect anew. (That
+    is why asyncio code, too, is served by grpc and not by grpc.aio, whose threads cannot be stopped.)
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._calls = 0
+        self._forking = False
+        self.connections: weakref.WeakSet[Wires] = weakref.WeakSet()
+
+    def begin(self) -> None:
+        with self._free:
+            while self._forking:
+                self._free.wait()
+            self._calls += 1
+
+    def end(self) -> None:
+        with self._free:
+            self._calls -= 1
+            if self._forking:
+                self._free.notify_all()
+
+    def before(self) -> None:
+        with self._free:
+            while self._forking:
+                self._free.wait()
+            self._forking = True
+            self._free.wait_for(lambda: not self._calls, _FORK_GRACE)
+        for each in list(self.connections):
+            each.quiesce()
+
+    def in_parent(self) -> None:
+        with self._free:
+            self._forking = False
+            self._free.notify_all()
+
+    def in_child(self) -> None:
+        self._free, self._calls, self._forking = threading.Condition(), 0, False
+
+
+forks = Forks()
+os.register_at_fork(before=forks.before, after_in_parent=forks.in_parent, after_in_child=forks.in_child)
+_parents: list[Any] = []  # never closed: they belong to another process
+
+
+class Wires:
+    """One channel for each member, opened on first use; calls go to the member in ``place``."""
+
+    def __init__(self, address: Address) -> None:
+        options = address.options(ca=_file, cert=_file, key=_file, tls=_flag, timeout=check.duration)
+        if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
+            raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
+        self.timeout: float = options.get("timeout", 5.0)
+        self.hosts = [f"{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
+        self.secure = bool(options.get("tls") or options.keys() & {"ca", "cert", "key"})
+        self.place = 0
+        self.closed = False
+        self._secrets = options.get("ca"), options.get("key"), options.get("cert")
+        self._gate = threading.Lock()
+        self._channels: dict[int, grpc.Channel] = {}
+        self._calls: dict[tuple[int, str], Callable[..., Any]] = {}
+        self._readers: set[threading.Thread] = set()
+        forks.connections.add(self)
+
+    def call(self, method: Method[Q, R], place: int) -> Any:
+        """What calls a method of one member; between ``forks.begin`` and ``forks.end`` only."""
+        found = self._calls.get((place, method.path))
+        if found is None:
+            with self._gate:
+                found = self._channel(place).unary_unary(method.path, _bytes, method.answer.FromString)
+                self._calls[place, method.path] = found
+        return found
+
+    def stream(self, method: Method[Q, R], requests: Iterator[Q], metadata: Any) -> Any:
+        """Open a two-way stream from the thread that will read it, which calls ``stream_over`` after that."""
+        self._readers.add(threading.current_thread())
+        forks.begin()
+        try:
+            with self._gate:
+                opened = self._channel(self.place).stream_stream(method.path, _bytes, method.answer.FromString)
+            return opened(requests, metadata=metadata)
+        finally:
+            forks.end()
+
+    def stream_over(self) -> None:
+        self._readers.discard(threading.current_thread())
+
+    def _channel(self, place: int) -> grpc.Channel:
+        if self.closed:
+            raise BackendError("these locks are closed; connect again", backend="etcd", ambiguous=False)
+        if place not in self._channels:
+            target = self.hosts[place]
+            if self.secure:
+                secrets = grpc.ssl_channel_credentials(*self._secrets)
+                self._channels[place] = grpc.secure_channel(target, secrets, options=_CHANNEL)
+            else:
+                self._channels[place] = grpc.insecure_channel(target, options=_CHANNEL)
+        return self._channels[place]
+
+    def turn(self, place: int) -> None:
+        """Ask another member from now on, unless somebody turned away from ``place`` already."""
+        if place == self.place:
+            self.place = (place + 1) % len(self.hosts)
+
+    def hang_up(self) -> None:
+        """End every call and stream; what comes next connects anew."""
+        with self._gate:
+            channels, self._channels, self._calls = self._channels, {}, {}
+        for channel in channels.values():
+            channel.close()
+
+    def quiesce(self) -> None:
+        """Hang up before a fork, and wait until nobody listens any more."""
+        self.hang_up()
+        for reader in list(self._readers):
+            reader.join(_FORK_GRACE)
+
+    def close(self) -> None:
+        self.closed = True
+        self.hang_up()
+
+    def forked(self) -> None:
+        """Let go of what a fork could not hang up in time."""
+        _parents.append(self._channels)
+
+
+def _bytes(message: Any) -> bytes:
+    return message.SerializeToString()  # type: ignore[no-any-return]
+
+
+def _file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("it is 0 or 1")
+    return text == "1"
