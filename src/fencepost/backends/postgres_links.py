@@ -68,6 +68,7 @@ class Links:
         self._queue: deque[Signal] = deque()
         self._stranded: list[int] = []  # server processes that may still be at work for connections that broke
         self._known = False
+        self._closed = False
         self.pooled = False
 
     async def call(self, call: Call, *args: str | None) -> str | None:
@@ -133,6 +134,8 @@ class Links:
             if not self.pooled and not link.closed:
                 self._stranded.append(link.info.backend_pid)
             self._drop(link)
+        elif self._closed:
+            self._drop(link)
         else:
             with self._gate:
                 self._idle.append(link)
@@ -175,6 +178,7 @@ class Links:
         return link
 
     async def close(self) -> None:
+        self._closed = True  # what is in use now is closed when it is given back
         with self._gate:
             links, self._idle = self._idle, []
             self._open -= len(links)

@@ -97,6 +97,9 @@ class BlockingLink(psycopg.Connection[Any]):
 
     patience = 10.0
 
+    def __del__(self, *_: object) -> None:
+        """Say nothing: who drops the locks unclosed has never seen this connection, which ends with them."""
+
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         return super().wait(_bounded(gen, self.patience), *args, **options)
 
@@ -105,6 +108,9 @@ class AsyncioLink(psycopg.AsyncConnection[Any]):
     """The same, for asyncio."""
 
     patience = 10.0
+
+    def __del__(self, *_: object) -> None:
+        """Say nothing, as above."""
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         return await super().wait(_bounded(gen, self.patience), *args, **options)
