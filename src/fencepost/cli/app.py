@@ -11,6 +11,14 @@ from fencepost.cli import exits
 from fencepost.errors import FencepostError
 
 COMMANDS = {
+    "run": "fencepost.cli.run",
+    "ls": "fencepost.cli.ls",
+    "show": "fencepost.cli.show",
+    "watch": "fencepost.cli.watch",
+    "break": "fencepost.cli.evict",
+    "bump": "fencepost.cli.bump",
+    "backends": "fencepost.cli.backends",
+    "doctor": "fencepost.cli.doctor",
     "demo": "fencepost.cli.demo",
     "worker": "fencepost.cli.worker",
     "resource": "fencepost.cli.resource",

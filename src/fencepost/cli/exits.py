@@ -11,6 +11,10 @@ CODES: dict[type[FencepostError], tuple[int, str]] = {
     Refused: (77, "a guard refused the access"),
 }
 FAILED = 1
+# What a shell says of a command that it could not run, or that a signal ended (plus its number).
+NO_EXEC = 126
+NO_COMMAND = 127
+SIGNALLED = 128
 
 
 def code(error: FencepostError) -> int:

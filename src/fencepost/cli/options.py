@@ -23,3 +23,7 @@ def Duration(*flags: str, help: str) -> typer.models.OptionInfo:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", help="Where locks live; default: $FENCEPOST_URL, else the embedded SQLite file."),
+]

@@ -1,0 +1,132 @@
+"""A command that runs under a lease: its signals, its terminal, and its end when the lease is lost."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fencepost.cli.exits import SIGNALLED
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGTSTP,
+)
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+"""Those that end the wait for the lock as well."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """One command in a process group of its own; where we have the terminal, it gets it.
+
+    ``may_go_on`` is asked when a stopped job is continued.
+    """
+
+    def __init__(self, command: Sequence[str], extra: dict[str, str], *, may_go_on: Callable[[], bool]) -> None:
+        self._may_go_on = may_go_on
+        self._terminal = sys.stdin.fileno() if _have_terminal() else None
+        self._changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        loop.add_signal_handler(signal.SIGCONT, self._continued)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back must not stop us
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **extra},
+            process_group=0,
+            preexec_fn=_before_exec(os.getpid(), self._terminal),
+        )
+        self.group = self._process.pid
+        self._give_terminal(self.group)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the command and to what it has started."""
+        try:
+            os.killpg(self.group, number)
+        except ProcessLookupError:
+            pass
+
+    async def wait(self) -> int:
+        """The exit code of the command, 128 + n for signal n. Stops us too when the user stops it (Ctrl-Z)."""
+        while True:
+            self._changed.clear()
+            pid, status = os.waitpid(self.group, os.WNOHANG | os.WUNTRACED)
+            if not pid:
+                await self._changed.wait()
+            elif not os.WIFSTOPPED(status):
+                self._give_terminal(os.getpgrp())
+                code = os.waitstatus_to_exitcode(status)
+                self._process.returncode = code  # reaped here: Popen need not look for it
+                return code if code >= 0 else SIGNALLED - code
+            elif self._terminal is not None:
+                self._give_terminal(os.getpgrp())
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _continued(self) -> None:
+        if self._may_go_on():
+            if self._terminal is not None and _have_terminal():
+                self._give_terminal(self.group)
+            self.send(signal.SIGCONT)
+
+    async def end(self, grace: float) -> None:
+        """Have the command end: SIGTERM now, SIGKILL after ``grace`` seconds to whatever is left of it."""
+        self.send(signal.SIGTERM)
+        self.send(signal.SIGCONT)
+        now = asyncio.get_running_loop().time
+        until = now() + grace
+        while self._lives() and now() < until:  # noqa: ASYNC110 - nobody tells when a whole group is gone
+            await asyncio.sleep(0.02)
+        if self._lives():
+            self.send(signal.SIGKILL)
+
+    def _lives(self) -> bool:
+        try:
+            os.killpg(self.group, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _give_terminal(self, group: int) -> None:
+        if self._terminal is not None:
+            try:
+                os.tcsetpgrp(self._terminal, group)
+            except OSError:
+                self._terminal = None  # hung up, or the command is gone already
+
+
+def _have_terminal() -> bool:
+    """Whether the terminal's input goes to us."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _before_exec(parent: int, terminal: int | None) -> Callable[[], None]:
+    """What the child does first: take the terminal, and ask the kernel to be killed when we are.
+
+    For then nobody would renew any more. The kernel forgets it for a program that runs as another user.
+    """
+    prctl: Any = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+
+    def ask() -> None:
+        if terminal is not None:
+            os.tcsetpgrp(terminal, os.getpid())
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(SIGNALLED + signal.SIGKILL)
+
+    return ask

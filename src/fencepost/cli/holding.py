@@ -1,0 +1,103 @@
+"""Holding a lock for as long as a command runs."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from fencepost import aio
+from fencepost.cli import exits
+from fencepost.cli.child import ENDING, FORWARDED, Child
+from fencepost.errors import BackendError, LeaseLost, NotAcquired
+
+
+async def hold(
+    url: str | None,
+    name: str,
+    command: Sequence[str],
+    *,
+    ttl: float,
+    timeout: float | None,
+    grace: float,
+    verbose: bool,
+) -> int:
+    """Acquire, run the command, release; the exit code. Raises NotAcquired, LeaseLost, BackendError."""
+
+    def say(what: str) -> None:
+        if verbose:
+            print(f"fencepost: {what}", file=sys.stderr, flush=True)
+
+    signals = Signals()
+    async with aio.connect(url, ttl=ttl) as locks:
+        lease = await signals.unless_told_to_end(locks.acquire(name, timeout=timeout))
+        if isinstance(lease, signal.Signals):
+            say(f"{lease.name} while waiting for {name!r}")
+            return exits.SIGNALLED + lease
+        say(f"holding {name!r}, token {lease.token}")
+        facts = {"FENCE_TOKEN": str(lease.token), "FENCE_HOLDER": lease.holder, "FENCE_NAME": name}
+        try:
+            child = Child(command, facts, may_go_on=lambda: not lease.lost)
+        except OSError as error:
+            await lease.release()
+            print(f"fencepost: {command[0]}: {error.strerror}", file=sys.stderr)
+            return exits.NO_COMMAND if isinstance(error, FileNotFoundError) else exits.NO_EXEC
+        signals.forward(child)
+        code, lost = await _see_through(child, lease, grace)
+        say(f"{command[0]} ended with {code}")
+        try:
+            held = await lease.release()
+        except BackendError as error:
+            print(f"fencepost: release of {name!r} failed, its ttl will free it: {error}", file=sys.stderr)
+            held = True
+        if lost or not held:
+            raise LeaseLost(name, lease.token, f"{lost or 'it was replaced'}; {command[0]!r} ended with {code}")
+        return code
+
+
+async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[int, str]:
+    """Wait for the command's end, and bring it about if the lease is lost first: its exit code, and why it was lost."""
+    ended = asyncio.create_task(child.wait())
+    losing = asyncio.create_task(lease.lost.wait())
+    await asyncio.wait([ended, losing], return_when=asyncio.FIRST_COMPLETED)
+    why = lease.over
+    if why:
+        print(f"fencepost: lease on {lease.name!r} is lost: {why}; ending the command", file=sys.stderr, flush=True)
+        await child.end(grace)
+    losing.cancel()
+    with suppress(asyncio.CancelledError):
+        await losing
+    return await ended, why
+
+
+class Signals:
+    """What signals do: end the wait for the lock at first, then go to the command."""
+
+    def __init__(self) -> None:
+        self._told: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, self._end, number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if not self._told.done():
+            self._told.set_result(number)
+
+    async def unless_told_to_end(self, acquire: Coroutine[Any, Any, aio.Lease]) -> aio.Lease | signal.Signals:
+        """What is acquired, or the signal that came first; then nothing is left of the acquire."""
+        task: asyncio.Future[Any] = asyncio.ensure_future(acquire)
+        waiting: list[asyncio.Future[Any]] = [task, self._told]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not self._told.done():
+            return cast(aio.Lease, await task)
+        task.cancel()
+        with suppress(asyncio.CancelledError, NotAcquired):
+            await (await task).release()
+        return self._told.result()
+
+    def forward(self, child: Child) -> None:
+        """From now on the command gets what we get, and what came too late to end the wait."""
+        for number in FORWARDED:
+            asyncio.get_running_loop().add_signal_handler(number, child.send, number)
+        if self._told.done():
+            child.send(self._told.result())

@@ -1,0 +1,20 @@
+"""A lock's status, told to people and to programs."""
+
+from dataclasses import asdict
+from typing import Any
+
+from fencepost.backend import Status
+
+
+def fact(status: Status) -> dict[str, Any]:
+    """A status as JSON has it; a token beyond what a double holds exactly goes as text."""
+    facts = asdict(status)
+    if status.token >= 2**53:
+        facts["token"] = str(status.token)
+    return facts | {"remaining": round(status.remaining, 3)}
+
+
+def line(status: Status) -> str:
+    """A status in one line."""
+    waiting = f", {len(status.waiters)} waiting" if status.waiters else ""
+    return f"{status.name}  token {status.token}, holder {status.holder}, {status.remaining:.1f} s left{waiting}"
