@@ -106,7 +106,7 @@ def _one(seed: int | None, file: Path | None, fencing: str, calm: bool) -> None:
     from fencepost.lab.history import lines
     from fencepost.sim import parse, run
     from fencepost.sim.chaos import chaos
-    from fencepost.sim.seeds import violations
+    from fencepost.sim.seeds import judge
 
     if file is not None:
         try:
@@ -117,7 +117,7 @@ def _one(seed: int | None, file: Path | None, fencing: str, calm: bool) -> None:
         scenario = chaos(seed or 0, fencing=fencing, calm=calm)
     trace = run(scenario)
     sys.stdout.write(lines(trace))
-    found = violations(trace, weakened=fencing != "enter", calm=calm)
+    found = judge(trace, weakened=scenario.settings.fencing != "enter", calm=calm).violations
     for each in found:
         print(f"fencepost: {each.t:.6f} {each.check}: {each.what}", file=sys.stderr)
     if found:

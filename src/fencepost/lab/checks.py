@@ -17,7 +17,8 @@ from fencepost.rule import Verdict
 PROMISES = {
     "data": "no acknowledged write is lost, overwritten unread, or made by a holder that was replaced",
     "order": "tokens are distinct, and one acquired after another returned is larger",
-    "owner": "a hold ends by its own holder, its expiry or a fault of the store, and never comes back",
+    "owner": "a hold ends by its own holder, its expiry or a fault of the store",
+    "left": "a holder that was told that it neither holds nor waits is not granted the lock afterwards",
     "exclusion": "at most one holder's deadline lies in the future, and none beyond the store's own",
 }
 _SLACK = 2e-6  # the instants of a history are rounded to microseconds
@@ -97,6 +98,7 @@ class Gathered:
         self.ended: dict[str, float] = {}
         self.wrong: list[Violation] = []
         self._gone: set[str] = set()
+        self._owners: dict[str, dict[int | None, str | None]] = {}
         self._service: dict[str, float] = {}
         self._believers: dict[str, dict[str, str]] = {}
         self._lock = self._key = ""
@@ -156,7 +158,7 @@ class Gathered:
         holder = line["holder"]
         self._service[holder] = line["until"]
         if holder in self._gone:
-            self.wrong.append(Violation("owner", line["t"], f"{holder} was granted the lock after it had left"))
+            self.wrong.append(Violation("left", line["t"], f"{holder} was granted the lock after it had left"))
 
     def _extended(self, line: Line) -> None:
         self._service[line["holder"]] = line["until"]
@@ -186,12 +188,21 @@ class Gathered:
     def _access(self, line: Line) -> None:
         verdict = line["verdict"]
         self.counts[f"{line['do']}:{verdict}"] += 1
+        if verdict == Verdict.ADMIT and line["do"] != "read":
+            self._admitted(line)
         if "version" in line:
             made = Write(line["t"], _stamp(line), line["value"], line["base"], line["version"], "")
             self.journal.setdefault(line.get("key", self._key), []).append(made)
             self.counts["zombie_writes"] += bool(line.get("zombie"))
         elif verdict != Verdict.REPLAY and verdict in _REFUSALS:
             self._refused(line, verdict, line["mark"])
+
+    def _admitted(self, line: Line) -> None:
+        owners = self._owners.setdefault(line.get("key", self._key), {})
+        token, holder = _token(line), line["holder"]
+        if owners.setdefault(token, holder) != holder:
+            what = f"{owners[token]} and {holder} were both admitted under token {token}"
+            self.wrong.append(Violation("data", line["t"], what))
 
     def _refused(self, line: Line, verdict: str, seen: int | str | None) -> None:
         refusal = Refusal(line["t"], _token(line), verdict, None if seen is None else int(seen))

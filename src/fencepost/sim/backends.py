@@ -133,12 +133,11 @@ class Quorum(Backend):
         self._service = service
         self._virtual = driver
         self._quorum = len(service.nodes) // 2 + 1
+        self._attempts: dict[str, int] = {}
 
-    async def _all(
-        self, what: str, *body: object, token: int | None = None, enough: str = ""
-    ) -> list[tuple[object, ...]]:
+    async def _all(self, what: str, *body: Any, token: int | None = None, enough: str = "") -> list[tuple[Any, ...]]:
         """Ask every node at once; return when all have answered, or timed out, or a majority said ``enough``."""
-        answers: list[tuple[object, ...]] = []
+        answers: list[tuple[Any, ...]] = []
         done = Wakeup()
         left = len(self._service.nodes)
 
@@ -159,18 +158,24 @@ class Quorum(Backend):
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
         sent = self.driver.now()
-        answers = await self._all("take", name, holder, ttl, None, enough="granted")
-        tokens = [int(str(answer[1])) for answer in answers if answer[0] == "granted"]
+        self._attempts[holder] = self._attempts.get(holder, 0) + 1
+        value = self._value(holder)
+        answers = await self._all("take", name, value, ttl, None, enough="granted")
+        tokens = [answer[1] for answer in answers if answer[0] == "granted"]
         validity = ttl - ttl * self.drift
         if len(tokens) >= self._quorum:
             token = max(tokens)
-            kept = await self._all("remember", name, holder, token, token=token, enough="remembered")
+            kept = await self._all("remember", name, value, token, token=token, enough="remembered")
             mine = sum(answer[0] == "remembered" for answer in kept) >= self._quorum
             if mine and self.driver.now() - sent < validity:
                 return Grant(token, validity, sent)
         self._service.parting(holder)
-        await self._all("release", name, holder, None)
+        await self._all("release", name, value, None)
         return None
+
+    def _value(self, holder: str) -> str:
+        """What the nodes know a holder by: each attempt goes by a name of its own."""
+        return f"{holder}.{self._attempts.get(holder, 0)}"
 
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
         now = self.driver.now
@@ -193,7 +198,8 @@ class Quorum(Backend):
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         results = []
         for hold in holds:
-            answers = await self._all("renew", (hold,), token=hold.token)
+            held = hold._replace(holder=self._value(hold.holder))
+            answers = await self._all("renew", (held,), token=hold.token)
             renewed = sum(bool(answer[1]) for answer in answers)
             refused = len(answers) - renewed
             lost = refused > len(self._service.nodes) - self._quorum
@@ -202,10 +208,10 @@ class Quorum(Backend):
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         self._service.parting(holder)
-        answers = await self._all("release", name, holder, None, token=token)
+        answers = await self._all("release", name, self._value(holder), None, token=token)
         if len(answers) < self._quorum:
             raise BackendError("a majority did not answer", backend=self.scheme, ambiguous=True)
-        return sum(answer[0] == "released" for answer in answers) >= self._quorum
+        return len([answer for answer in answers if answer[0] == "released"]) >= self._quorum
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         return []

@@ -10,7 +10,7 @@ from fencepost.locks import Core
 from fencepost.renewals import Held
 from fencepost.rule import Stamp
 from fencepost.sim.backends import Embedded, GetThenDelete, Quorum, Remote
-from fencepost.sim.driver import Task, Virtual
+from fencepost.sim.driver import Cancelled, Task, Virtual
 from fencepost.sim.network import Channel, Message, Network
 from fencepost.sim.resource import Resource
 from fencepost.sim.scenario import Settings
@@ -221,17 +221,26 @@ class Client:
 
     async def _work(self) -> None:
         """Rounds of acquire, increments and release, until all are done."""
-        job = self._round
         while self.rounds > 0:
-            try:
-                await self.acquire(job.get("timeout"))
-                for _ in range(int(job.get("writes", 1))):
-                    await self.increment(job.get("work", 0.1))
-                self.rounds -= 1
-            except Stop:
-                pass
+            await self._once(self._round)
+            await self.driver.sleep(self._round.get("think", 0.1) * self.world.rng.uniform(0.5, 1.5))
+
+    async def _once(self, job: dict[str, Any]) -> None:
+        """One round, as ``async with`` makes it: whatever ends the block, the lease is given back."""
+        try:
+            await self.acquire(job.get("timeout"))
+        except Stop:
+            return
+        try:
+            for _ in range(int(job.get("writes", 1))):
+                await self.increment(job.get("work", 0.1))
+            self.rounds -= 1
+        except Stop:
+            pass
+        except Cancelled:
             await self.release()
-            await self.driver.sleep(job.get("think", 0.1) * self.world.rng.uniform(0.5, 1.5))
+            raise
+        await self.release()
 
     async def _ask(self, what: str, stamp: Stamp | None, *body: Any) -> Any:
         token = None if stamp is None else stamp.token

@@ -99,6 +99,12 @@ class Run:
 
     def _act(self, action: dict[str, Any]) -> None:
         do, who = action["do"], action.get("who")
+        if who == "holder":
+            opinion = self.service.opinion()
+            if opinion is None:
+                return
+            who = opinion.holder.rstrip("0123456789")
+            action = {**action, "who": who}
         if do in CLIENT_ACTIONS:
             self._tell_client(self.clients[str(who)], action)
             return
@@ -196,7 +202,14 @@ class Run:
 
     def _skew(self, who: str, action: dict[str, Any]) -> None:
         for node in self._nodes(who):
-            node.skew(action.get("rate", 1.0))
+            self._set_rate(node, action.get("rate", 1.0))
+
+    def _set_rate(self, node: Node, rate: float) -> None:
+        store = self.service.stores.get(node.name)
+        if store is not None:
+            store.skew(rate)
+        else:
+            node.skew(rate)
 
     def _jump(self, who: str, action: dict[str, Any]) -> None:
         for node in self._nodes(who):
@@ -223,7 +236,7 @@ class Run:
             if not node.up:
                 self._restart(node.name, {})
             if node.rate != 1.0:
-                node.skew(1.0)
+                self._set_rate(node, 1.0)
 
     def _stores(self) -> list[Node]:
         return [store.node for store in self.service.stores.values()]
@@ -233,7 +246,7 @@ def promises(scenario: Scenario) -> list[str]:
     """What must hold in this run, whatever happens; a check holds the trace to it.
 
     data: nothing is lost or overwritten. order: tokens are distinct and grow. exclusion: at most one
-    holder's deadline lies in the future. owner: nobody's hold is ended by others.
+    holder's deadline lies in the future. owner: nobody's hold is ended by others. left: who left stays out.
     """
     settings = scenario.settings
     done = {action["do"] for action in scenario.actions}
@@ -246,6 +259,8 @@ def promises(scenario: Scenario) -> list[str]:
         kept.append("data")
     if not forgets and not (settings.backend == "redlock" and clocks):
         kept.append("order")
+    if not forgets:
+        kept.append("left")
     if settings.release == "conditional":
         kept.append("owner")
         if not forgets and not clocks:

@@ -34,10 +34,12 @@ ACTIONS: dict[str, dict[str, Any]] = {
     "calm": {},
     "note": {"text": ""},
 }
-"""Every action, and its options with their defaults. ``who`` is a client, the service, a machine of it, or the resource."""
+"""Every action, and its options with their defaults. ``who``: a client, the service, a machine of it, the resource."""
 
 CLIENT_ACTIONS = {"acquire", "release", "read", "write", "rmw", "work", "cancel", "slow"}
 SERVICE_ACTIONS = {"failover", "lose"}
+HOLDER_ACTIONS = {"pause", "cut", "kill", "skew", "cancel"}
+"""Can also happen to "holder": whichever client holds the lock at that moment, as the service sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,8 @@ def _action(data: Any, settings: Settings) -> dict[str, Any]:
     elif do in SERVICE_ACTIONS:
         if who not in {"service", *MACHINES[settings.backend]}:
             raise ConfigError(f"{do} happens to the service, not to {who!r}")
+    elif who == "holder" and do in HOLDER_ACTIONS:
+        pass
     elif who not in (settings.clients if do in CLIENT_ACTIONS else machines):
         raise ConfigError(f"{do}: there is no {who!r} here; there are {', '.join(sorted(machines))}")
     for key in ("for", "rate", "by", "lag", "offset", "tail", "work", "think", "timeout", "rounds", "writes"):

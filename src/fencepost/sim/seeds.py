@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fencepost.lab.checks import Violation, check
+from fencepost.lab.checks import Report, Violation, check
 from fencepost.lab.history import Line
 from fencepost.sim.chaos import chaos
 from fencepost.sim.run import run
@@ -47,10 +47,12 @@ class Tally:
         self.failures += other.failures
 
 
-def violations(trace: list[Line], *, weakened: bool = False, calm: bool = False) -> list[Violation]:
-    """What a trace breaks. A weakened guard promises its data all the same: that is what is tried."""
+def judge(trace: list[Line], *, weakened: bool = False, calm: bool = False) -> Report:
+    """Hold a trace to its promises. A weakened guard is held to its data all the same: that is what is tried."""
     report = check(trace, ("data",) if weakened else None)
-    return report.violations + (stuck(trace) if calm else [])
+    if calm:
+        report.violations += stuck(trace)
+    return report
 
 
 def stuck(trace: list[Line]) -> list[Violation]:
@@ -73,12 +75,11 @@ def try_seeds(seeds: Iterable[int], *, fencing: str = "enter", calm: bool = Fals
     for seed in seeds:
         scenario = chaos(seed, fencing=fencing, calm=calm)
         trace = run(scenario)
-        report = check(trace, ("data",) if fencing != "enter" else None)
-        found = report.violations + (stuck(trace) if calm else [])
+        report = judge(trace, weakened=fencing != "enter", calm=calm)
         tally.seeds += 1
         tally.counts.update(report.counts)
-        if found:
-            tally.failures.append(Failure(scenario, found))
+        if not report.ok:
+            tally.failures.append(Failure(scenario, report.violations))
             if stop:
                 break
     return tally

@@ -6,7 +6,7 @@ from fencepost.backends import memory
 from fencepost.errors import ConfigError
 from fencepost.sim.network import Network
 from fencepost.sim.scenario import MACHINES, Settings
-from fencepost.sim.stores import ConsensusStore, EtcdStore, RedisStore, Store, ZooKeeperStore
+from fencepost.sim.stores import ConsensusStore, EtcdStore, RedisStore, RedlockStore, Store, ZooKeeperStore
 from fencepost.sim.world import Node, World
 
 _ELECTION = 0.8  # seconds without a leader
@@ -16,7 +16,7 @@ class Opinion(NamedTuple):
     """Who holds the lock, as the service sees it, and until when if nothing happens."""
 
     holder: str
-    token: int | None
+    token: int
     until: float
 
 
@@ -40,9 +40,10 @@ class Service:
                 self.stores[name] = EtcdStore(node, network, self.observe)
             elif self.kind == "zookeeper":
                 self.stores[name] = ZooKeeperStore(node, network, self.observe)
+            elif self.kind == "redlock":
+                self.stores[name] = RedlockStore(node, network, self.observe)
             else:
-                hybrid = self.kind == "redis" and settings.fence == "hybrid"
-                self.stores[name] = RedisStore(node, network, self.observe, hybrid=hybrid)
+                self.stores[name] = RedisStore(node, network, self.observe, hybrid=settings.fence == "hybrid")
 
     # What clients do, noted so that the trace can say why a hold ended.
 
@@ -63,15 +64,15 @@ class Service:
             if lock is None or self.world.now >= lock.expires:
                 return None
             return Opinion(lock.holder, lock.token, lock.expires)
-        votes: dict[tuple[str, int | None], list[float]] = {}
+        votes: dict[tuple[str, int], list[float]] = {}
         for store in self.stores.values():
             entry = store.state.locks.get(self.lock)
-            if entry is not None and (store.node.up or store.durable) and entry.token is not None:
+            if entry is not None and entry.agreed and (store.node.up or store.durable):
                 votes.setdefault((entry.holder, entry.token), []).append(store.instant(entry.expires))
         majority = len(self.nodes) // 2 + 1
         for (holder, token), untils in votes.items():
             if len(untils) >= majority:
-                return Opinion(holder, token, sorted(untils)[-majority])
+                return Opinion(holder.partition(".")[0], token, sorted(untils)[-majority])
         return None
 
     def observe(self, why: str = "") -> None:
@@ -113,7 +114,7 @@ class Service:
             raise ConfigError("the embedded store has no machine of its own; choose another backend")
         return self.stores[name]
 
-    def failover(self, lag: float, offset: float) -> None:
+    def failover(self, lag: float | None, offset: float) -> None:
         """Another machine takes over: at once and stale on Redis, after an election on consensus stores."""
         store = self.store(self.nodes[0])
         if isinstance(store, ConsensusStore):

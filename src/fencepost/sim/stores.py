@@ -7,7 +7,7 @@ whose clock expires a lease, where the token comes from, and what a crash or a f
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 from fencepost.backend import Hold
@@ -29,9 +29,11 @@ class Entry:
     """A lock as the store sees it."""
 
     holder: str
-    token: int | None
+    token: int
     ttl: float
     expires: float
+    agreed: bool = True
+    """The token stands; one node of a quorum alone cannot know."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class Store:
 
     def on_take(self, client: str, name: str, holder: str, ttl: float, queue: int | None) -> tuple[Any, ...]:
         state = self.state
-        if holder in state.gone:
+        if holder.partition(".")[0] in state.gone:
             return ("busy",)
         entry = self._live(name)
         waiters = state.queues.get(name, {})
@@ -129,7 +131,7 @@ class Store:
         self.state.gone[holder] = None
         self._unqueue(name, holder)
         entry = self.state.locks.get(name)
-        if entry is not None and entry.holder == holder:
+        if entry is not None and entry.holder.partition(".")[0] == holder:
             self._free(name)
         return ("done",)
 
@@ -160,15 +162,6 @@ class Store:
             return ("not_owner",)
         self._free(name)
         return ("released",)
-
-    def on_remember(self, client: str, name: str, holder: str, token: int) -> tuple[Any, ...]:
-        """Keep a token that a quorum agreed on; later ones will be larger."""
-        self.state.counter = max(self.state.counter, token)
-        entry = self._live(name)
-        if entry is None or entry.holder != holder:
-            return ("not_owner",)
-        entry.token = token
-        return ("remembered",)
 
     def on_status(self, client: str, name: str) -> tuple[Any, ...]:
         entry = self._live(name)
@@ -258,11 +251,14 @@ class Store:
         if len(self._past) > 400:
             del self._past[:200]
 
-    def rewind(self, seconds: float, why: str) -> None:
-        """Go on with the state of some seconds ago: what a lagging replica or a truncated log knows."""
-        instant = self.node.world.now - seconds
-        kept = [state for at, state in self._past if at <= instant]
-        self.state = deepcopy(kept[-1]) if kept and seconds < inf else State()
+    def rewind(self, seconds: float | None, why: str) -> None:
+        """Go on with the state of some seconds ago, or from before the last grant: what a lagging replica knows."""
+        if seconds is None:
+            kept = [state for _, state in self._past if state.counter < self.state.counter]
+        else:
+            instant = self.node.world.now - seconds
+            kept = [state for at, state in self._past if at <= instant]
+        self.state = deepcopy(kept[-1]) if kept else State()
         for name, entry in self.state.locks.items():
             self._watch(name, entry)
         self.keep()
@@ -277,7 +273,7 @@ class Store:
         self.node.restart()
         self.rewind(tail, "restart")
 
-    def failover(self, lag: float, offset: float) -> None:
+    def failover(self, lag: float | None, offset: float) -> None:
         """A replica that lags behind takes over; its wall clock differs by ``offset``."""
         self.node.shift += offset
         self.rewind(lag, "failover")
@@ -291,6 +287,13 @@ class Store:
             self._watch(name, entry)
         self.keep()
         self._changed("jump")
+
+    def skew(self, rate: float) -> None:
+        """The clocks run at another rate."""
+        self.node.skew(rate)
+        for name, entry in self.state.locks.items():
+            self._watch(name, entry)
+        self._changed("skew")
 
     def lose(self) -> None:
         """The counter is lost: evicted, flushed, or restored from an old backup."""
@@ -309,6 +312,28 @@ class RedisStore(Store):
         last = self.state.counter + 1
         self.state.counter = max(last, int(self.node.wall() * 1e6)) if self._hybrid else last
         return self.state.counter
+
+
+class RedlockStore(RedisStore):
+    """One of the five independent Redis of a Redlock.
+
+    A holder is named with the number of its attempt, ``A3.2``: what belongs to an earlier attempt must
+    not touch a later one.
+    """
+
+    def _grant(self, name: str, holder: str, ttl: float) -> Entry:
+        entry = super()._grant(name, holder, ttl)
+        entry.agreed = False
+        return entry
+
+    def on_remember(self, client: str, name: str, holder: str, token: int) -> tuple[Any, ...]:
+        """Keep a token that the quorum agreed on; later ones will be larger."""
+        self.state.counter = max(self.state.counter, token)
+        entry = self._live(name)
+        if entry is None or entry.holder != holder:
+            return ("not_owner",)
+        entry.token, entry.agreed = token, True
+        return ("remembered",)
 
 
 class ConsensusStore(Store):
@@ -341,7 +366,7 @@ class ConsensusStore(Store):
                 waiter.until = self.clock() + 2.5 * waiter.ttl
         self._changed("restart")
 
-    def failover(self, lag: float, offset: float) -> None:
+    def failover(self, lag: float | None, offset: float) -> None:
         self.kill()
         self.restart(0.0)
 
