@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
@@ -186,6 +186,16 @@ class Memory(Backend):
     async def bump(self, name: str, above: int) -> None:
         with self._store.gate:
             self._store.token = max(self._store.token, above)
+
+    async def doctor(self) -> list[Finding]:
+        held = len(await self.status())
+        return [
+            Finding(
+                "warn",
+                f"locks in this process's memory, {held} held",
+                "they exclude the threads and tasks of this process from each other, and nobody else",
+            )
+        ]
 
     def forked(self) -> None:
         # The child's copy is of no use to anybody else: it starts afresh, past the parent's tokens.

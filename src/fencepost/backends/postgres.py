@@ -1,13 +1,15 @@
 """Locks in a Postgres database, for everybody who reaches it."""
 
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 
 from fencepost import check, url
-from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends.postgres_doctor import examine
 from fencepost.backends.postgres_ear import Ear, Waiter
 from fencepost.backends.postgres_links import Links
 from fencepost.backends.postgres_wire import LIBPQ, Call, conninfo
@@ -210,6 +212,9 @@ class Postgres(Backend):
 
     async def bump(self, name: str, above: int) -> None:
         await self._links.rows(f"SELECT {self._schema}.bump(%s, %s)", name, above)
+
+    async def doctor(self) -> list[Finding]:
+        return await examine(self._links, self._schema, time.time())
 
     async def close(self) -> None:
         await self.driver.offload(self._ear.close)

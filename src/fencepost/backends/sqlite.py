@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from fencepost import check
-from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import wake
+from fencepost.backends.sqlite_doctor import examine
 from fencepost.backends.sqlite_file import File
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, FencepostError, QueueFull
@@ -100,6 +101,9 @@ class SQLite(Backend):
 
     async def bump(self, name: str, above: int) -> None:
         await self._offload(self._bump, above)
+
+    async def doctor(self) -> list[Finding]:
+        return await self._offload(examine, self._file)
 
     async def close(self) -> None:
         self._mailbox.close()

@@ -1,0 +1,85 @@
+"""What a Postgres server's own settings mean for the locks in it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fencepost.backend import Finding
+from fencepost.backends.postgres_links import Links
+
+_FACTS = """SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'),
+    current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication),
+    current_setting('default_transaction_isolation'), current_setting('max_connections')::int,
+    abs(extract(epoch FROM clock_timestamp()) - %s::float8)::float8,
+    (SELECT count(*) FROM {schema}.lock), (SELECT count(*) FROM {schema}.lock WHERE holder IS NOT NULL),
+    (SELECT max(greatest(token, floor)) FROM {schema}.lock) > {schema}.us(clock_timestamp()),
+    pg_table_size('{schema}.lock')"""
+
+
+async def examine(links: Links, schema: str, wall: float) -> list[Finding]:
+    """Everything worth knowing, asked in one statement. ``wall`` is what time it is here."""
+    ((facts),) = await links.rows(_FACTS.format(schema=schema), wall)
+    return list(_findings(facts, links.pooled))
+
+
+def _findings(facts: tuple[Any, ...], pooled: bool) -> Iterator[Finding]:
+    version, standby, fsync, pages, commit, names, replicas, isolation, connections, skew, rows, held, ahead, size = (
+        facts
+    )
+    yield Finding("ok", f"PostgreSQL {version}", f"{rows} locks known, {held} held, {size // 1024} kB")
+    if standby:
+        yield Finding("risk", "this is a standby in recovery", "it takes no locks; name the primary, or several hosts")
+    if fsync != "on" or pages != "on":
+        yield Finding(
+            "risk",
+            f"fsync={fsync}, full_page_writes={pages}",
+            "a power loss may corrupt the database; locks are the least of it",
+        )
+    elif commit == "off":
+        yield Finding(
+            "warn",
+            "synchronous_commit=off",
+            "a crash may forget the last grants: their holders go on until their deadlines, while others get the lock",
+        )
+    else:
+        yield Finding(
+            "ok", f"fsync=on, synchronous_commit={commit}", "a grant is on disk before its holder hears of it"
+        )
+    if replicas and not names:
+        yield Finding(
+            "warn",
+            f"{replicas} asynchronous standby(s)",
+            "a failover may forget the last grants; tokens still grow, as they follow the clock, and a guard refuses "
+            "the older holder",
+        )
+    elif replicas:
+        yield Finding("ok", f"{replicas} standby(s), synchronous: {names}", "a grant survives the loss of the primary")
+    else:
+        yield Finding("ok", "no standby is connected", "locks wait for this server to come back when it fails")
+    yield Finding(
+        "warn" if skew > 1 else "ok",
+        f"the server's clock differs from this host's by {skew:.3f} s",
+        "leases expire by the server's clock alone, and deadlines are counted here: only jumps matter"
+        + ("; yet one of the two clocks is wrong" if skew > 1 else ""),
+    )
+    yield Finding(
+        "warn" if ahead else "ok",
+        "some tokens are ahead of the clock" if ahead else "no token is ahead of the clock",
+        "the clock was set back, or tokens were bumped: do not prune these locks, for only their rows remember"
+        if ahead
+        else "after a restore from a backup, later tokens are still larger than those given out before",
+    )
+    if isolation != "read committed":
+        yield Finding("warn", f"default_transaction_isolation={isolation}", "contended locks are retried, and slower")
+    if pooled:
+        yield Finding(
+            "warn",
+            "a connection pooler stands in between",
+            "waiters cannot listen through it, so they ask again and again; give ?listen= a direct URL",
+        )
+    else:
+        yield Finding(
+            "ok",
+            f"a direct connection; the server takes {connections}",
+            "each process uses up to pool= of them, and one more to listen while it waits",
+        )

@@ -1,0 +1,49 @@
+"""What an SQLite file, and where it lies, mean for the locks in it."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from fencepost.backend import Finding
+from fencepost.backends.sqlite_file import File
+
+_REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "sshfs", "fuse.sshfs", "virtiofs")
+
+
+def examine(file: File) -> list[Finding]:
+    """Open the file, and look at it and at what it lies on."""
+    ((mode,),) = file.read("PRAGMA journal_mode")
+    ((locks, last),) = file.read("SELECT (SELECT count(*) FROM lock), token FROM issuer")
+    return list(_findings(file.path.absolute(), mode, locks, last))
+
+
+def _findings(path: Path, mode: str, locks: int, last: int) -> Iterator[Finding]:
+    yield Finding("ok", f"SQLite {sqlite3.sqlite_version}, {path}", f"{locks} locks, last token {last}")
+    kind = _file_system(path)
+    if kind.startswith(_REMOTE):
+        yield Finding("risk", f"the file lies on {kind}", "several hosts see it, yet its locks work on one host only")
+    else:
+        yield Finding("ok", f"the file lies on {kind or 'a local file system'}", "all processes of this host share it")
+    if mode != "wal":
+        yield Finding("warn", f"journal_mode={mode} instead of wal", "every lock waits for the disk several times")
+    yield Finding(
+        "ok",
+        "tokens are reserved on disk before they are given out",
+        "they survive kill -9 and power loss; a file restored from a backup repeats them: 'fencepost bump' past what "
+        "the guards have seen",
+    )
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system that holds ``path``, where the kernel says so."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    found, kind = Path("/"), ""
+    for mount in mounts:
+        _, at, fstype, *_ = mount.split(" ")
+        place = Path(at.replace("\\040", " "))
+        if path.is_relative_to(place) and len(place.parts) >= len(found.parts):
+            found, kind = place, fstype
+    return kind
