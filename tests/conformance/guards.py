@@ -1,17 +1,25 @@
-"""Every guard behind one face, for the suite. A new guard is one class here and one line in GUARDS."""
+"""Every guard behind one face, for the suite. A new guard is one class here and one line in GUARDS.
+
+A guard is opened by its address, so that several processes can meet at one.
+"""
 
 from __future__ import annotations
 
+import http.client
+import secrets
 import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
+import psycopg
+
 from fencepost.errors import ConfigError, refusal
-from fencepost.guards import memory, sqlite
+from fencepost.guards import memory, postgres, sqlite
+from fencepost.guards.policy import Policy
 from fencepost.lease import Offer, entry, stamp
 from fencepost.rule import Stamp, Verdict
 from tests.service import Answer, Service, stamped
@@ -55,8 +63,8 @@ class PerThread(Generic[C]):
 
 
 class Memory:
-    def __init__(self) -> None:
-        self._guard = memory.Guard[bytes]()
+    def __init__(self, _: str, stack: ExitStack, policy: Policy | None) -> None:
+        self._guard = memory.Guard[bytes](policy=policy)
         self.write = self._guard.write
         self.read = self._guard.read
 
@@ -66,21 +74,22 @@ class Memory:
 
 
 class SQLite:
-    def __init__(self, path: Path, stack: ExitStack) -> None:
+    def __init__(self, path: str, stack: ExitStack, policy: Policy | None) -> None:
+        self._policy = policy
         self._conns = PerThread(lambda: sqlite3.connect(path, timeout=60, check_same_thread=False), stack)
         with self._conns.mine as conn:
             conn.execute("PRAGMA journal_mode = WAL")
-            conn.execute("CREATE TABLE thing (id TEXT PRIMARY KEY, data BLOB)")
+            conn.execute("CREATE TABLE IF NOT EXISTS thing (id TEXT PRIMARY KEY, data BLOB)")
 
     def write(self, resource: str, data: bytes, offer: Offer) -> bool:
         with self._conns.mine as conn:
-            if fresh := sqlite.admit(conn, resource, offer, payload=data):
+            if fresh := sqlite.admit(conn, resource, offer, payload=data, policy=self._policy):
                 conn.execute("INSERT OR REPLACE INTO thing VALUES (?, ?)", (resource, data))
             return fresh
 
     def read(self, resource: str, offer: Offer) -> bytes | None:
         with self._conns.mine as conn:
-            sqlite.enter(conn, resource, offer)
+            sqlite.enter(conn, resource, offer, policy=self._policy)
             return self.peek(resource)[0]
 
     def peek(self, resource: str) -> tuple[bytes | None, int | None]:
@@ -89,17 +98,51 @@ class SQLite:
         return row[0] if row else None, mark.token if mark else None
 
 
+class Postgres:
+    WRITE = "INSERT INTO thing VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET data = excluded.data"
+
+    def __init__(self, url: str, stack: ExitStack, policy: Policy | None) -> None:
+        self._policy = policy
+        self._conns = PerThread(lambda: psycopg.connect(url, autocommit=True), stack)
+        with self._conns.mine.transaction():
+            postgres.install(self._conns.mine)
+            self._conns.mine.execute('CREATE TABLE IF NOT EXISTS thing (id text COLLATE "C" PRIMARY KEY, data bytea)')
+
+    def write(self, resource: str, data: bytes, offer: Offer) -> bool:
+        conn = self._conns.mine
+        with conn.transaction():
+            fresh: bool = postgres.admit(conn, resource, offer, payload=data, policy=self._policy)
+            if fresh:
+                conn.execute(self.WRITE, (resource, data))
+            return fresh
+
+    def read(self, resource: str, offer: Offer) -> bytes | None:
+        with self._conns.mine.transaction():
+            postgres.enter(self._conns.mine, resource, offer, policy=self._policy)
+            return self.peek(resource)[0]
+
+    def peek(self, resource: str) -> tuple[bytes | None, int | None]:
+        # One statement, so that both are of one moment.
+        found = self._conns.mine.execute(
+            "SELECT (SELECT data FROM thing WHERE id = %s), (SELECT token FROM fencepost_mark WHERE resource = %s)",
+            (resource, resource),
+        ).fetchone()
+        assert found is not None
+        return found[0], found[1]
+
+
 class Http:
     """The resource service, which is a guard as well."""
 
-    def __init__(self, service: Service, stack: ExitStack) -> None:
-        self._service = service
-        self._connections = PerThread(service.connection, stack)
+    def __init__(self, address: str, stack: ExitStack, policy: Policy | None) -> None:
+        host = address.removeprefix("http://")
+        self._connections = PerThread(lambda: http.client.HTTPConnection(host, timeout=30), stack)
 
     def _ask(self, method: str, resource: str, body: bytes | None, offer: Stamp | None) -> Answer:
-        headers = stamped(offer) if offer else {}
-        path = f"/r/{quote(resource, safe='')}"
-        answer = self._service.ask(method, path, body, headers, over=self._connections.mine)
+        connection = self._connections.mine
+        connection.request(method, f"/r/{quote(resource, safe='')}", body, stamped(offer) if offer else {})
+        response = connection.getresponse()
+        answer = Answer(response.status, response.headers, response.read())
         if answer.status == 400:
             raise ConfigError(answer.json["error"])
         if answer.status == 409:
@@ -125,21 +168,38 @@ class Http:
         return answer.body if answer.status == 200 else None, int(mark) if mark else None
 
 
-def _memory(folder: Path, stack: ExitStack) -> Guarded:
-    return Memory()
+Fixture = Callable[[str], Any]
+"""Gives a pytest fixture by its name."""
 
 
-def _sqlite(folder: Path, stack: ExitStack) -> Guarded:
-    return SQLite(folder / "guarded.sqlite3", stack)
+class Row(NamedTuple):
+    """A guard: where a new store of it is, how to open it there, and how many examples its speed allows.
+
+    ``ordered``: a lease's stamp is taken where the mark is judged, so that its threads never come late.
+    """
+
+    place: Callable[[Fixture, ExitStack], str]
+    open: Callable[[str, ExitStack, Policy | None], Guarded]
+    examples: int = 150
+    ordered: bool = True
 
 
-def _resource(folder: Path, stack: ExitStack) -> Guarded:
-    return Http(stack.enter_context(Service()), stack)
+def _folder(fixture: Fixture) -> Path:
+    folder: Path = fixture("tmp_path_factory").mktemp("guard")
+    return folder
 
 
-GUARDS: dict[str, Callable[[Path, ExitStack], Guarded]] = {
-    "memory": _memory,
-    "sqlite": _sqlite,
-    "resource": _resource,
+def _schema(fixture: Fixture, stack: ExitStack) -> str:
+    """A schema of its own, found by search_path."""
+    url, name = fixture("postgres_server").url, f"guard_{secrets.token_hex(4)}"
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(f"CREATE SCHEMA {name}")
+    return f"{url}?options=-csearch_path%3D{name}"
+
+
+GUARDS: dict[str, Row] = {
+    "memory": Row(lambda fixture, stack: "", Memory),
+    "sqlite": Row(lambda fixture, stack: f"{_folder(fixture)}/guarded.sqlite3", SQLite),
+    "postgres": Row(_schema, Postgres),
+    "resource": Row(lambda fixture, stack: stack.enter_context(Service()).url, Http, ordered=False),
 }
-"""Each makes its guard in a folder of its own, and leaves what must be closed to the stack."""

@@ -22,15 +22,20 @@ from fencepost.errors import (
 )
 from fencepost.lease import Grant, Lease
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
-from tests.conformance.guards import GUARDS, Guarded
+from tests.conformance.guards import GUARDS, Guarded, Row
 
 _serial = itertools.count()
 
 
 @pytest.fixture(scope="module", params=GUARDS)
-def guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def row(request: pytest.FixtureRequest) -> Row:
+    return GUARDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def guard(row: Row, request: pytest.FixtureRequest) -> Iterator[Guarded]:
     with ExitStack() as stack:
-        yield GUARDS[request.param](tmp_path_factory.mktemp("guard"), stack)
+        yield row.open(row.place(request.getfixturevalue, stack), stack, None)
 
 
 @pytest.fixture
@@ -238,6 +243,14 @@ def test_on_first_use_by_many_at_once_one_wins_and_the_others_clash(guard: Guard
         assert guard.peek(thing) == (b"%d" % won[0], 7)
 
 
+def test_threads_that_share_a_lease_are_all_admitted(guard: Guarded, row: Row, thing: str) -> None:
+    held = lease(5)
+    outcomes = at_once(6, lambda n: [guard.write(thing, b"%d" % n, held) for _ in range(5)])
+    late = [outcome for outcome in outcomes if isinstance(outcome, LateWrite)]
+    assert [outcome for outcome in outcomes if outcome not in late] == [[True] * 5] * (6 - len(late))
+    assert not (late and row.ordered)
+
+
 def test_a_write_sent_many_times_at_once_is_made_once(guard: Guarded, thing: str) -> None:
     outcomes = at_once(8, lambda _: guard.write(thing, b"same", Stamp(7, 1, "ann")))
     assert sorted(outcomes, key=str) == [False] * 7 + [True]
@@ -291,13 +304,17 @@ def modelled(mark: Stamp | None, offer: Stamp, *, same: bool) -> str:
     return "done" if verdict is Verdict.REPLAY and same else verdict.value
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(history=st.lists(accesses, min_size=1, max_size=12))
-def test_every_guard_says_what_the_rule_says(guard: Guarded, history: list[tuple[str, Stamp, bytes]]) -> None:
+def test_every_guard_says_what_the_rule_says(guard: Guarded, row: Row) -> None:
+    @settings(max_examples=row.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(history=st.lists(accesses, min_size=1, max_size=12))
+    def compare(history: list[tuple[str, Stamp, bytes]]) -> None:
+        follow(guard, history)
+
+    compare()
+
+
+def follow(guard: Guarded, history: list[tuple[str, Stamp, bytes]]) -> None:
+    """Make the accesses of ``history`` one after the other, and hold the guard to the rule at each."""
     thing = fresh()
     mark: Stamp | None = None
     value: bytes | None = None

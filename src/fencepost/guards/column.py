@@ -1,0 +1,153 @@
+"""The column form: for tables whose rows carry their own epoch, in any SQL database.
+
+    UPDATE account SET balance = ?, lock_epoch = ? WHERE id = ? AND lock_epoch < ?
+
+The row is its own mark, so no other table is needed, and other languages can play by the same statement. What a number
+alone cannot tell: one token stands for one write, its retry is refused as stale, and two holders of one token look
+alike. To read, change and write, do all of it in one transaction, ``read`` first: it locks the row.
+
+``conn`` is a blocking connection of psycopg, Django or sqlite3, or one of SQLAlchemy.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fencepost.errors import ConfigError
+from fencepost.events import Hook
+from fencepost.guards.connections import is_async, is_django, is_sqlalchemy, sqlalchemy_connection
+from fencepost.guards.decision import Access
+from fencepost.guards.policy import Policy
+from fencepost.lease import Offer
+from fencepost.rule import Stamp, Verdict
+
+EPOCH = "lock_epoch"
+
+
+def write(
+    conn: Any,
+    table: str,
+    key: Mapping[str, Any],
+    values: Mapping[str, Any],
+    offer: Offer | None = None,
+    *,
+    epoch: str = EPOCH,
+    hooks: Iterable[Hook] = (),
+    policy: Policy | None = None,
+) -> None:
+    """Update the row that ``key`` finds, and its epoch, unless a newer token was there.
+
+    Raises StaleToken if one was, and LookupError if there is no such row; then nothing was changed. Without an
+    offer, the lease of the ``with lock:`` around here is taken, if its name is ``table/key``.
+    """
+    access = Access("column", _resource(table, key), offer, "write", hooks, policy)
+    plain = _update(table, values, key), [*values.values(), *key.values()]
+    if not access.judged:
+        return _changed(_run(conn, *plain), table, key)
+    stamp = Stamp(access.take().token)
+    fenced = _update(table, {**values, epoch: None}, key) + f" AND coalesce({_name(epoch)}, 0) < %s"
+    args = [*values.values(), stamp.token, *key.values(), stamp.token]
+    if access.limits == (None, None) and _run(conn, fenced, args) == 1:
+        access.conclude(None, stamp, Verdict.ADMIT)
+        return None
+    before = _epoch(conn, table, key, epoch)
+    decision = access.decide(Stamp(before) if before else None, stamp)
+    return _changed(_run(conn, *((fenced, args) if decision.mark == stamp else plain)), table, key)
+
+
+def read(
+    conn: Any,
+    table: str,
+    key: Mapping[str, Any],
+    columns: Iterable[str],
+    offer: Offer | None = None,
+    *,
+    epoch: str = EPOCH,
+    hooks: Iterable[Hook] = (),
+    policy: Policy | None = None,
+) -> dict[str, Any]:
+    """The row that ``key`` finds, locked until the transaction ends; refused if a newer token was there.
+
+    Raises as ``write`` does. Write in the same transaction: after it, the row is open to whoever comes.
+    """
+    access = Access("column", _resource(table, key), offer, "enter", hooks, policy)
+    before = _epoch(conn, table, key, epoch)
+    if access.judged:
+        access.decide(Stamp(before) if before else None, Stamp(access.take().token, 0))
+    names = list(columns)
+    found = _run(conn, f"SELECT {_list(names)} FROM {_name(table)} WHERE {_where(key)}", list(key.values()), rows=True)
+    return dict(zip(names, found, strict=True))
+
+
+def _resource(table: str, key: Mapping[str, Any]) -> str:
+    if not key:
+        raise ConfigError("a key names at least one column, or every row would be meant")
+    return "/".join([table, *map(str, key.values())])
+
+
+def _changed(count: int, table: str, key: Mapping[str, Any]) -> None:
+    if count != 1:
+        raise LookupError(f"{dict(key)!r} finds {count} rows of {table}, not one; roll back")
+
+
+def _epoch(conn: Any, table: str, key: Mapping[str, Any], epoch: str) -> int:
+    """The row's epoch, and the row locked; 0 if it has had none."""
+    # A statement that changes nothing takes the lock in every database, also where there is no FOR UPDATE.
+    lock = f"UPDATE {_name(table)} SET {_name(epoch)} = {_name(epoch)} WHERE {_where(key)}"
+    if not is_sqlite(conn):
+        lock = f"SELECT {_name(epoch)} FROM {_name(table)} WHERE {_where(key)} FOR UPDATE"
+        found = _run(conn, lock, list(key.values()), rows=True)
+    else:
+        _run(conn, lock, list(key.values()))
+        found = _run(
+            conn, f"SELECT {_name(epoch)} FROM {_name(table)} WHERE {_where(key)}", list(key.values()), rows=True
+        )
+    return int(found[0] or 0)
+
+
+def is_sqlite(conn: Any) -> bool:
+    """Whether the database is SQLite."""
+    if is_django(conn):
+        return bool(conn.vendor == "sqlite")
+    if is_sqlalchemy(conn):
+        return bool(sqlalchemy_connection(conn).dialect.name == "sqlite")
+    return isinstance(conn, sqlite3.Connection)
+
+
+def _run(conn: Any, sql: str, args: list[Any], *, rows: bool = False) -> Any:
+    """The number of rows changed, or the one row found."""
+    if is_async(conn):
+        raise ConfigError("the column form takes blocking connections; with SQLAlchemy's asyncio ones use run_sync()")
+    if is_sqlalchemy(conn):
+        link = sqlalchemy_connection(conn)
+        mark = "?" if link.dialect.name == "sqlite" else "%s"
+        found = link.exec_driver_sql(sql.replace("%s", mark), tuple(args))
+        return _one(found.fetchone()) if rows else found.rowcount
+    cursor = conn.cursor()
+    cursor.execute(sql.replace("%s", "?") if isinstance(conn, sqlite3.Connection) else sql, tuple(args))
+    return _one(cursor.fetchone()) if rows else cursor.rowcount
+
+
+def _one(row: Any) -> Any:
+    if row is None:
+        raise LookupError("there is no such row; insert it first")
+    return tuple(row.values()) if isinstance(row, Mapping) else row
+
+
+def _update(table: str, values: Mapping[str, Any], where: Mapping[str, Any]) -> str:
+    changes = ", ".join(f"{_name(column)} = %s" for column in values)
+    return f"UPDATE {_name(table)} SET {changes} WHERE {_where(where)}"
+
+
+def _where(key: Mapping[str, Any]) -> str:
+    return " AND ".join(f"{_name(column)} = %s" for column in key)
+
+
+def _list(columns: Iterable[str]) -> str:
+    return ", ".join(map(_name, columns))
+
+
+def _name(name: str) -> str:
+    if "%" in name or "?" in name:
+        raise ConfigError(f"{name!r} cannot name a table or column here")
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))

@@ -1,0 +1,263 @@
+"""A guard for Postgres: the mark lives in the caller's database and moves in the caller's transaction.
+
+    with conn.transaction():
+        postgres.admit(conn, "account/42", lease)
+        conn.execute("UPDATE account SET balance = %s WHERE id = 42", (balance,))
+
+``conn`` is a connection of psycopg or Django, or a Connection or Session of SQLAlchemy. With an asyncio one
+everything here is awaited. The database is prepared once, by ``fencepost guard install`` or ``install``: no
+statement here creates anything inside somebody's transaction. Errors of the driver come through as they are,
+for the transaction, and the decision to run it again, are the caller's.
+"""
+
+from collections.abc import Awaitable, Iterable, Mapping
+from hashlib import sha256
+from importlib import resources
+from typing import Any, TypeVar, cast
+
+from fencepost import check
+from fencepost.drive import run, settle
+from fencepost.errors import ConfigError
+from fencepost.events import Event, Hook, Hooks
+from fencepost.guards.connections import (
+    Fenced,
+    is_async,
+    is_django,
+    is_psycopg,
+    is_sqlalchemy,
+    sqlalchemy_connection,
+    through,
+)
+from fencepost.guards.decision import Access
+from fencepost.guards.policy import Policy
+from fencepost.lease import Offer
+from fencepost.rule import Stamp, Verdict
+
+C = TypeVar("C")
+
+_JUDGE = "SELECT * FROM fencepost_judge(%s, %s, %s, %s, %s, %s, %s)"
+_MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %s"
+_RESET = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '', NULL) ON CONFLICT (resource)
+    DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL
+    WHERE fencepost_mark.token < excluded.token"""
+_MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
+
+
+def admit(
+    conn: Any,
+    resource: str,
+    offer: Offer | None = None,
+    *,
+    payload: bytes | None = None,
+    hooks: Iterable[Hook] = (),
+    policy: Policy | None = None,
+) -> Any:
+    """Return once the write that follows in this transaction may be made; the mark commits with it.
+
+    One round trip, which locks the mark's row until the transaction ends. Without an offer, the lease of
+    the ``with lock:`` around here is taken. Without a payload every repeated stamp is refused, so whoever
+    gets past this line may write. With the write's payload, a retry of the same write is recognised:
+    True means write, False means that it is in the database already, and must not be made again.
+
+    Raises the Refused of the verdict, and then nothing was changed and the transaction goes on; ConfigError
+    outside a transaction, or in a database that was not prepared.
+    """
+    digest = None if payload is None else sha256(payload).digest()
+    access = Access("postgres", resource, offer, "write", hooks, policy)
+    return _on(conn, lambda conn: _pass(conn, resource, access, digest))
+
+
+def admit_all(
+    conn: Any, offers: Mapping[str, Offer | None], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
+) -> Any:
+    """Admit one write to each of several resources, always in the same order, so that nobody deadlocks.
+
+    Raises as ``admit`` does: then roll back.
+    """
+    accesses = [(each, Access("postgres", each, offers[each], "write", hooks, policy)) for each in sorted(offers)]
+
+    async def all(conn: Any) -> None:
+        for resource, access in accesses:
+            await _pass(conn, resource, access, None)
+
+    return _on(conn, all)
+
+
+def enter(
+    conn: Any,
+    resource: str,
+    offer: Offer | None = None,
+    *,
+    hooks: Iterable[Hook] = (),
+    policy: Policy | None = None,
+) -> Any:
+    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
+    access = Access("postgres", resource, offer, "enter", hooks, policy)
+
+    async def enter(conn: Any) -> None:
+        await _pass(conn, resource, access, None)
+
+    return _on(conn, enter)
+
+
+def fenced(
+    conn: C, resource: str, offer: Offer | None = None, *, hooks: Iterable[Hook] = (), policy: Policy | None = None
+) -> Fenced[C]:
+    """A whole transaction for reading, changing and writing: admitted before it can read, committed at the end.
+
+    with postgres.fenced(conn, "account/42", lease):
+        ...
+    """
+    return Fenced(conn, lambda conn: admit(conn, resource, offer, hooks=hooks, policy=policy))
+
+
+def mark(conn: Any, resource: str) -> Any:
+    """The largest stamp admitted so far, as this connection sees it; None if there is none."""
+
+    async def look(conn: Any) -> Stamp | None:
+        row = await _ask(conn, _MARK, (resource,))
+        return Stamp(*row) if row else None
+
+    return _on(conn, look)
+
+
+def reset(conn: Any, resource: str, above: int, *, hooks: Iterable[Hook] = ()) -> Any:
+    """Refuse every token up to ``above`` from the commit on. Raises a mark, never lowers one; the mark now."""
+    check.token(above)
+    check.name(resource, "resource")
+
+    async def lift(conn: Any) -> Stamp:
+        before = await _ask(conn, _MARK, (resource,))
+        await _ask(conn, _RESET, (resource, above), answers=False)
+        seen = before[0] if before else None
+        Hooks(hooks)(Event(kind="reset", name=resource, source="postgres", token=above, seen=seen))
+        return Stamp(*cast(tuple[int, int, str], await _ask(conn, _MARK, (resource,))))
+
+    return _on(conn, lift)
+
+
+def install(conn: Any, table: str | None = None, *, resource: str | None = None, column: str | None = None) -> Any:
+    """Prepare the database in this transaction, and set a trigger on ``table`` if one is named; see ``ddl``."""
+    statements = ddl(table, resource=resource, column=column)
+
+    async def run_all(conn: Any) -> None:
+        for statement in statements:
+            await _ask(conn, statement, None, answers=False)
+
+    return _on(conn, run_all)
+
+
+def ddl(table: str | None = None, *, resource: str | None = None, column: str | None = None) -> list[str]:
+    """The statements that prepare a database, for a migration; run them in one transaction.
+
+    A trigger on ``table`` refuses updates that are not fenced, whoever makes them, psql included: with
+    ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
+    same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch.
+    """
+    statements = [resources.files("fencepost.guards").joinpath("sql", "postgres.sql").read_text("utf-8")]
+    if table is None:
+        return statements
+    if (resource is None) == (column is None):
+        raise ConfigError("a trigger needs either resource=, such as 'account/{id}', or column=, such as 'lock_epoch'")
+    name = ".".join('"' + part.replace('"', '""') + '"' for part in table.split("."))
+    function, events, argument = (
+        ("fencepost_fenced", "UPDATE OR DELETE", resource) if resource else ("fencepost_epoch", "UPDATE", column)
+    )
+    literal = "'" + (argument or "").replace("'", "''") + "'"
+    return [
+        *statements,
+        f"CREATE OR REPLACE TRIGGER {function} BEFORE {events} ON {name} FOR EACH ROW EXECUTE FUNCTION "
+        f"{function}({literal})",
+    ]
+
+
+def _on(conn: Any, job: Any) -> Any:
+    """The answer of a coroutine function that uses ``conn``: at once, or to be awaited if the connection is."""
+    if is_async(conn) and not hasattr(conn, "run_sync"):
+        return job(conn)
+    return through(conn, lambda conn: run(job(conn)))
+
+
+async def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) -> bool:
+    if not access.judged:
+        return True
+    _require_transaction(conn)
+    retry = access.leased
+    while True:
+        offer = access.take()
+        row = await _ask(conn, _JUDGE, (resource, *offer, digest, *access.limits))
+        verdict, done, token, seq, holder = cast(tuple[Any, ...], row)
+        if verdict == Verdict.LATE and retry:
+            # Threads that share a lease overtook each other on the way. Now the row is ours: the next stamp is newer.
+            retry = False
+            continue
+        return access.conclude(
+            None if token is None else Stamp(token, seq, holder), offer, Verdict(verdict), done=bool(done)
+        )
+
+
+async def _ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: bool = True) -> tuple[Any, ...] | None:
+    """The first row that a statement answers."""
+    try:
+        if is_sqlalchemy(conn):
+            return _ask_sqlalchemy(sqlalchemy_connection(conn), sql, args, answers)
+        if is_django(conn):
+            with conn.cursor() as cursor:
+                cursor.execute(sql, args)
+                return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
+        if is_psycopg(conn):
+            from psycopg.rows import tuple_row
+
+            cursor = conn.cursor(row_factory=tuple_row)
+        elif hasattr(conn, "cursor"):
+            cursor = conn.cursor()
+        else:
+            raise ConfigError(
+                f"guards.postgres takes a connection of psycopg, SQLAlchemy or Django, not {type(conn)!r}"
+            )
+        await settle(cast(Awaitable[Any], cursor.execute(sql, args)))
+        return cast(tuple[Any, ...], await settle(cursor.fetchone())) if answers else None
+    except Exception as error:
+        if _state(error) in _MISSING and "fencepost" in str(error):
+            raise ConfigError(
+                "this database has no fencepost_mark in its search_path; run 'fencepost guard install URL' once, or "
+                "the statements of guards.postgres.ddl() in a migration"
+            ) from error
+        raise
+
+
+def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool) -> tuple[Any, ...] | None:
+    if args is None:
+        conn.exec_driver_sql(sql)
+        return None
+    from sqlalchemy import text
+
+    parts = sql.split("%s")
+    named = "".join(f"{part}:p{number}" for number, part in enumerate(parts[:-1])) + parts[-1]
+    found = conn.execute(text(named), {f"p{number}": value for number, value in enumerate(args)})
+    return cast(tuple[Any, ...], found.fetchone()) if answers else None
+
+
+def _require_transaction(conn: Any) -> None:
+    if is_django(conn):
+        alone = conn.get_autocommit() and not conn.in_atomic_block
+    elif is_sqlalchemy(conn):
+        alone = bool(getattr(sqlalchemy_connection(conn).connection.dbapi_connection, "autocommit", False))
+    elif is_psycopg(conn):
+        alone = conn.autocommit and not conn.info.transaction_status
+    else:
+        alone = bool(getattr(conn, "autocommit", False))
+    if alone:
+        raise ConfigError(
+            "a mark outside the transaction of its write guards nothing, and this connection is in no transaction; "
+            "open one around admit() and the write"
+        )
+
+
+def _state(error: BaseException) -> str | None:
+    """The SQLSTATE of a driver's error, however deep a toolkit has wrapped it."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        for name in ("sqlstate", "pgcode"):
+            if state := getattr(each, name, None):
+                return cast(str, state)
+    return None

@@ -1,0 +1,141 @@
+-- fencepost's marks in Postgres: the table, the rule, and the triggers that hold everybody to it.
+--
+-- 'fencepost guard install URL' runs this, or a migration of yours does; running it again changes nothing.
+-- The role of a guarded program needs:  GRANT SELECT, INSERT, UPDATE ON fencepost_mark TO app;
+-- Names are found by the caller's search_path, as the guarded tables are. No percent sign may stand
+-- here: drivers would take it for a parameter.
+
+SELECT pg_advisory_xact_lock(hashtextextended('install fencepost_mark', 0));
+
+CREATE TABLE IF NOT EXISTS fencepost_mark (
+    resource text COLLATE "C" PRIMARY KEY,
+    token    bigint NOT NULL CHECK (token > 0),
+    seq      bigint NOT NULL CHECK (seq >= 0),
+    holder   text NOT NULL,
+    digest   bytea
+) WITH (fillfactor = 50);
+
+-- The rule (rule.py), judged while the mark's row is locked, which it stays until commit. Answers the verdict, whether
+-- the very same write was made before, and the mark as it was. A seq of 0 enters. What it admitted is noted for the
+-- triggers until the transaction ends, and forgotten by a rollback to a savepoint before it.
+CREATE OR REPLACE FUNCTION fencepost_judge(
+    _resource text, _token bigint, _seq bigint, _holder text, _digest bytea, _max_jump bigint, _max_first bigint,
+    OUT verdict text, OUT done boolean, OUT mark_token bigint, OUT mark_seq bigint, OUT mark_holder text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    _mark fencepost_mark;
+BEGIN
+    done := false;
+    LOOP
+        SELECT * INTO _mark FROM fencepost_mark WHERE resource = _resource FOR UPDATE;
+        EXIT WHEN FOUND;
+        IF _token > _max_first THEN
+            verdict := 'leap';
+            RETURN;
+        END IF;
+        INSERT INTO fencepost_mark VALUES (_resource, _token, _seq, _holder, _digest) ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            verdict := 'admit';
+            EXIT;
+        END IF;
+    END LOOP;
+    mark_token := _mark.token;
+    mark_seq := _mark.seq;
+    mark_holder := _mark.holder;
+    IF verdict IS NULL THEN
+        IF _token > _mark.token THEN
+            verdict := CASE WHEN _token - _mark.token > _max_jump THEN 'leap' ELSE 'admit' END;
+        ELSIF _token < _mark.token THEN
+            verdict := 'stale';
+        ELSIF _holder <> _mark.holder THEN
+            verdict := CASE WHEN _holder = '' THEN 'stale' ELSE 'clash' END;
+        ELSIF _seq = 0 OR _seq > _mark.seq THEN
+            verdict := 'admit';
+        ELSIF _seq < _mark.seq THEN
+            verdict := 'late';
+        ELSE
+            verdict := CASE WHEN _holder = '' THEN 'stale' ELSE 'replay' END;
+            done := verdict = 'replay' AND coalesce(_digest = _mark.digest, false);
+        END IF;
+        IF verdict = 'admit' AND (_token > _mark.token OR _seq > _mark.seq) THEN
+            UPDATE fencepost_mark SET token = _token, seq = _seq, holder = _holder, digest = _digest
+                WHERE resource = _resource;
+        END IF;
+    END IF;
+    IF verdict = 'admit' AND _seq > 0 THEN
+        PERFORM set_config('fencepost.admitted',
+            coalesce(current_setting('fencepost.admitted', true), '') || chr(10) || _resource || chr(10), true);
+    END IF;
+END $$;
+
+-- For psql and other languages: returns if the write that follows in this transaction may be made, raises if not.
+CREATE OR REPLACE FUNCTION fencepost_admit(_resource text, _token bigint, _seq bigint DEFAULT 1, _holder text DEFAULT '')
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _found record;
+BEGIN
+    SELECT * INTO _found FROM fencepost_judge(_resource, _token, _seq, _holder, NULL, NULL, NULL);
+    IF _found.verdict <> 'admit' THEN
+        RAISE EXCEPTION USING ERRCODE = 'FP409',
+            MESSAGE = _found.verdict || ' fencing token for ' || quote_literal(_resource) || ': got ' || _token
+                || ', seen ' || _found.mark_token,
+            HINT = 'This holder was replaced: roll back, and acquire the lock again.';
+    END IF;
+END $$;
+
+-- 'account/{id}' and a row: 'account/42'.
+CREATE OR REPLACE FUNCTION fencepost_resource(_template text, _row jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    _made text := '';
+    _open integer;
+    _close integer;
+BEGIN
+    LOOP
+        _open := position('{' IN _template);
+        _close := position('}' IN _template);
+        EXIT WHEN _open = 0 OR _close < _open;
+        _made := _made || left(_template, _open - 1) || (_row ->> substr(_template, _open + 1, _close - _open - 1));
+        _template := substr(_template, _close + 1);
+    END LOOP;
+    RETURN _made || _template;
+END $$;
+
+-- Refuses to change a row whose resource was not admitted in this very transaction. Argument: the template.
+CREATE OR REPLACE FUNCTION fencepost_fenced() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    _admitted text := coalesce(current_setting('fencepost.admitted', true), '');
+    _resource text;
+BEGIN
+    FOREACH _resource IN ARRAY ARRAY[
+        fencepost_resource(TG_ARGV[0], to_jsonb(OLD)),
+        CASE WHEN TG_OP = 'UPDATE' THEN fencepost_resource(TG_ARGV[0], to_jsonb(NEW)) END
+    ] LOOP
+        IF _resource IS NOT NULL AND position(chr(10) || _resource || chr(10) IN _admitted) = 0 THEN
+            RAISE EXCEPTION USING ERRCODE = 'FP428',
+                MESSAGE = TG_OP || ' of ' || TG_TABLE_NAME || ' without a fencing token for ' || quote_literal(_resource),
+                HINT = 'Admit it first in the same transaction: SELECT fencepost_admit(resource, token).';
+        END IF;
+    END LOOP;
+    IF TG_OP = 'DELETE' THEN
+        RETURN OLD;
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- Refuses an update that does not raise the row's epoch. Argument: the column.
+CREATE OR REPLACE FUNCTION fencepost_epoch() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    _before bigint := coalesce((to_jsonb(OLD) ->> TG_ARGV[0])::bigint, 0);
+    _after bigint := coalesce((to_jsonb(NEW) ->> TG_ARGV[0])::bigint, 0);
+BEGIN
+    IF _after < _before THEN
+        RAISE EXCEPTION USING ERRCODE = 'FP409',
+            MESSAGE = 'stale fencing token for ' || TG_TABLE_NAME || ': got ' || _after || ', seen ' || _before,
+            HINT = 'This holder was replaced: roll back, and acquire the lock again.';
+    ELSIF _after = _before THEN
+        RAISE EXCEPTION USING ERRCODE = 'FP428',
+            MESSAGE = 'UPDATE of ' || TG_TABLE_NAME || ' without a new fencing token in ' || TG_ARGV[0],
+            HINT = 'Set ' || TG_ARGV[0] || ' to the token of a lease newer than ' || _before || '.';
+    END IF;
+    RETURN NEW;
+END $$;

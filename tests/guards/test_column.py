@@ -1,0 +1,97 @@
+"""The column form, in Postgres and in SQLite, through the connections people have."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.pool import NullPool
+
+from fencepost.errors import ConfigError, StaleToken, TokenLeap
+from fencepost.guards import column
+from fencepost.guards.policy import Policy
+from fencepost.lease import Grant, Lease
+from fencepost.rule import MAX_TOKEN, Stamp
+
+
+def _psycopg(postgres_url: str, sqlite_path: str) -> Any:
+    return psycopg.connect(postgres_url)
+
+
+def _sqlite(postgres_url: str, sqlite_path: str) -> Any:
+    return sqlite3.connect(sqlite_path)
+
+
+def _postgres_alchemy(postgres_url: str, sqlite_path: str) -> Any:
+    return sqlalchemy.create_engine(
+        f"postgresql+psycopg://{postgres_url.partition('://')[2]}", poolclass=NullPool
+    ).connect()
+
+
+def _sqlite_alchemy(postgres_url: str, sqlite_path: str) -> Any:
+    return sqlalchemy.create_engine(f"sqlite:///{sqlite_path}", poolclass=NullPool).connect()
+
+
+@pytest.fixture(params=[_psycopg, _sqlite, _postgres_alchemy, _sqlite_alchemy])
+def conn(request: pytest.FixtureRequest, postgres_url: str, sqlite_path: str) -> Iterator[Any]:
+    open: Callable[[str, str], Any] = request.param
+    with closing(open(postgres_url, sqlite_path)) as conn:
+        yield conn
+        conn.rollback()
+
+
+@pytest.fixture
+def key(conn: Any, thing: str) -> dict[str, str]:
+    insert = f"INSERT INTO account (id, balance) VALUES ('{thing}', 100)"
+    conn.execute(sqlalchemy.text(insert) if hasattr(conn, "exec_driver_sql") else insert)
+    return {"id": thing}
+
+
+def row(conn: Any, key: dict[str, str]) -> tuple[int, int]:
+    query = f"SELECT balance, lock_epoch FROM account WHERE id = '{key['id']}'"
+    found = conn.execute(sqlalchemy.text(query) if hasattr(conn, "exec_driver_sql") else query).fetchone()
+    return found[0], found[1]
+
+
+def test_one_token_stands_for_one_write(conn: Any, key: dict[str, str]) -> None:
+    column.write(conn, "account", key, {"balance": 50}, Lease("a", "ann", Grant(2**53, 60, 0), lambda: 0))
+    assert row(conn, key) == (50, 2**53)
+    for token in (2**53, 2**53 - 1):
+        with pytest.raises(StaleToken) as caught:
+            column.write(conn, "account", key, {"balance": 0}, token)
+        assert caught.value.seen == 2**53
+    column.write(conn, "account", key, {"balance": 60}, 2**53 + 1)
+    assert row(conn, key) == (60, 2**53 + 1)
+
+
+def test_reading_locks_the_row_and_refuses_a_holder_that_was_replaced(conn: Any, key: dict[str, str]) -> None:
+    assert column.read(conn, "account", key, ["balance"], 5) == {"balance": 100}
+    column.write(conn, "account", key, {"balance": 90}, 5)
+    assert column.read(conn, "account", key, ["balance"], Stamp(5, 1, "ann")) == {"balance": 90}
+    with pytest.raises(StaleToken):
+        column.read(conn, "account", key, ["balance"], 4)
+
+
+def test_a_row_that_is_not_there_is_no_stale_token(conn: Any) -> None:
+    with pytest.raises(LookupError):
+        column.write(conn, "account", {"id": "nobody"}, {"balance": 0}, 5)
+    with pytest.raises(LookupError):
+        column.read(conn, "account", {"id": "nobody"}, ["balance"], 5)
+    with pytest.raises(ConfigError, match="every row"):
+        column.write(conn, "account", {}, {"balance": 0}, 5)
+
+
+def test_the_policy_holds_here_too(conn: Any, key: dict[str, str]) -> None:
+    column.write(conn, "account", key, {"balance": 90}, 5)
+    column.write(conn, "account", key, {"balance": 80}, 4, policy=Policy("shadow"))
+    assert row(conn, key) == (80, 5), "written by grace, and the epoch did not go back"
+    column.write(conn, "account", key, {"balance": 70}, policy=Policy("enforce"))
+    column.write(conn, "account", key, {"balance": 60}, 3, policy=Policy("off"))
+    assert row(conn, key) == (60, 5)
+    with pytest.raises(TokenLeap):
+        column.write(conn, "account", key, {"balance": 0}, MAX_TOKEN, policy=Policy(max_jump=10))
+    column.write(conn, "account", key, {"balance": 50}, 15, policy=Policy(max_jump=10))
+    assert row(conn, key) == (50, 15)

@@ -1,0 +1,157 @@
+"""The SQL guards inside the transactions of every kind of connection they claim to take."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost.drive import settle
+from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
+from fencepost.rule import Stamp
+from tests.guards.connections import KINDS, Kind, execute
+
+Scenario = Callable[[Kind, Any, str], Awaitable[None]]
+
+
+async def balance(conn: Any, id: str) -> int | None:
+    rows = await execute(conn, f"SELECT balance FROM account WHERE id = '{id}'")
+    return rows[0][0] if rows else None
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, django: None) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def play(kind: Kind, postgres_url: str, sqlite_path: str, thing: str) -> Callable[[Scenario], None]:
+    """Runs a scenario with an open connection to a database where ``thing`` has a balance of 100."""
+    address = postgres_url if kind.guard.__name__.endswith("postgres") else sqlite_path
+
+    async def whole(scenario: Scenario) -> None:
+        async with kind.open(address) as conn:
+            async with kind.transaction(conn):
+                await execute(conn, f"INSERT INTO account (id, balance) VALUES ('{thing}', 100)")
+            await scenario(kind, conn, thing)
+
+    return lambda scenario: asyncio.run(whole(scenario))
+
+
+async def mark(kind: Kind, conn: Any, thing: str) -> Stamp | None:
+    async with kind.transaction(conn):
+        found: Stamp | None = await settle(kind.guard.mark(conn, thing))
+        return found
+
+
+def test_mark_and_write_commit_together_and_a_stale_holder_changes_nothing(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        async with kind.transaction(conn):
+            assert await settle(kind.guard.admit(conn, thing, Stamp(2**53 + 1, 3, "ann"))) is True
+            await execute(conn, f"UPDATE account SET balance = 50 WHERE id = '{thing}'")
+        assert await mark(kind, conn, thing) == Stamp(2**53 + 1, 3, "ann")
+        async with kind.transaction(conn):
+            await execute(conn, f"UPDATE account SET balance = 70 WHERE id = '{thing}'")
+            with pytest.raises(StaleToken) as caught:
+                await settle(kind.guard.admit(conn, thing, 2**53))
+            assert caught.value.seen == 2**53 + 1
+        async with kind.transaction(conn):
+            assert await balance(conn, thing) == 70, "a refusal leaves the caller's transaction usable"
+
+    play(scenario)
+
+
+def test_rolling_back_restores_the_mark(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        async with kind.transaction(conn):
+            await settle(kind.guard.enter(conn, thing, Stamp(5, 1, "ann")))
+
+        async def failing() -> None:
+            async with kind.transaction(conn):
+                await settle(kind.guard.admit(conn, thing, Stamp(9, 1, "bob")))
+                await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await failing()
+        assert await mark(kind, conn, thing) == Stamp(5, 0, "ann")
+        async with kind.transaction(conn):
+            assert await balance(conn, thing) == 100
+
+    play(scenario)
+
+
+def test_a_retry_with_the_same_payload_is_recognised(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        offer = Stamp(5, 1, "ann")
+        for fresh in (True, False):
+            async with kind.transaction(conn):
+                assert await settle(kind.guard.admit(conn, thing, offer, payload=b"50")) is fresh
+        for payload in (b"60", None):
+            async with kind.transaction(conn):
+                with pytest.raises(ReplayMismatch):
+                    await settle(kind.guard.admit(conn, thing, offer, payload=payload))
+
+    play(scenario)
+
+
+def test_a_fenced_transaction_is_admitted_before_it_reads(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        await withdraw(kind, conn, thing, Stamp(5, 1, "ann"))
+        with pytest.raises(StaleToken):
+            await withdraw(kind, conn, thing, 4)
+        with pytest.raises(ZeroDivisionError):
+            await withdraw(kind, conn, thing, 6, then=lambda: 1 / 0)
+        assert await mark(kind, conn, thing) == Stamp(5, 1, "ann")
+        async with kind.transaction(conn):
+            assert await balance(conn, thing) == 90
+            with pytest.raises(ConfigError, match="in a transaction already"):
+                await withdraw(kind, conn, thing, 7)
+
+    play(scenario)
+
+
+async def withdraw(kind: Kind, conn: Any, thing: str, offer: Any, then: Callable[[], object] = bool) -> None:
+    async def body() -> None:
+        before = await balance(conn, thing)
+        assert before is not None
+        await execute(conn, f"UPDATE account SET balance = {before - 10} WHERE id = '{thing}'")
+        then()
+
+    fenced = kind.guard.fenced(conn, thing, offer)
+    try:
+        with fenced:
+            await body()
+    except ConfigError as error:
+        if "async with" not in str(error):
+            raise
+        async with fenced:
+            await body()
+
+
+def test_inside_a_lock_the_lease_is_found(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        async with fencepost.aio.connect("memory://guards") as locks, locks.lock(thing) as lease:
+            async with kind.transaction(conn):
+                await settle(kind.guard.admit(conn, thing))
+            async with kind.transaction(conn):
+                await settle(kind.guard.admit_all(conn, {f"{thing}/b": None, f"{thing}/a": None}))
+            assert await mark(kind, conn, thing) == Stamp(lease.token, 1, lease.holder)
+            assert await mark(kind, conn, f"{thing}/a") == Stamp(lease.token, 2, lease.holder)
+
+    play(scenario)
+
+
+def test_outside_a_transaction_it_says_so(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        if not kind.loose:
+            # Such a connection opens its transaction by itself, with the first statement.
+            await settle(kind.guard.admit(conn, thing, 5))
+            await settle(conn.rollback())
+        else:
+            with pytest.raises(ConfigError, match="in no transaction"):
+                await settle(kind.guard.admit(conn, thing, 5))
+        assert await mark(kind, conn, thing) is None
+
+    play(scenario)
