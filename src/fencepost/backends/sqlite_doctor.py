@@ -13,7 +13,7 @@ _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "ss
 def examine(file: File) -> list[Finding]:
     """Open the file, and look at it and at what it lies on."""
     ((mode,),) = file.read("PRAGMA journal_mode")
-    ((locks, last),) = file.read("SELECT (SELECT count(*) FROM lock), token FROM issuer")
+    ((locks, last),) = file.read("SELECT count(*) FILTER (WHERE name != ''), max(token) FROM lock")
     return list(_findings(file.path.absolute(), mode, locks, last))
 
 
