@@ -1,0 +1,251 @@
+"""The SQLite file: what it keeps through crashes, whose file it is, and what it says when it cannot be had."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost import sync
+from fencepost.backends import sqlite_file
+from fencepost.errors import BackendError, ConfigError
+from tests.processes import ROOT, wait_until
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks.db"
+
+
+@pytest.fixture
+def locks(path: Path) -> Iterator[sync.Locks]:
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
+        yield locks
+
+
+def tokens(path: Path, count: int = 1) -> list[int]:
+    """The next tokens of the file, by clients that connect anew."""
+    taken = []
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
+        for _ in range(count):
+            lease = locks.acquire("counted", timeout=PATIENCE)
+            taken.append(lease.token)
+            lease.release()
+    return taken
+
+
+def program(source: str, *arguments: object) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+TAKE_FOR_EVER = """
+import sys, fencepost
+locks = fencepost.connect("sqlite://" + sys.argv[1], ttl=60)
+while True:
+    lease = locks.acquire(sys.argv[2])
+    print(lease.token, flush=True)
+    lease.release()
+"""
+
+
+def test_tokens_survive_the_kill_of_every_process(path: Path) -> None:
+    seen: list[int] = []
+    for turn in range(2):
+        workers = [program(TAKE_FOR_EVER, path, f"lock-{turn}-{each}") for each in range(3)]
+        for worker in workers:
+            assert worker.stdout is not None
+            seen += [int(worker.stdout.readline()) for _ in range(20)]
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            seen += map(int, worker.communicate()[0].split())
+        seen += tokens(path)
+        assert seen[-1] == max(seen)
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_reboot_frees_every_lock_and_keeps_the_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as before:
+        lease = before.acquire("held")
+        waiter = threading.Thread(target=before.acquire, args=["held"], daemon=True)
+        waiter.start()
+        assert wait_until(lambda: bool((s := before.status("held")) and s.waiters), timeout=PATIENCE)
+        monkeypatch.setattr(sqlite_file, "boot_id", lambda: "another boot")
+        with fencepost.connect(f"sqlite://{path}", ttl=60) as after:
+            assert after.status("held") is None
+            new = after.try_acquire("held")
+            assert new is not None
+            assert new.token > lease.token
+
+
+def test_a_power_loss_brings_no_token_back(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was not synced is gone: restore the file as of its last fsync, which is what reserves tokens."""
+    synced: list[Path] = []
+    cover = sqlite_file.File.cover
+
+    def watched(self: sqlite_file.File, token: int) -> None:
+        before = self._reserved
+        cover(self, token)
+        if self._reserved != before:
+            copy = tmp_path / f"synced-{len(synced)}"
+            copy.mkdir()
+            for part in path.parent.glob("locks.db*"):
+                if part.is_file():
+                    shutil.copy(part, copy)
+            synced.append(copy / "locks.db")
+
+    monkeypatch.setattr(sqlite_file.File, "cover", watched)
+    monkeypatch.setattr(sqlite_file, "_BLOCK", 7)
+    seen = tokens(path, 30)
+    assert len(synced) >= 3, "the stress really happened"
+    monkeypatch.setattr(sqlite_file, "boot_id", lambda: "after the power came back")
+    last = synced[-1]
+    assert tokens(last)[0] > max(seen)
+
+
+def test_a_bump_survives_a_power_loss(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statements: list[str] = []
+    with fencepost.connect(f"sqlite://{path}") as locks:
+        locks.acquire("a").release()
+        connection = locks._core.backend._file._connection  # type: ignore[attr-defined]  # SQLite's own
+        connection.set_trace_callback(statements.append)
+        locks.bump("a", above=1_000_000)
+        connection.set_trace_callback(None)
+    begin = next(at for at, statement in enumerate(statements) if statement.startswith("BEGIN"))
+    assert "PRAGMA synchronous = FULL" in statements[:begin]
+    assert "PRAGMA synchronous = NORMAL" in statements[begin:]
+
+
+RACE = """
+import sys, fencepost
+sys.stdin.readline()
+locks = fencepost.connect("sqlite://" + sys.argv[1], ttl=60)
+lease = locks.acquire("first")
+print(lease.token, flush=True)
+lease.release()
+"""
+
+
+def test_processes_that_open_a_new_file_at_the_same_moment_agree(tmp_path: Path) -> None:
+    racers: list[subprocess.Popen[str]] = []
+    for each in range(4):
+        racers += [program(RACE, tmp_path / f"new-{each}" / "deep" / "locks.db") for _ in range(3)]
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    said = [racer.communicate(timeout=PATIENCE)[0].strip() for racer in racers]
+    for each in range(4):
+        assert sorted(said[3 * each : 3 * each + 3]) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("version", [0, 1, 77])
+def test_another_programs_database_is_refused_and_left_as_it_is(path: Path, version: int) -> None:
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE theirs (id INTEGER)")
+    db.execute(f"PRAGMA user_version = {version}")
+    db.commit()
+    db.close()
+    before = path.read_bytes()
+    with fencepost.connect(f"sqlite://{path}") as locks, pytest.raises(ConfigError, match="somebody else's"):
+        locks.acquire("a")
+    assert path.read_bytes() == before
+    assert [part.name for part in path.parent.iterdir()] == ["locks.db"]
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.write_text("Dear diary, " * 200)
+    before = path.read_bytes()
+    with fencepost.connect(f"sqlite://{path}") as locks, pytest.raises(BackendError, match=r"locks\.db"):
+        locks.acquire("a")
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    tokens(path)
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    with fencepost.connect(f"sqlite://{path}") as locks, pytest.raises(ConfigError, match="schema 2"):
+        locks.acquire("a")
+
+
+@pytest.mark.parametrize("folder", ["/proc/fencepost", "file/below"])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    path = tmp_path / folder / "locks.db"
+    with fencepost.connect(f"sqlite://{path}") as locks, pytest.raises(BackendError) as raised:
+        locks.acquire("a")
+    assert str(path) in str(raised.value)
+
+
+def test_an_interrupt_while_the_file_is_busy_leaves_no_transaction_open(path: Path) -> None:
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
+        locks.acquire("warm").release()
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+
+        def meanwhile() -> None:
+            file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+            wait_until(file._gate.locked, timeout=PATIENCE)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            other.execute("ROLLBACK")
+
+        helper = threading.Thread(target=meanwhile)
+        helper.start()
+        with pytest.raises(KeyboardInterrupt):
+            locks.acquire("a")
+        helper.join()
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+        other.close()
+        assert locks.status("a") is None
+        assert locks.acquire("a", timeout=PATIENCE).release()
+
+
+def test_a_process_frozen_inside_a_transaction_is_reported_as_such(path: Path) -> None:
+    tokens(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with (
+        fencepost.connect(f"sqlite://{path}?busy=50ms") as locks,
+        pytest.raises(BackendError, match="stopped inside a transaction") as raised,
+    ):
+        locks.acquire("a")
+    assert str(path) in str(raised.value)
+    other.execute("ROLLBACK")
+    other.close()
+
+
+def test_the_embedded_default_lives_in_the_users_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FENCEPOST_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with fencepost.connect() as locks:
+        locks.acquire("a").release()
+    assert (tmp_path / "state" / "fencepost" / "locks.db").exists()
+    assert os.stat(tmp_path / "state" / "fencepost").st_mode & 0o077 == 0
+
+
+def test_a_relative_file_is_found_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with fencepost.connect("sqlite:locks.db") as here:
+        lease = here.acquire("a")
+        monkeypatch.chdir("/")
+        with fencepost.connect(f"sqlite://{tmp_path}/locks.db") as absolute:
+            assert absolute.try_acquire("a") is None
+        assert lease.release()
