@@ -76,7 +76,8 @@ def zookeeper_server() -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="session")
 def consul_server() -> Iterator[Endpoint]:
-    with provided("CONSUL", Consul()) as server:
+    # Not the usual 10 s: what expires here, expires soon.
+    with provided("CONSUL", Consul(args=["-hcl", 'session_ttl_min = "500ms"'])) as server:
         yield server
 
 

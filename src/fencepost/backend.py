@@ -86,7 +86,8 @@ class Backend(ABC):
     """
 
     scheme: ClassVar[str]
-    promises: ClassVar[Promises]
+    promises: Promises
+    """The class's, unless this very store is known to promise something else."""
 
     report: Callable[[str, str], None]
     """Set by the core: ``report(holder, why)`` tells it, from any thread, that a hold is gone for good."""

@@ -31,6 +31,7 @@ SCHEMES: dict[str, str] = {
     "valkeys": "fencepost.backends.redis:Redis",
     "postgres": "fencepost.backends.postgres:Postgres",
     "postgresql": "fencepost.backends.postgres:Postgres",
+    "consul": "fencepost.backends.consul:Consul",
     "zk": "fencepost.backends.zookeeper:ZooKeeper",
     "zookeeper": "fencepost.backends.zookeeper:ZooKeeper",
 }

@@ -55,12 +55,16 @@ async def test_a_waiting_acquire_can_be_cancelled_anywhere_up_to_the_hand_over(s
             return victim.done() or len(status.waiters) == 1 or not store.promises.fair
 
         await store.until(settled, "the victim in the queue, or cancelled")
-        behind = asyncio.create_task(watcher.acquire(store.name, timeout=store.long))
+
+        async def follow() -> bool:
+            return await (await watcher.acquire(store.name, timeout=store.long)).release()
+
+        behind = asyncio.create_task(follow())
         assert await holder.release()
         lease = await outcome(victim)
         if lease is not None:
             assert await lease.release()
-        assert await (await behind).release(), "the following waiter acquired"
+        assert await behind, "the following waiter acquired"
         await nothing_left(store, watcher)
 
     assert await at_every_await(trial) >= 1, "there was something to cancel"

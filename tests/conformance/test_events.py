@@ -71,6 +71,11 @@ async def test_a_cancelled_acquire_is_told(store: Store) -> None:
     holder, client = store.connect(), store.connect(hooks=[events.append])
     await holder.acquire(store.name)
     waiter = asyncio.create_task(client.acquire(store.name))
+
+    async def begun() -> bool:
+        return bool(events)
+
+    await store.until(begun, "the attempt")
     await store.queue(holder, 1)
     waiter.cancel()
     await asyncio.wait([waiter])

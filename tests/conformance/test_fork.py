@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,15 +114,22 @@ async def test_a_child_takes_locks_of_its_own(store: Store) -> None:
 
 
 @pytest.mark.processes
-async def test_parent_and_child_exclude_each_other(store: Store) -> None:
+async def test_parent_and_child_exclude_each_other(store: Store, tmp_path: Path) -> None:
     client = store.connect()
     lease = await client.acquire(store.name)
+    asked = tmp_path / "asked"
 
     async def child() -> Any:
         refused = await client.try_acquire(store.name) is None
+        asked.touch()
         return {"refused": refused, "token": (await client.acquire(store.name, timeout=store.patience)).token}
 
     answer = asyncio.create_task(in_child(store, child))
+
+    async def refused() -> bool:
+        return asked.exists()
+
+    await store.until(refused, "the child's refusal")
     await store.queue(client, 1)
     assert await lease.release()
     said = await answer

@@ -81,7 +81,7 @@ class ZooKeeper(Backend):
         self._gate = threading.Lock()
         self._sessions: dict[float, Session] = {}
         self._places: dict[str, Place] = {}  # by holder
-        self._overdue = Overdue(self.driver.now, self._expired)
+        self._overdue = Overdue(self.driver, self._expired)
 
     # The contract
 
@@ -272,7 +272,7 @@ class ZooKeeper(Backend):
     def _drop(self, place: Place) -> None:
         place.drop(lambda gone: self._dropped(place, gone))
 
-    def _expired(self, holder: str) -> None:
+    async def _expired(self, holder: str) -> None:
         place = self._places.get(holder)
         if place is not None:
             self._drop(place)

@@ -1,0 +1,336 @@
+"""Locks in Consul: sessions and keys in the layout of ``consul lock``."""
+
+import base64
+import dataclasses
+import ssl
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from fencepost import check
+from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backends.consul_http import BATCH, Answer, Forbidden, Http
+from fencepost.backends.consul_names import decode, encode
+from fencepost.backends.consul_sessions import Session, Sessions
+from fencepost.backends.overdue import Overdue
+from fencepost.drive import Driver, Signal
+from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.lease import Grant
+from fencepost.url import Address
+
+# What `consul lock` marks its keys with; it refuses to touch a key that has another mark.
+_FLAGS = 0x2DDCCBC058A50C18
+_LOCK = "/.lock"
+_LONGEST_WAIT = 60.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lock that a holder has, or may have: ``token`` is 0 until Consul said so."""
+
+    name: str
+    session: Session
+    token: int = 0
+
+
+class Consul(Backend):
+    """``consul://host:8500/prefix``: each lock is the key ``prefix/name/.lock``, as ``consul lock prefix/name`` has it.
+
+    An ACL token goes where a password goes: ``consul://:TOKEN@host``. Options: ``dc=``; ``tls=on`` with
+    ``ca=``, ``cert=`` and ``key=``; ``lock_delay=``, how long Consul keeps a lock closed after its session was lost,
+    0 unless you have no guard; ``session_ttl_min=``, if the servers' own setting is not 10 s.
+    """
+
+    scheme = "consul"
+    promises = Promises(
+        reach="everybody who reaches the cluster",
+        fair=False,
+        consensus=True,
+        failover="locks and tokens survive the loss of a minority and a restart; a restored snapshot repeats tokens",
+        clock="the leader's clock; it may give a lost holder's lock away only after twice its ttl",
+        token="the Raft index at which the key was locked",
+        wakeup="one blocking query per lock and process; inside a process, first come, first served",
+        min_ttl=10.0,
+        max_ttl=86400.0,
+        bump=False,
+    )
+
+    def __init__(self, address: Address, driver: Driver) -> None:
+        super().__init__(address, driver)
+        options = address.options(
+            dc=str,
+            tls=_on_off,
+            ca=str,
+            cert=str,
+            key=str,
+            lock_delay=check.duration,
+            session_ttl_min=check.duration,
+            connect_timeout=check.duration,
+            timeout=check.duration,
+        )
+        if address.user:
+            raise ConfigError("Consul has no users; write its ACL token as consul://:TOKEN@host")
+        self._lock_delay = options.get("lock_delay", 0.0)
+        if self._lock_delay > 60:
+            raise ConfigError(f"lock_delay is at most 60s in Consul, not {self._lock_delay:g}s")
+        if "session_ttl_min" in options:
+            self.promises = dataclasses.replace(self.promises, min_ttl=options["session_ttl_min"])
+        self._root = address.path.strip("/")
+        self._http = Http(
+            [(host or "localhost", port or 8500) for host, port in address.hosts or (("localhost", None),)],
+            driver,
+            tls=_tls(options) if options.get("tls") else None,
+            token=address.password,
+            query={"dc": options["dc"]} if "dc" in options else {},
+            connect_timeout=options.get("connect_timeout", 5.0),
+            timeout=options.get("timeout", 10.0),
+        )
+        self._start()
+
+    def _start(self) -> None:
+        self._sessions = Sessions(self._http, self.driver, self._lock_delay)
+        self._held: dict[str, _Held] = {}  # by holder
+        self._gate = threading.Lock()
+        self._lines: dict[str, dict[str, Signal | None]] = {}  # this process's waiters by name, in the order they came
+        self._overdue = Overdue(self.driver, self._expired)
+
+    # The contract
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        if not self._lines.get(name) and (grant := await self._attempt(name, holder, ttl)):
+            return grant
+        if queue is not None:
+            with self._gate:
+                line = self._lines.setdefault(name, {})
+                if len(line) < queue:
+                    line.setdefault(holder)
+                    return None
+            raise QueueFull(name, queue)
+        return None
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        now = self.driver.now
+        until = inf if timeout is None else now() + timeout
+        signal = self.driver.signal()
+        with self._gate:
+            line = self._lines.setdefault(name, {})
+            line[holder] = signal
+        while (left := until - now()) > 0:
+            with self._gate:
+                first = next(iter(line)) == holder
+            if not first:
+                await signal.wait(None if left == inf else left)
+            elif grant := await self._stand(name, holder, ttl, until):
+                self._step_out(name, holder)
+                return grant
+        return None
+
+    async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
+        """Wait, as the first of this process, until the key can be locked; None once ``until`` has passed."""
+        now, index, pause = self.driver.now, 0, 0.05
+        while (left := until - now()) > 0:
+            try:
+                if lost := self._held.get(holder):  # an attempt that was cut off: it must not succeed any more
+                    await self._sessions.destroy(lost.session)
+                    del self._held[holder]
+                answer = await self._look(name, index, min(left, _LONGEST_WAIT))
+                if _session(answer):
+                    # An index that went back means that the servers' history did.
+                    index, pause = (answer.at if answer.at >= index else 0), 0.05
+                    continue
+                if grant := await self._attempt(name, holder, ttl):
+                    return grant
+            except Forbidden:
+                raise
+            except BackendError:
+                pass  # a waiter outlives connections and leaders; only its timeout ends it
+            # Free, and yet refused: somebody was faster, or a lost session's lock-delay is not over.
+            index = 0
+            await self.driver.sleep(max(min(pause, until - now()), 0.0))
+            pause = min(2 * pause, 1.0)
+        return None
+
+    async def leave(self, name: str, holder: str) -> None:
+        self._step_out(name, holder)
+        held = self._held.pop(holder, None)
+        if held is None:
+            return
+        self._overdue.forget(holder)
+        if held.token and await self._remove(held.name, held.token):
+            self._sessions.give_back(held.session)
+        else:
+            await self._sessions.destroy(held.session)
+
+    async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
+        answers = [Renewal.LOST] * len(holds)
+        known = [(index, held) for index, hold in enumerate(holds) if (held := self._mine(hold.name, *hold[1:3]))]
+        if not known:
+            return answers
+        now = self.driver.now()
+        renewed = await self._sessions.renew([held.session for _, held in known])
+        alive = [each for each, yes in zip(known, renewed, strict=True) if yes]
+        for start in range(0, len(alive), BATCH):
+            part = alive[start : start + BATCH]
+            checks = [
+                {"KV": {"Verb": "check-session", "Key": self._key(held.name), "Session": held.session.id}}
+                for _, held in part
+            ]
+            answer = await self._http.one("PUT", "txn", checks)
+            gone = {error["OpIndex"] for error in answer.json["Errors"] or ()}
+            for place, (index, _) in enumerate(part):
+                hold = holds[index]
+                if place not in gone and self._overdue.extend(hold.holder, now + hold.ttl):
+                    answers[index] = Renewal.RENEWED
+        return answers
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        held = self._mine(name, holder, token)
+        if held is None:
+            return False
+        in_time = self._overdue.forget(holder)
+        del self._held[holder]
+        if await self._remove(held.name, held.token):
+            self._sessions.give_back(held.session)
+            return in_time
+        await self._sessions.destroy(held.session)
+        return False
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        if name is None:
+            listed = await self._http.one("GET", f"kv/{self._root + '/' if self._root else ''}", keys="")
+            found = {key: self._name(key) for key in (listed.json if listed.status == 200 else ())}
+            wanted = {key: each for key, each in found.items() if each is not None and each.startswith(prefix)}
+        else:
+            wanted = {self._key(name): name}
+        if not wanted:
+            return []
+        answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in wanted))
+        pairs = zip(wanted.values(), answers, strict=True)
+        held = [self._status(each, answer.json[0]) for each, answer in pairs if _session(answer)]
+        return sorted(held, key=lambda status: status.name)
+
+    async def evict(self, name: str) -> Status | None:
+        for status in await self.status(name):
+            if await self._remove(name, status.token):
+                if held := self._mine(name, status.holder, status.token):
+                    del self._held[status.holder]
+                    self._overdue.forget(status.holder)
+                    self._sessions.give_back(held.session)
+                    self.report(status.holder, "it was evicted")
+                return status
+        return None
+
+    async def bump(self, name: str, above: int) -> None:
+        raise ConfigError(
+            f"Consul's tokens are its own Raft indexes, which nobody can raise; to get past {above}, lock under "
+            f"another name, and let the guard of {name!r} start over with it"
+        )
+
+    async def close(self) -> None:
+        self._overdue.close()
+        await self._sessions.close()
+        self._http.close()
+
+    def forked(self) -> None:
+        self._http.forked()
+        self._start()
+
+    # The pieces
+
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{encode(name)}{_LOCK}" if self._root else f"{encode(name)}{_LOCK}"
+
+    def _name(self, key: str) -> str | None:
+        below = key.removeprefix(f"{self._root}/") if self._root else key
+        return decode(below.removesuffix(_LOCK)) if below.endswith(_LOCK) else None
+
+    async def _attempt(self, name: str, holder: str, ttl: float) -> Grant | None:
+        """Lock the key if it is free. Consul never grants what it refused, so None leaves nothing behind."""
+        value = base64.b64encode(f"{holder} {ttl:g}".encode()).decode()
+        lock = {"Verb": "lock", "Key": self._key(name), "Value": value, "Flags": _FLAGS}
+        while True:
+            session = await self._sessions.borrow(ttl)
+            held = self._held[holder] = _Held(name, session)
+            try:
+                answer = await self._http.one("PUT", "txn", [{"KV": {**lock, "Session": session.id}}])
+            except BackendError as error:
+                if not error.ambiguous:
+                    del self._held[holder]
+                    self._sessions.give_back(session)
+                raise
+            if answer.status == 200:
+                held.token = int(answer.json["Results"][0]["KV"]["ModifyIndex"])
+                self._overdue.put(holder, session.renewed + ttl)
+                return Grant(held.token, ttl, session.renewed)
+            del self._held[holder]
+            if b"invalid session" not in answer.body:
+                self._sessions.give_back(session)
+                return None
+
+    async def _remove(self, name: str, token: int) -> bool:
+        """Remove the key if it is as it was locked: no lock leaves anything behind."""
+        key = self._key(name)
+        # The check is for a key that is gone already, which a delete-cas alone calls a success.
+        checks = {"Verb": "check-index", "Key": key, "Index": token}
+        answer = await self._http.one("PUT", "txn", [{"KV": checks}, {"KV": {"Verb": "delete", "Key": key}}])
+        return answer.status == 200
+
+    async def _look(self, name: str, index: int, wait: float) -> Answer:
+        """The key; with an ``index``, once it is no longer as it was then, or ``wait`` seconds have passed."""
+        query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
+        request = self._http.request("GET", f"kv/{self._key(name)}", **query)
+        return (await self._http.ask(request, patience=wait * 17 / 16 if index else 0.0))[0]
+
+    def _mine(self, name: str, holder: str, token: int) -> _Held | None:
+        held = self._held.get(holder)
+        return held if held and held.token == token and held.name == name else None
+
+    def _step_out(self, name: str, holder: str) -> None:
+        with self._gate:
+            line = self._lines.get(name)
+            if line is None or holder not in line:
+                return
+            del line[holder]
+            if not line:
+                del self._lines[name]
+            elif signal := next(iter(line.values())):
+                signal.set()
+
+    async def _expired(self, holder: str) -> None:
+        held = self._held.get(holder)
+        if held is not None:
+            await self.leave(held.name, holder)
+
+    def _status(self, name: str, pair: dict[str, Any]) -> Status:
+        holder, ttl = _owner(pair)
+        left = self._overdue.left(holder)
+        return Status(name, holder, pair["ModifyIndex"], ttl if left is None else left, ())
+
+
+def _session(answer: Answer) -> str:
+    """The session that has a key locked; empty if none has."""
+    return str(answer.json[0].get("Session", "")) if answer.status == 200 else ""
+
+
+def _owner(pair: dict[str, Any]) -> tuple[str, float]:
+    """A key's holder, and its ttl; its session and 0 if it is not ours."""
+    try:
+        holder, ttl = base64.b64decode(pair["Value"] or "").decode().split()
+        return check.holder(holder), float(ttl)
+    except ValueError:
+        return str(pair["Session"]), 0.0
+
+
+def _tls(options: dict[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.get("ca"))
+    if "cert" in options:
+        context.load_cert_chain(options["cert"], options.get("key"))
+    return context
+
+
+def _on_off(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError("it is on or off")
+    return value == "on"

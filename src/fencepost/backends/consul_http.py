@@ -1,0 +1,249 @@
+"""Requests to Consul over connections that stay open: blocking and asyncio sockets behind one client.
+
+Half of what a general HTTP client spends on a lock is its own overhead; this one sends bytes made
+once and reads the two headers that matter.
+"""
+
+import asyncio
+import json
+import select
+import socket
+import ssl
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from fencepost.backends.fork import sever
+from fencepost.drive import Asyncio, Driver
+from fencepost.errors import BackendError
+
+_CHUNK = 65536
+BATCH = 64
+"""How many requests are under way at once on a connection, and how many operations a transaction takes."""
+
+
+class Answer(NamedTuple):
+    """What came back; ``at`` is the X-Consul-Index, for blocking queries."""
+
+    status: int
+    at: int
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Forbidden(BackendError):
+    """Consul's ACL refuses; asking again will not help."""
+
+
+class _Link:
+    """One connection of blocking code. Its methods never suspend."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    @classmethod
+    async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> "_Link":
+        sock = socket.create_connection((host, port), timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(tls.wrap_socket(sock, server_hostname=host) if tls else sock)
+
+    def fresh(self) -> bool:
+        """Whether it can be used again: nothing comes unasked but the news that the server is gone."""
+        watch = select.poll()
+        watch.register(self._sock, select.POLLIN)
+        return not watch.poll(0)
+
+    async def exchange(self, requests: bytes, count: int, timeout: float) -> list[Answer]:
+        self._sock.settimeout(timeout)
+        self._sock.sendall(requests)
+        buffer = bytearray()
+        return [await self._answer(buffer) for _ in range(count)]
+
+    async def _read(self) -> bytes:
+        return self._sock.recv(_CHUNK)
+
+    async def _answer(self, buffer: bytearray) -> Answer:
+        end = await self._until(buffer, b"\r\n\r\n", 0)
+        head = buffer[:end].decode("latin-1").split("\r\n")
+        headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in head[1:])}
+        del buffer[: end + 4]
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            body = await self._chunked(buffer)
+        else:
+            size = int(headers.get("content-length", 0))
+            await self._fill(buffer, size)
+            body = bytes(buffer[:size])
+            del buffer[:size]
+        return Answer(int(head[0].split(" ", 2)[1]), int(headers.get("x-consul-index", 0)), body)
+
+    async def _chunked(self, buffer: bytearray) -> bytes:
+        body = bytearray()
+        while True:
+            end = await self._until(buffer, b"\r\n", 0)
+            size = int(buffer[:end].split(b";")[0], 16)
+            await self._fill(buffer, end + 2 + size + 2)
+            body += buffer[end + 2 : end + 2 + size]
+            del buffer[: end + 2 + size + 2]
+            if not size:
+                return bytes(body)
+
+    async def _until(self, buffer: bytearray, mark: bytes, start: int) -> int:
+        while (end := buffer.find(mark, start)) < 0:
+            start = max(0, len(buffer) - len(mark))
+            await self._fill(buffer, len(buffer) + 1)
+        return end
+
+    async def _fill(self, buffer: bytearray, size: int) -> None:
+        while len(buffer) < size:
+            data = await self._read()
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            buffer += data
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def forked(self) -> None:
+        sever(self._sock)
+
+
+class _TaskLink(_Link):
+    """One connection of asyncio code."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> "_TaskLink":
+        async with asyncio.timeout(timeout):
+            return cls(*await asyncio.open_connection(host, port, ssl=tls))
+
+    def fresh(self) -> bool:
+        return self._loop is asyncio.get_running_loop() and not (
+            self._reader.at_eof() or self._writer.transport.is_closing()
+        )
+
+    async def exchange(self, requests: bytes, count: int, timeout: float) -> list[Answer]:
+        async with asyncio.timeout(timeout):
+            self._writer.write(requests)
+            await self._writer.drain()
+            buffer = bytearray()
+            return [await self._answer(buffer) for _ in range(count)]
+
+    async def _read(self) -> bytes:
+        return await self._reader.read(_CHUNK)
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._writer.transport.abort()
+
+    def forked(self) -> None:
+        sever(self._writer.get_extra_info("socket"))
+
+
+class Http:
+    """A client of one Consul agent, or of the first of several that can be reached."""
+
+    def __init__(
+        self,
+        hosts: Iterable[tuple[str, int]],
+        driver: Driver,
+        *,
+        tls: ssl.SSLContext | None,
+        token: str | None,
+        query: dict[str, str],
+        connect_timeout: float,
+        timeout: float,
+    ) -> None:
+        self._hosts = list(hosts)
+        self._kind = _TaskLink if isinstance(driver, Asyncio) else _Link
+        self._tls = tls
+        self._query = query
+        self._connect_timeout = connect_timeout
+        self._timeout = timeout
+        self._head = f"Host: {self._hosts[0][0]}\r\n" + (f"X-Consul-Token: {token}\r\n" if token else "")
+        self.place = ",".join(f"{host}:{port}" for host, port in self._hosts)
+        self._closed = False
+        self._links: set[_Link] = set()
+        self._idle: list[_Link] = []
+
+    def request(self, method: str, path: str, body: Any = None, **query: object) -> bytes:
+        """A request's bytes; ``path`` below /v1/, not yet quoted."""
+        params = urlencode({**self._query, **query})
+        data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        line = f"{method} /v1/{quote(path)}{'?' + params if params else ''} HTTP/1.1\r\n"
+        return f"{line}{self._head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+    async def ask(self, *requests: bytes, patience: float = 0.0) -> list[Answer]:
+        """Send them in one go on one connection; BackendError if one is not answered as Consul would.
+
+        ``patience`` is how long the server may take on purpose.
+        """
+        link = await self._link()
+        answers = []
+        try:
+            for start in range(0, len(requests), BATCH):
+                batch = requests[start : start + BATCH]
+                answers += await link.exchange(b"".join(batch), len(batch), self._timeout + patience)
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: that was no HTTP
+            self._drop(link)
+            raise self._failure(str(error) or "no answer in time", ambiguous=True) from error
+        except BaseException:
+            self._drop(link)
+            raise
+        if self._closed:
+            self._drop(link)
+        else:
+            self._idle.append(link)
+        for answer in answers:
+            if answer.status == 403:
+                raise Forbidden(
+                    f"Consul at {self.place}: its ACL refuses this; give a token: consul://:TOKEN@host",
+                    backend="consul",
+                    ambiguous=False,
+                )
+            if answer.status not in (200, 404, 409):
+                what = answer.body.decode(errors="replace").strip()[:200]
+                raise self._failure(what or f"HTTP status {answer.status}", ambiguous=answer.status >= 500)
+        return answers
+
+    async def one(self, method: str, path: str, body: Any = None, **query: object) -> Answer:
+        return (await self.ask(self.request(method, path, body, **query)))[0]
+
+    async def _link(self) -> _Link:
+        while self._idle:
+            link = self._idle.pop()
+            if link.fresh():
+                return link
+            self._drop(link)
+        last: OSError | None = None
+        for host, port in self._hosts:
+            try:
+                link = await self._kind.connect(host, port, self._tls, self._connect_timeout)
+                self._links.add(link)
+                return link
+            except OSError as error:
+                last = error
+        raise self._failure(f"cannot connect: {last or 'no answer in time'}", ambiguous=False) from last
+
+    def _failure(self, why: str, *, ambiguous: bool) -> BackendError:
+        return BackendError(f"Consul at {self.place}: {why}", backend="consul", ambiguous=ambiguous)
+
+    def _drop(self, link: _Link) -> None:
+        self._links.discard(link)
+        link.close()
+
+    def close(self) -> None:
+        """Close every connection, now or when it has its answer."""
+        self._closed = True
+        while self._idle:
+            self._drop(self._idle.pop())
+
+    def forked(self) -> None:
+        for link in self._links:
+            link.forked()
+        self._links, self._idle = set(), []

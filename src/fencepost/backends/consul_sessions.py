@@ -1,0 +1,81 @@
+"""Consul sessions, each lent to one hold at a time.
+
+Consul lets a session lock the same key twice, so a session that two holders shared would exclude
+neither. And a session of one hold can be destroyed where it is in doubt what became of a request:
+nothing that comes late can take a lock with it any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fencepost.backends.consul_http import Http
+from fencepost.drive import Driver
+from fencepost.errors import BackendError
+
+# A session that was renewed this recently, as a part of its ttl, is lent without asking.
+_FRESH = 1 / 6
+
+
+@dataclass(slots=True)
+class Session:
+    id: str
+    ttl: float
+    renewed: float
+    """A local instant before Consul last began to count its ttl."""
+
+
+class Sessions:
+    """A pool: what was given back is lent again, so that a hold costs no session of its own."""
+
+    def __init__(self, http: Http, driver: Driver, lock_delay: float) -> None:
+        self._http = http
+        self._now = driver.now
+        self._lock_delay = lock_delay
+        self._idle: dict[float, list[Session]] = {}
+
+    async def borrow(self, ttl: float) -> Session:
+        """A session that will live for most of ``ttl`` from now."""
+        idle = self._idle.setdefault(ttl, [])
+        while idle:
+            session = idle.pop()
+            age = self._now() - session.renewed
+            if age < ttl * _FRESH or (age < ttl and (await self.renew([session]))[0]):
+                return session
+        return await self._create(ttl)
+
+    def give_back(self, session: Session) -> None:
+        self._idle.setdefault(session.ttl, []).append(session)
+
+    async def _create(self, ttl: float) -> Session:
+        begun = self._now()
+        asked = {"Name": "fencepost", "TTL": f"{ttl:.3f}s", "LockDelay": f"{self._lock_delay:.3f}s"}
+        answer = await self._http.one("PUT", "session/create", {**asked, "Behavior": "release"})
+        if answer.status != 200:
+            raise BackendError(f"Consul gave no session: {answer.body!r}", backend="consul", ambiguous=False)
+        return Session(answer.json["ID"], ttl, begun)
+
+    async def renew(self, sessions: Sequence[Session]) -> list[bool]:
+        """Renew all in one go; False for each that Consul no longer has."""
+        begun = self._now()
+        answers = await self._http.ask(
+            *(self._http.request("PUT", f"session/renew/{session.id}") for session in sessions)
+        )
+        for session, answer in zip(sessions, answers, strict=True):
+            if answer.status == 200:
+                session.renewed = begun
+        return [answer.status == 200 for answer in answers]
+
+    async def destroy(self, *sessions: Session) -> None:
+        """End them, and with them whatever they hold or may still come to hold."""
+        if sessions:
+            await self._http.ask(*(self._http.request("PUT", f"session/destroy/{each.id}") for each in sessions))
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, {}
+        try:
+            await self.destroy(*(session for sessions in idle.values() for session in sessions))
+        except BackendError:
+            pass  # they expire by themselves
+
+    def forked(self) -> None:
+        self._idle = {}
