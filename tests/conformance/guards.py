@@ -16,9 +16,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 import psycopg
+import redis as redis_py
 
 from fencepost.errors import ConfigError, refusal
-from fencepost.guards import memory, postgres, sqlite
+from fencepost.guards import memory, postgres, redis, sqlite
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer, entry, stamp
 from fencepost.rule import Stamp, Verdict
@@ -131,6 +132,30 @@ class Postgres:
         return found[0], found[1]
 
 
+class Redis:
+    def __init__(self, address: str, stack: ExitStack, policy: Policy | None) -> None:
+        url, self._prefix = address.split("#")
+        self._client = redis_py.from_url(url)
+        stack.callback(self._client.close)
+        self._guard = redis.Guard(self._client, prefix=f"{self._prefix}:mark:", policy=policy)
+
+    def write(self, resource: str, data: bytes, offer: Offer) -> bool:
+        done: redis.Done = self._guard.execute("SET", self._data(resource), data, offer=offer, resource=resource)
+        return not done.replayed
+
+    def read(self, resource: str, offer: Offer) -> bytes | None:
+        found: bytes | None = self._guard.read("GET", self._data(resource), offer=offer, resource=resource)
+        return found
+
+    def peek(self, resource: str) -> tuple[bytes | None, int | None]:
+        value: Any = self._client.get(self._data(resource))
+        mark = self._guard.mark(resource)
+        return value, mark.token if mark else None
+
+    def _data(self, resource: str) -> str:
+        return f"{self._prefix}:data:{resource}"
+
+
 class Http:
     """The resource service, which is a guard as well."""
 
@@ -201,5 +226,6 @@ GUARDS: dict[str, Row] = {
     "memory": Row(lambda fixture, stack: "", Memory),
     "sqlite": Row(lambda fixture, stack: f"{_folder(fixture)}/guarded.sqlite3", SQLite),
     "postgres": Row(_schema, Postgres),
+    "redis": Row(lambda fixture, stack: f"{fixture('redis_server').url}#{secrets.token_hex(4)}", Redis),
     "resource": Row(lambda fixture, stack: stack.enter_context(Service()).url, Http, ordered=False),
 }

@@ -1,8 +1,11 @@
 """A guard's decision about one access: the offer found, judged, told to the hooks, and turned into an answer."""
 
 import logging
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from fencepost import ambient, check
 from fencepost.errors import refusal
@@ -12,6 +15,8 @@ from fencepost.lease import Lease, Offer, Signed, entry, stamp
 from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
+_gate = threading.Lock()
+_turns: WeakKeyDictionary[Lease, threading.Lock] = WeakKeyDictionary()
 
 
 class Decision(NamedTuple):
@@ -74,6 +79,17 @@ class Access:
         taken = self._stamp()
         assert taken is not None, "an access without an offer is not judged"
         return taken
+
+    @contextmanager
+    def turn(self, *, blocking: bool = True) -> Iterator[None]:
+        """Threads that share a lease take their stamps and are judged one after the other inside this."""
+        if not (blocking and isinstance(self._offer, Lease)):
+            yield
+            return
+        with _gate:
+            lock = _turns.setdefault(self._offer, threading.Lock())
+        with lock:
+            yield
 
     def decide(self, mark: Stamp | None, offer: Stamp, *, same: Callable[[], bool] = lambda: False) -> Decision:
         """Judge ``offer`` against the mark. Raises the Refused of the verdict if it does not pass.

@@ -1,0 +1,229 @@
+"""The Redis guard with commands of all kinds, every kind of client, and on a Cluster."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio import RedisCluster as AsyncRedisCluster
+
+import fencepost
+from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleToken, TokenLeap
+from fencepost.events import Event
+from fencepost.guards.policy import Policy
+from fencepost.guards.redis import Done, Guard
+from fencepost.lease import Grant, Lease
+from fencepost.rule import MAX_TOKEN, Stamp
+from tests.conftest import Endpoint
+from tests.servers import Redis, wait_until
+
+
+@pytest.fixture
+def client(redis_server: Endpoint) -> Iterator[Any]:
+    with redis.from_url(redis_server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def guard(client: Any) -> Guard:
+    return Guard(client)
+
+
+def lease(token: int, holder: str = "ann") -> Lease:
+    return Lease("lock", holder, Grant(token, 60, 0), lambda: 0)
+
+
+def test_any_command_runs_inside_the_script(guard: Guard, client: Any, thing: str) -> None:
+    held = lease(5)
+    assert guard.execute("HSET", thing, "a", 1, "b", 2, offer=held) == Done(2)
+    assert guard.execute("HINCRBY", thing, "a", 41, offer=held) == Done(42)
+    assert guard.read("HGET", thing, "a", offer=held) == b"42"
+    assert guard.execute("DEL", thing, offer=held) == Done(1)
+    assert client.exists(thing) == 0
+    assert guard.mark(thing) == Stamp(5, 3, "ann"), "the mark outlives the data"
+    with pytest.raises(StaleToken):
+        guard.execute("HSET", thing, "a", 0, offer=4)
+
+
+def test_commands_whose_keys_move_are_understood(guard: Guard, client: Any, thing: str) -> None:
+    client.zadd(f"{thing}:1", {"x": 1})
+    client.zadd(f"{thing}:2", {"y": 2})
+    guard.execute("ZUNIONSTORE", thing, 2, f"{thing}:1", f"{thing}:2", offer=5)
+    assert client.zcard(thing) == 2
+    assert guard.mark(thing) == Stamp(5)
+    guard.execute("MSET", f"{thing}:a", 1, f"{thing}:b", 2, offer=5, resource=thing + "/pair")
+    assert client.mget(f"{thing}:a", f"{thing}:b") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("command", [("PING",), ("NOSUCHCOMMAND", "a"), ()])
+def test_what_names_no_key_cannot_be_guarded(guard: Guard, command: tuple[str, ...]) -> None:
+    with pytest.raises((ConfigError, redis.ResponseError)):
+        guard.execute(*command, offer=5)
+
+
+def test_a_command_that_fails_leaves_the_mark(guard: Guard, client: Any, thing: str) -> None:
+    client.set(thing, "text")
+    guard.enter(thing, Stamp(5, 1, "ann"))
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        guard.execute("HSET", thing, "a", 1, offer=Stamp(9, 1, "bob"))
+    assert guard.mark(thing) == Stamp(5, 0, "ann")
+    assert client.get(thing) == b"text"
+
+
+def test_reading_is_no_leave_to_write(guard: Guard, thing: str) -> None:
+    with pytest.raises(ConfigError, match="writes"):
+        guard.read("SET", thing, 1, offer=5)
+    assert guard.mark(thing) is None
+
+
+def test_a_retry_is_recognised_by_the_whole_command(guard: Guard, client: Any, thing: str) -> None:
+    offer = Stamp(5, 1, "ann")
+    assert guard.execute("INCRBY", thing, 7, offer=offer) == Done(7)
+    assert guard.execute("INCRBY", thing, 7, offer=offer) == Done(None, replayed=True)
+    with pytest.raises(ReplayMismatch):
+        guard.execute("INCRBY", thing, 8, offer=offer)
+    assert client.get(thing) == b"7"
+
+
+def test_the_script_is_loaded_again_when_the_server_forgot_it(guard: Guard, client: Any, thing: str) -> None:
+    guard.execute("SET", thing, 1, offer=5)
+    client.script_flush()
+    guard.execute("SET", thing, 2, offer=6)
+    assert client.get(thing) == b"2"
+
+
+def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: Guard, client: Any, thing: str) -> None:
+    held = lease(5)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: guard.update(thing, lambda before: int(before or 0) + 1, held), range(40)))
+    assert client.get(thing) == b"40"
+
+
+def test_the_policy_holds_here_too(client: Any, thing: str) -> None:
+    told: list[Event] = []
+    policy = Policy("enforce", max_jump=10, max_first=10)
+    guard = Guard(client, hooks=[told.append], policy=policy)
+    with pytest.raises(TokenLeap):
+        guard.execute("SET", thing, 0, offer=MAX_TOKEN)
+    guard.execute("SET", thing, 1, offer=8)
+    with pytest.raises(TokenLeap):
+        guard.execute("SET", thing, 0, offer=MAX_TOKEN)
+    guard.execute("SET", thing, 2)
+    policy.mode = "shadow"
+    guard.execute("SET", thing, 3, offer=4)
+    assert (client.get(thing), guard.mark(thing)) == (b"3", Stamp(8))
+    policy.mode = "off"
+    guard.execute("SET", thing, 4, offer=3)
+    assert [(event.verdict, event.enforced) for event in told] == [
+        ("leap", True), ("admit", None), ("leap", True), ("missing", False), ("stale", False),
+    ]  # fmt: skip
+
+
+def test_a_reset_raises_and_never_lowers(guard: Guard, thing: str) -> None:
+    guard.execute("SET", thing, 1, offer=5)
+    assert guard.reset(thing, 50) == Stamp(50)
+    assert guard.reset(thing, 20) == Stamp(50)
+    with pytest.raises(StaleToken):
+        guard.execute("SET", thing, 1, offer=50)
+
+
+def test_inside_a_lock_the_lease_is_found(guard: Guard, client: Any, thing: str) -> None:
+    with fencepost.connect("memory://guards") as locks, locks.lock(thing) as held:
+        guard.execute("SET", thing, 1)
+        assert guard.mark(thing) == Stamp(held.token, 1, held.holder)
+
+
+@pytest.mark.parametrize("options", [{"decode_responses": True}, {"protocol": 3}, {"protocol": 2}], ids=str)
+def test_the_client_s_own_settings_do_not_matter(redis_server: Endpoint, thing: str, options: Any) -> None:
+    with redis.from_url(redis_server.url, **options) as client:
+        guard = Guard(client)
+        guard.execute("SET", thing, "x", offer=Stamp(5, 1, "änn"))
+        assert guard.mark(thing) == Stamp(5, 1, "änn")
+        with pytest.raises(StaleToken):
+            guard.read("GET", thing, offer=4)
+
+
+def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) -> None:
+    async def scenario() -> None:
+        async with AsyncRedis.from_url(redis_server.url) as client:
+            guard = Guard(client)
+            assert not (await guard.execute("SET", thing, "x", offer=lease(5))).replayed
+            assert await guard.read("GET", thing, offer=lease(5)) == b"x"
+            await guard.update(thing, lambda before: before + b"y", Stamp(5, 9, "ann"))
+            assert await guard.read("GET", thing, offer=lease(5)) == b"xy"
+            with pytest.raises(StaleToken):
+                await guard.execute("SET", thing, "z", offer=4)
+            assert await guard.mark(thing) == Stamp(5, 9, "ann")
+            await guard.enter(thing, 6)
+            assert await guard.reset(thing, 7) == Stamp(7)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_does_not_answer_leaves_it_open(thing: str) -> None:
+    with Redis() as server, redis.from_url(server.url, socket_timeout=0.2, retry=None) as client:
+        guard = Guard(client)
+        offer = Stamp(5, 1, "ann")
+        guard.execute("INCRBY", thing, 0, offer=1)
+        with server.paused(), pytest.raises(BackendError) as caught:
+            guard.execute("INCRBY", thing, 7, offer=offer)
+        assert caught.value.ambiguous
+        # Thawed, the server carries out what it was sent; the retry finds that out, either way.
+        assert wait_until(lambda: client.get(thing) == b"7", timeout=10)
+        assert guard.execute("INCRBY", thing, 7, offer=offer) == Done(None, replayed=True)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[str]:
+    with Redis(args=["--cluster-enabled", "yes"]) as server:
+        with redis.from_url(server.url) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            assert wait_until(lambda: b"cluster_state:ok" in _info(client), timeout=20)
+        yield server.url
+
+
+def test_on_a_cluster_the_mark_lies_in_the_slot_of_the_data(nodes: str, thing: str) -> None:
+    with redis.RedisCluster.from_url(nodes) as client:
+        guard = Guard(client)
+        for key in (thing, f"a:{{{thing}}}:b", f"{thing}{{"):
+            guard.execute("SET", key, "x", offer=lease(5))
+            assert guard.read("GET", key, offer=lease(5)) == b"x"
+            with pytest.raises(StaleToken):
+                guard.execute("SET", key, "y", offer=4)
+
+
+def test_on_a_cluster_keys_of_another_slot_are_refused(nodes: str, thing: str) -> None:
+    with redis.RedisCluster.from_url(nodes) as client:
+        guard = Guard(client)
+        with pytest.raises(ConfigError, match="another slot"):
+            guard.execute("SET", f"{thing}/other", "x", offer=5, resource=thing)
+        guard.execute("MSET", f"{{{thing}}}:a", 1, f"{{{thing}}}:b", 2, offer=5, resource=thing)
+        for key in (f"{thing}}}x", f"{{}}{thing}"):
+            with pytest.raises(ConfigError, match="hash tag"):
+                guard.execute("SET", key, "x", offer=5)
+
+
+def test_an_asyncio_client_of_a_cluster_works_too(nodes: str, thing: str) -> None:
+    async def scenario() -> None:
+        async with AsyncRedisCluster.from_url(nodes) as client:
+            guard = Guard(client)
+            await guard.execute("SET", thing, "x", offer=5)
+            with pytest.raises(StaleToken):
+                await guard.execute("SET", thing, "x", offer=4)
+
+    asyncio.run(scenario())
+
+
+def _info(client: Any) -> bytes:
+    info: Any = client.execute_command("CLUSTER INFO")
+    return info if isinstance(info, bytes) else b"cluster_state:" + str(info.get("cluster_state")).encode()
+
+
+def test_marks_of_different_resources_never_share_a_key(guard: Guard) -> None:
+    names = [f"{secrets.token_hex(3)}{tail}" for tail in ("", "{a}", "{a", "a}", "{}", "}{")]
+    names += [f"{{a}}{name}" for name in names]
+    assert len({guard._key(name) for name in names}) == len(names)
