@@ -121,7 +121,9 @@ class Ear:
                         assert isinstance(link, BlockingLink)
                         self._hear(link, stopped)
                         return
-                except (BackendError, psycopg.Error, OSError) as error:
+                except Exception as error:
+                    if not isinstance(error, (BackendError, psycopg.Error)):
+                        _log.exception("listening for grants failed")
                     if self.id is not None:
                         _log.info("the session that listens for grants broke, opening another: %s", error)
                         pause = _RETRY[0]
@@ -135,7 +137,7 @@ class Ear:
         if not listens:
             _log.info("behind a transaction pooler, so waiters ask every %g s; see ?listen=", self._poll)
         process = secrets.randbits(62)
-        link.add_notify_handler(lambda notify: self._deliver(*notify.payload.split(" ", 3)))
+        link.add_notify_handler(lambda notify: self._heard(notify.payload))
         if listens:
             # This lock ends with the session, however that ends: it is how others know that we are gone.
             link.execute("SELECT pg_advisory_lock(%s)", [process])
@@ -183,7 +185,14 @@ class Ear:
     def _read(self, link: BlockingLink) -> None:
         link.pgconn.consume_input()
         while notify := link.pgconn.notifies():
-            self._deliver(*notify.extra.decode().split(" ", 3))
+            self._heard(notify.extra.decode(errors="replace"))
+
+    def _heard(self, news: str) -> None:
+        try:
+            holder, token, expires, name = news.split(" ", 3)
+            self._deliver(holder, int(token), int(expires), name)
+        except ValueError:
+            _log.warning("not from the locks of %r: NOTIFY %.80r", self._schema, news)
 
     def _ask(self, link: BlockingLink) -> None:
         """Look for news that were lost, or, where there are none to be had, for all of them."""
@@ -196,15 +205,15 @@ class Ear:
             for row in rows.fetchall():
                 self._deliver(*row)
 
-    def _deliver(self, holder: str, token: str | int, expires: str | int, name: str) -> None:
+    def _deliver(self, holder: str, token: int, expires: int, name: str) -> None:
         """A lock's holder, which may be one of ours, and its deadline, which all others have to mind."""
         if waiter := self._waiters.get(holder):
-            waiter.grant = int(token), int(expires)
+            waiter.grant = token, expires
             waiter.signal.set()
             return
         for waiter in self._waiters.copy().values():
             if waiter.name == name:
-                waiter.mind(int(expires))
+                waiter.mind(expires)
 
     def _doubt(self, lined_up: Collection[str] = ()) -> None:
         """Have those look after their entries who are not known to be in line."""

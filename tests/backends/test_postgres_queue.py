@@ -1,0 +1,167 @@
+"""The line in front of a Postgres lock: in order, one wake-up per hand-over, the dead skipped."""
+
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import fencepost
+from fencepost.backends.postgres_ear import Ear
+from tests.backends.postgres import LONG, PATIENCE, crowd, line, session, started
+from tests.backends.redis_waiters import Waiters
+from tests.bouncer import PgBouncer
+from tests.processes import wait_until
+from tests.servers import Postgres
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with started("-c", "track_functions=all") as server:
+        yield server
+
+
+@pytest.fixture
+def name() -> str:
+    return f"lock-{secrets.token_hex(4)}"
+
+
+def calls(server: Postgres) -> dict[str, int]:
+    """How often each function was called. A session counts when it ends."""
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencepost'"
+    assert wait_until(lambda: server.psql(sessions) == "0", timeout=PATIENCE)
+    said = server.psql("SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencepost'")
+    return {function: int(count) for function, count in (line.split("|") for line in said.splitlines())}
+
+
+@pytest.mark.parametrize("count", [50, 200])
+def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
+    server: Postgres, name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news: list[tuple[Any, ...]] = []
+    deliver = Ear._deliver
+
+    def count_and_deliver(ear: Ear, *said: Any) -> None:
+        news.append(said)
+        deliver(ear, *said)
+
+    monkeypatch.setattr(Ear, "_deliver", count_and_deliver)
+    before = calls(server)
+    served: list[str] = []
+    gate = threading.Lock()
+    with fencepost.connect(server.url, ttl=LONG) as locks, crowd(count) as threads:
+        holder = locks.acquire(name)
+
+        def pass_on() -> None:
+            lease = locks.acquire(name)
+            with gate:
+                served.append(lease.holder)
+            assert lease.release()
+
+        tasks = [threads.submit(pass_on) for _ in range(count)]
+        waiters = line(locks, name, count)
+        assert holder.release()
+        for task in tasks:
+            task.result(PATIENCE)
+    assert served == list(waiters), "0 inversions"
+    assert sorted(holder for holder, *_ in news) == sorted(waiters), "one message for each hand-over"
+    after = calls(server)
+    spent = {function: after[function] - before.get(function, 0) for function in ("take", "release")}
+    # One request each, and one more from each of those who came before this process could hear.
+    assert count + 1 <= spent["take"] <= 2 * count + 1
+    assert spent["release"] == count + 1
+
+
+def test_waiters_of_killed_processes_are_skipped_at_once(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+        holder = locks.acquire(name)
+        dead = Waiters(server.url, name, 100)
+        line(locks, name, 100)
+        behind = [threads.submit(locks.acquire, name) for _ in range(2)]
+        line(locks, name, 102)
+        assert dead.kill() == []
+        assert holder.release()
+        assert wait_until(lambda: any(each.done() for each in behind), timeout=PATIENCE)
+        lease = next(each for each in behind if each.done()).result()
+        assert lease.remaining > LONG / 2, "nobody's ttl had to pass"
+        assert lease.release()
+        for each in behind:
+            each.result(PATIENCE).release()
+        assert locks.status(name) is None
+
+
+def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Postgres, name: str) -> None:
+    """As a frozen one is, or one on a host that vanished: its session lives on, but it does not."""
+    with (
+        fencepost.connect(server.url, ttl=LONG) as silent,
+        fencepost.connect(server.url, ttl=LONG) as locks,
+        session(server) as other,
+        crowd() as threads,
+    ):
+        holder = locks.acquire(name)
+        skipped = threads.submit(silent.acquire, name)
+        line(locks, name, 1)
+        other.execute("UPDATE fencepost.process SET until = clock_timestamp() - interval '1 second'")
+        behind = threads.submit(locks.acquire, name)
+        line(locks, name, 2)
+        other.execute(
+            "UPDATE fencepost.process SET until = clock_timestamp() + interval '1 minute' WHERE id = "
+            "(SELECT process FROM fencepost.waiter WHERE name = %s ORDER BY ticket DESC LIMIT 1)",
+            [name],
+        )
+        assert holder.release()
+        lease = behind.result(PATIENCE)
+        line(locks, name, 1)
+        assert lease.release()
+        assert skipped.result(PATIENCE).token > lease.token
+
+
+def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG, queue_limit=5) as locks, crowd() as threads:
+        holder = locks.acquire(name)
+        dead = Waiters(server.url, name, 5)
+        line(locks, name, 5)
+        with pytest.raises(fencepost.QueueFull):
+            locks.acquire(name)
+        dead.kill()
+
+        def gone() -> bool:
+            return server.psql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == "1"
+
+        alone = threads.submit(lambda: wait_until(gone, timeout=PATIENCE))
+        assert alone.result(PATIENCE)
+        waiter = threads.submit(locks.acquire, name)
+        line(locks, name, 1)
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
+def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> None:
+    """NOTIFY is open to everybody in the database: what it says without a grant behind it is found out."""
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other, crowd() as threads:
+        holder = locks.acquire(name)
+        waiter = threads.submit(locks.acquire, name)
+        line(locks, name, 1)
+        ((process,),) = other.execute("SELECT process FROM fencepost.waiter WHERE name = %s", [name]).fetchall()
+        other.execute("SELECT pg_notify('fencepost_' || %s::bigint, 'nonsense')", [process])
+        other.execute("SELECT pg_notify('fencepost_' || %s::bigint, concat('x 1 2 ', %s::text))", [process, name])
+        holder.renew()
+        assert not waiter.done()
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
+def test_behind_a_pooler_a_direct_way_to_listen_makes_waiting_silent(server: Postgres, name: str) -> None:
+    with PgBouncer(target=server.url) as bouncer, session(server) as other, crowd() as threads:
+        for url, listens in ((bouncer.url, False), (f"{bouncer.url}?listen={quote(server.url, safe='')}", True)):
+            with fencepost.connect(url, ttl=LONG) as locks:
+                holder = locks.acquire(name)
+                waiter = threads.submit(locks.acquire, name)
+                line(locks, name, 1)
+                assert other.execute(
+                    "SELECT listens FROM fencepost.process WHERE id = (SELECT process FROM fencepost.waiter)"
+                ).fetchall() == [(listens,)]
+                assert holder.release()
+                assert waiter.result(PATIENCE).release()
