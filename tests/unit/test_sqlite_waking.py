@@ -69,8 +69,7 @@ def test_waiting_reads_the_file_a_bounded_number_of_times(url: str) -> None:
         file._connection.set_trace_callback(None)
         assert holder.release()
         for _ in waiters:
-            first = next(iter(_served(waiters)))
-            assert first.release()
+            assert next(_served(waiters)).release()
 
 
 def _quiet(statements: list[str]) -> bool:
@@ -94,16 +93,15 @@ def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch:
 
     monkeypatch.setattr(wake, "wake", counted)
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
-        holder = here.acquire("a")
-        first = Waiter(there)
-        queued(here, 1)
-        rest = [Waiter(there) for _ in range(10)]
-        queued(here, 11)
-        assert holder.release()
-        lease = first.served()
-        assert sent == [lease.holder]
-        there.close()
-        assert all(waiter.is_alive() for waiter in rest)
+        lease = here.acquire("a")
+        waiters = [Waiter(there) for _ in range(8)]
+        queued(here, 8)
+        for turn in range(1, 9):
+            assert lease.release()
+            lease = next(_served(waiters))
+            assert len(sent) == turn
+            assert sent[-1] == lease.holder
+        assert lease.release()
 
 
 @pytest.mark.parametrize("depth", [1, 4])
