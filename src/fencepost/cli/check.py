@@ -17,7 +17,7 @@ def check(
     history: Annotated[Path, typer.Argument(help="A history as JSON lines, from the lab or the simulator.")],
     promise: Annotated[
         list[str] | None,
-        typer.Option(help="Hold it to this promise, whatever it says itself: data, order, owner, left, exclusion."),
+        typer.Option(help="Hold it to this promise, whatever it says itself: data, order, owner, left, told, exclusion."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from fencepost.lab.history import Line
 from fencepost.rule import Verdict
@@ -19,10 +19,14 @@ PROMISES = {
     "order": "tokens are distinct, and one acquired after another returned is larger",
     "owner": "a hold ends by its own holder, its expiry or a fault of the store",
     "left": "a holder that was told that it neither holds nor waits is not granted the lock afterwards",
+    "told": "a holder whose renewal is refused knows that its lease is lost",
     "exclusion": "at most one holder's deadline lies in the future, and none beyond the store's own",
 }
 _SLACK = 2e-6  # the instants of a history are rounded to microseconds
 _REFUSALS = {Verdict.STALE, Verdict.LATE, Verdict.CLASH, Verdict.MISSING, Verdict.REPLAY}
+
+
+Stamped: TypeAlias = tuple[int | None, int | None, str | None]
 
 
 class Violation(NamedTuple):
@@ -68,7 +72,7 @@ class Write(NamedTuple):
     """One write: made, as the resource's journal has it, or answered, as the client has it."""
 
     t: float
-    stamp: tuple[int | None, int | None, str | None]
+    stamp: Stamped
     value: Any
     base: int | None
     version: int
@@ -96,8 +100,10 @@ class Gathered:
         self.refusals: dict[str, list[Refusal]] = {}
         self.until: dict[str, float] = {}
         self.ended: dict[str, float] = {}
+        self.told: list[tuple[float, str]] = []
         self.wrong: list[Violation] = []
         self._gone: set[str] = set()
+        self._last: dict[str, Stamped] = {}
         self._owners: dict[str, dict[int | None, str | None]] = {}
         self._service: dict[str, float] = {}
         self._believers: dict[str, dict[str, str]] = {}
@@ -125,7 +131,14 @@ class Gathered:
 
     def _renewed(self, line: Line) -> None:
         self.counts["renewed"] += 1
+        if line["t"] > self.until.get(line["holder"], inf) + _SLACK:
+            what = f"{line['holder']} renewed a lease whose deadline had passed at {self.until[line['holder']]}"
+            self.wrong.append(Violation("exclusion", line["t"], what))
         self._deadline(line)
+
+    def _told(self, line: Line) -> None:
+        self.counts["told"] += 1
+        self.told.append((line["t"], line["holder"]))
 
     def _deadline(self, line: Line) -> None:
         until, holder = line.get("until"), line["holder"]
@@ -188,11 +201,15 @@ class Gathered:
     def _access(self, line: Line) -> None:
         verdict = line["verdict"]
         self.counts[f"{line['do']}:{verdict}"] += 1
+        key = line.get("key", self._key)
         if verdict == Verdict.ADMIT and line["do"] != "read":
             self._admitted(line)
+        elif verdict in (Verdict.REPLAY, Verdict.LATE):
+            self._overtaken(line, self._last.get(key, (None, None, None)))
         if "version" in line:
+            self._last[key] = _stamp(line)
             made = Write(line["t"], _stamp(line), line["value"], line["base"], line["version"], "")
-            self.journal.setdefault(line.get("key", self._key), []).append(made)
+            self.journal.setdefault(key, []).append(made)
             self.counts["zombie_writes"] += bool(line.get("zombie"))
         elif verdict != Verdict.REPLAY and verdict in _REFUSALS:
             self._refused(line, verdict, line["mark"])
@@ -202,6 +219,17 @@ class Gathered:
         token, holder = _token(line), line["holder"]
         if owners.setdefault(token, holder) != holder:
             what = f"{owners[token]} and {holder} were both admitted under token {token}"
+            self.wrong.append(Violation("data", line["t"], what))
+
+    def _overtaken(self, line: Line, last: Stamped) -> None:
+        """A replay repeats the last write that was made; a late one comes after a later write of its lease."""
+        token, seq, holder = stamp = _stamp(line)
+        if line["verdict"] == Verdict.REPLAY:
+            fits = stamp == last
+        else:
+            fits = (token, holder) == (last[0], last[2]) and (seq or 0) < (last[1] or 0)
+        if not fits:
+            what = f"access {seq} of {holder} (token {token}) was called {line['verdict']}, after {last}"
             self.wrong.append(Violation("data", line["t"], what))
 
     def _refused(self, line: Line, verdict: str, seen: int | str | None) -> None:
@@ -214,7 +242,7 @@ def _token(line: Line) -> int | None:
     return token if token is None or type(token) is int else int(token)
 
 
-def _stamp(line: Line) -> tuple[int | None, int | None, str | None]:
+def _stamp(line: Line) -> Stamped:
     return _token(line), line.get("seq"), line.get("holder")
 
 
@@ -231,6 +259,9 @@ def check(history: Iterable[Line], promises: Collection[str] | None = None) -> R
         report.counts["acquired"] += len(acquires)
         found += _order(acquires)
         found += _exclusion(acquires, gathered)
+    for t, holder in gathered.told:
+        if gathered.ended.get(holder, inf) > t + _SLACK:
+            found.append(Violation("told", t, f"{holder} was told that its lease is gone, and goes on"))
     for key, journal in gathered.journal.items():
         report.counts["applied"] += len(journal)
         found += _journal(key, journal)

@@ -9,7 +9,7 @@ Tokens above 2^53 - 1 may be written as strings.
 ev           meaning, and its other fields
 ===========  =====================================================================================
 run          the first line. format (1), source (sim, contend...), lock, key, clients, service (its machines),
-             promises (which checks must hold: data, order, owner, left, exclusion), scenario (of a simulation)
+             promises (which checks must hold: data, order, owner, left, told, exclusion), scenario (of a simulation)
 asked        who: a client began to acquire
 acquired     who token holder ttl asked until: a client has a lease; it asked at ``asked``, and its own clock will
              pass the deadline at ``until``. From here on it believes that it holds
@@ -26,6 +26,7 @@ granted      token holder until: from here on the service believes that ``holder
 extended     token holder until: the service's own deadline moved
 freed        token holder how: the service no longer believes it. how: released, expired, the fault that
              took it, or taken (somebody else ended it, which must never happen)
+told         holder: a store told ``holder`` that its renewal came too late
 left         holder: the service has confirmed that ``holder`` neither holds nor waits
 read         who token seq holder asked value version: a client's answer to a read;
              with outcome (refused, unknown), verdict, seen if it got none
@@ -39,7 +40,7 @@ access       who do token seq holder verdict mark message: the resource judged o
 message      id src dst what token answers sent fate: a message that left at ``sent`` and ended at ``t``.
              fate: arrived, lost, cut, down (the receiver was dead), flying (the run ended first). answers: the
              request's id. copy: 1 if the network made it
-fault        do who ...: pause, resume, kill, restart, cut, heal, skew, jump, slow, failover, lose, calm; as
+fault        do who ...: pause, resume, kill, restart, cut, heal, skew, jump, slow, failover, lose, evict, calm; as
              the action that caused it
 note         text: what a guided scenario says at this moment
 end          the last line of a simulation: holder token mark value version accepted refused corrupted

@@ -83,7 +83,7 @@ class Remote(Backend):
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         _, *answers = await self._channel.ask(self._store, "renew", tuple(holds), token=holds[0].token)
-        return [Renewal.RENEWED if mine else Renewal.LOST for mine in answers]
+        return self._service.renewals(holds, [Renewal.RENEWED if mine else Renewal.LOST for mine in answers])
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         self._service.parting(holder)
@@ -204,7 +204,7 @@ class Quorum(Backend):
             refused = len(answers) - renewed
             lost = refused > len(self._service.nodes) - self._quorum
             results.append(Renewal.RENEWED if renewed >= self._quorum else Renewal.LOST if lost else Renewal.UNKNOWN)
-        return results
+        return self._service.renewals(holds, results)
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         self._service.parting(holder)
@@ -251,7 +251,7 @@ class Embedded(Memory):
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         answers = await super().renew(holds)
         self._service.observe()
-        return answers
+        return self._service.renewals(holds, answers)
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         self._service.parting(holder)

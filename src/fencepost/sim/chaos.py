@@ -5,7 +5,21 @@ from typing import Any
 
 from fencepost.sim.scenario import Scenario, parse
 
-FAULTS = ("pause", "cut", "kill", "restart", "skew", "jump", "failover", "lose", "stall", "cancel", "loss", "duplicate")
+FAULTS = (
+    "pause",
+    "cut",
+    "kill",
+    "restart",
+    "skew",
+    "jump",
+    "failover",
+    "lose",
+    "stall",
+    "cancel",
+    "evict",
+    "loss",
+    "duplicate",
+)
 WEAKENED = ("off", "writes", "noseq", "noholder")
 
 
@@ -84,6 +98,8 @@ def _fault(rng: Random, settings: dict[str, Any], faults: set[str], ttl: float) 
         return [(0.0, {"who": dead, "do": "kill"}), (ttl * rng.uniform(0.1, 2), {"who": dead, "do": "restart", **tail})]
     if choice == "cancel":
         return [(0.0, {"who": client, "do": "cancel"})]
+    if choice == "evict":
+        return [(0.0, {"who": "service", "do": "evict"})]
     if choice == "skew" and kind != "embedded":
         return [(0.0, {"who": some, "do": "skew", "rate": rng.choice((0.5, 0.9, 1.1, 2.0))})]
     if choice == "jump" and service:

@@ -70,10 +70,10 @@ class Network:
         extra = self.slow.pop(src, 0.0)
         lost = self.loss > 0 and rng.random() < self.loss
         copies = 2 if self.duplicate > 0 and not lost and rng.random() < self.duplicate else 1
+        delay = rng.uniform(*self.delay) + extra
         for copy in range(copies):
-            delay = rng.uniform(*self.delay) + extra
             if copy:
-                delay += rng.expovariate(1.0)  # a copy may come much later
+                delay += rng.expovariate(1.0)  # it may come much later, never first
             self._flying[message.id, copy] = (message, world.now)
             fate = "lost" if lost else "cut" if (src, dst) in self.cuts else ""
             world.at(world.now + delay, None, self._arrive, message, copy, fate)

@@ -151,6 +151,7 @@ class Run:
         if who in self.clients:
             if self.clients[who].node.up:
                 self.clients[who].kill()
+                self.service.died(who)
         elif who == "resource":
             self.resource.node.kill()
         else:
@@ -226,6 +227,9 @@ class Run:
         for name in names:
             self.service.store(name).lose()
 
+    def _evict(self, who: str | None, action: dict[str, Any]) -> None:
+        self.service.evict()
+
     def _calm(self, who: str | None, action: dict[str, Any]) -> None:
         """Stop every fault and heal everything: from here on the system has to get on with its work."""
         self.network.heal_all()
@@ -254,7 +258,7 @@ def promises(scenario: Scenario) -> list[str]:
     volatile = settings.backend in ("redis", "redlock")
     forgets = bool(at_store & {"failover", "lose", "kill"}) if volatile else "lose" in at_store
     clocks = "skew" in done or (volatile and "jump" in at_store)
-    kept = []
+    kept = ["told"]
     if settings.fencing == "enter":
         kept.append("data")
     if not forgets and not (settings.backend == "redlock" and clocks):
@@ -263,6 +267,6 @@ def promises(scenario: Scenario) -> list[str]:
         kept.append("left")
     if settings.release == "conditional":
         kept.append("owner")
-        if not forgets and not clocks:
+        if not forgets and not clocks and "evict" not in done:
             kept.append("exclusion")
     return kept

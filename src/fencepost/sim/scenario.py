@@ -31,13 +31,14 @@ ACTIONS: dict[str, dict[str, Any]] = {
     "slow": {"by": 0.0},
     "failover": {"lag": 0.0, "offset": 0.0},
     "lose": {},
+    "evict": {},
     "calm": {},
     "note": {"text": ""},
 }
 """Every action, and its options with their defaults. ``who``: a client, the service, a machine of it, the resource."""
 
 CLIENT_ACTIONS = {"acquire", "release", "read", "write", "rmw", "work", "cancel", "slow"}
-SERVICE_ACTIONS = {"failover", "lose"}
+SERVICE_ACTIONS = {"failover", "lose", "evict"}
 HOLDER_ACTIONS = {"pause", "cut", "kill", "skew", "cancel"}
 """Can also happen to "holder": whichever client holds the lock at that moment, as the service sees it."""
 

@@ -1,7 +1,9 @@
 """The lock service as a whole: its machines, its faults, and what it believes from moment to moment."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from fencepost.backend import Hold, Renewal
 from fencepost.backends import memory
 from fencepost.errors import ConfigError
 from fencepost.sim.network import Network
@@ -55,6 +57,13 @@ class Service:
         """A holder was told that it neither holds nor waits any more."""
         self.world.tell("left", holder=holder)
 
+    def renewals(self, holds: Sequence[Hold], answers: list[Renewal]) -> list[Renewal]:
+        """Pass the answers on, and note whom they tell that its hold is gone."""
+        for hold, answer in zip(holds, answers, strict=True):
+            if answer is Renewal.LOST:
+                self.world.tell("told", holder=hold.holder)
+        return answers
+
     # What the service believes.
 
     def opinion(self) -> Opinion | None:
@@ -99,6 +108,16 @@ class Service:
         if not self.nodes:
             world.at(now.until, None, self.observe)
 
+    def died(self, client: str) -> None:
+        """The embedded store notices that a process of its host is gone: it waits no longer, its hold expires."""
+        lock = self.memory.locks.get(self.lock)
+        if lock is not None:
+            for holder in [holder for holder in lock.waiters if holder.rstrip("0123456789") == client]:
+                del lock.waiters[holder]
+            for first in lock.waiters.values():
+                first.signal.set()
+                break
+
     def waiting(self) -> list[str]:
         """The holders in the queue."""
         if not self.nodes:
@@ -122,6 +141,16 @@ class Service:
             self.world.at(self.world.now + _ELECTION, None, self._elected, store)
         else:
             store.failover(lag, offset)
+
+    def evict(self) -> None:
+        """Take the lock from its holder by force."""
+        if self.nodes:
+            for store in self.stores.values():
+                if store.node.up:
+                    store.evict(self.lock)
+        elif self.lock in self.memory.locks:
+            self.memory.hand_over(self.lock, self.world.now)
+            self.observe("evict")
 
     def _elected(self, store: Store) -> None:
         if not store.node.up:

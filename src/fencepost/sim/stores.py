@@ -142,6 +142,7 @@ class Store:
             mine = entry is not None and entry.holder == holder and entry.token == token
             if entry is not None and mine:
                 entry.expires = self.clock() + self.granted_ttl(ttl)
+                entry.agreed = True
                 self._watch(name, entry)
             answers.append(mine)
         return ("renewed", *answers)
@@ -287,6 +288,13 @@ class Store:
             self._watch(name, entry)
         self.keep()
         self._changed("jump")
+
+    def evict(self, name: str) -> None:
+        """Somebody takes the lock from its holder by force."""
+        if name in self.state.locks:
+            self._free(name)
+            self.keep()
+        self._changed("evict")
 
     def skew(self, rate: float) -> None:
         """The clocks run at another rate."""
