@@ -3,19 +3,20 @@
 import base64
 import dataclasses
 import ssl
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from fencepost import check
-from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends.consul_doctor import examine
 from fencepost.backends.consul_http import BATCH, Answer, Forbidden, Http
+from fencepost.backends.consul_lines import Lines
 from fencepost.backends.consul_names import decode, encode
 from fencepost.backends.consul_sessions import Session, Sessions
 from fencepost.backends.overdue import Overdue
-from fencepost.drive import Driver, Signal
+from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.url import Address
@@ -38,9 +39,9 @@ class _Held:
 class Consul(Backend):
     """``consul://host:8500/prefix``: each lock is the key ``prefix/name/.lock``, as ``consul lock prefix/name`` has it.
 
-    An ACL token goes where a password goes: ``consul://:TOKEN@host``. Options: ``dc=``; ``tls=on`` with
-    ``ca=``, ``cert=`` and ``key=``; ``lock_delay=``, how long Consul keeps a lock closed after its session was lost,
-    0 unless you have no guard; ``session_ttl_min=``, if the servers' own setting is not 10 s.
+    An ACL token goes where a password goes: ``consul://:TOKEN@host``. Options: ``dc=``; ``ca=``, ``cert=`` and
+    ``key=``, files for TLS, as is ``tls=1``; ``lock_delay=``, how long Consul keeps a lock closed after its
+    session was lost, 0 unless you have no guard; ``session_ttl_min=``, if the servers' own is not 10 s.
     """
 
     scheme = "consul"
@@ -61,7 +62,7 @@ class Consul(Backend):
         super().__init__(address, driver)
         options = address.options(
             dc=str,
-            tls=_on_off,
+            tls=_flag,
             ca=str,
             cert=str,
             key=str,
@@ -81,7 +82,7 @@ class Consul(Backend):
         self._http = Http(
             [(host or "localhost", port or 8500) for host, port in address.hosts or (("localhost", None),)],
             driver,
-            tls=_tls(options) if options.get("tls") else None,
+            tls=_tls(options) if options.get("tls") or options.keys() & {"ca", "cert", "key"} else None,
             token=address.password,
             query={"dc": options["dc"]} if "dc" in options else {},
             connect_timeout=options.get("connect_timeout", 5.0),
@@ -92,38 +93,27 @@ class Consul(Backend):
     def _start(self) -> None:
         self._sessions = Sessions(self._http, self.driver, self._lock_delay)
         self._held: dict[str, _Held] = {}  # by holder
-        self._gate = threading.Lock()
-        self._lines: dict[str, dict[str, Signal | None]] = {}  # this process's waiters by name, in the order they came
+        self._lines = Lines()
         self._overdue = Overdue(self.driver, self._expired)
 
     # The contract
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        if not self._lines.get(name) and (grant := await self._attempt(name, holder, ttl)):
+        if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
             return grant
-        if queue is not None:
-            with self._gate:
-                line = self._lines.setdefault(name, {})
-                if len(line) < queue:
-                    line.setdefault(holder)
-                    return None
+        if queue is not None and not self._lines.join(name, holder, queue):
             raise QueueFull(name, queue)
         return None
 
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
-        signal = self.driver.signal()
-        with self._gate:
-            line = self._lines.setdefault(name, {})
-            line[holder] = signal
+        signal = self._lines.await_turn(name, holder, self.driver.signal())
         while (left := until - now()) > 0:
-            with self._gate:
-                first = next(iter(line)) == holder
-            if not first:
+            if not self._lines.first(name, holder):
                 await signal.wait(None if left == inf else left)
             elif grant := await self._stand(name, holder, ttl, until):
-                self._step_out(name, holder)
+                self._lines.leave(name, holder)
                 return grant
         return None
 
@@ -153,7 +143,7 @@ class Consul(Backend):
         return None
 
     async def leave(self, name: str, holder: str) -> None:
-        self._step_out(name, holder)
+        self._lines.leave(name, holder)
         held = self._held.pop(holder, None)
         if held is None:
             return
@@ -228,6 +218,9 @@ class Consul(Backend):
             f"another name, and let the guard of {name!r} start over with it"
         )
 
+    async def doctor(self) -> list[Finding]:
+        return await examine(self._http, self.promises.min_ttl, self._lock_delay)
+
     async def close(self) -> None:
         self._overdue.close()
         await self._sessions.close()
@@ -287,17 +280,6 @@ class Consul(Backend):
         held = self._held.get(holder)
         return held if held and held.token == token and held.name == name else None
 
-    def _step_out(self, name: str, holder: str) -> None:
-        with self._gate:
-            line = self._lines.get(name)
-            if line is None or holder not in line:
-                return
-            del line[holder]
-            if not line:
-                del self._lines[name]
-            elif signal := next(iter(line.values())):
-                signal.set()
-
     async def _expired(self, holder: str) -> None:
         held = self._held.get(holder)
         if held is not None:
@@ -330,7 +312,7 @@ def _tls(options: dict[str, Any]) -> ssl.SSLContext:
     return context
 
 
-def _on_off(value: str) -> bool:
-    if value not in ("on", "off"):
-        raise ValueError("it is on or off")
-    return value == "on"
+def _flag(value: str) -> bool:
+    if value not in ("0", "1"):
+        raise ValueError("it is 0 or 1")
+    return value == "1"

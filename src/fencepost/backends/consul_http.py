@@ -34,8 +34,13 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
+def _header(head: bytes, name: bytes) -> bytes:
+    start = head.find(b"\r\n%b:" % name)
+    return head[start + len(name) + 3 : head.find(b"\r\n", start + 2)].strip() if start >= 0 else b""
+
+
 class Forbidden(BackendError):
-    """Consul's ACL refuses; asking again will not help."""
+    """Refused for good: asking again will not help."""
 
 
 class _Link:
@@ -67,17 +72,16 @@ class _Link:
 
     async def _answer(self, buffer: bytearray) -> Answer:
         end = await self._until(buffer, b"\r\n\r\n", 0)
-        head = buffer[:end].decode("latin-1").split("\r\n")
-        headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in head[1:])}
+        head = bytes(buffer[: end + 2]).lower()
         del buffer[: end + 4]
-        if headers.get("transfer-encoding", "").lower() == "chunked":
+        if _header(head, b"transfer-encoding") == b"chunked":
             body = await self._chunked(buffer)
         else:
-            size = int(headers.get("content-length", 0))
+            size = int(_header(head, b"content-length") or 0)
             await self._fill(buffer, size)
             body = bytes(buffer[:size])
             del buffer[:size]
-        return Answer(int(head[0].split(" ", 2)[1]), int(headers.get("x-consul-index", 0)), body)
+        return Answer(int(head.split(b" ", 2)[1]), int(_header(head, b"x-consul-index") or 0), body)
 
     async def _chunked(self, buffer: bytearray) -> bytes:
         body = bytearray()
@@ -183,6 +187,8 @@ class Http:
 
         ``patience`` is how long the server may take on purpose.
         """
+        if self._closed:
+            raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
         link = await self._link()
         answers = []
         try:

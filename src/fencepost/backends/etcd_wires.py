@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +64,7 @@ class Forks:
             self._free.wait_for(lambda: not self._calls, _FORK_GRACE)
         for each in list(self.connections):
             each.quiesce()
+        _await_grpc()
 
     def in_parent(self) -> None:
         with self._free:
@@ -71,6 +73,14 @@ class Forks:
 
     def in_child(self) -> None:
         self._free, self._calls, self._forking = threading.Condition(), 0, False
+
+
+def _await_grpc() -> None:
+    """Wait until gRPC's own threads have ended: they do, once their channels are closed."""
+    until = time.monotonic() + _FORK_GRACE / 4
+    for thread in threading.enumerate():
+        if (getattr(getattr(thread, "_target", None), "__module__", None) or "").startswith("grpc."):
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 forks = Forks()

@@ -137,7 +137,7 @@ class Redis(Backend):
             # On the same connection this comes after whatever is still under way. On another one it may not.
             late = earlier is not None and not (earlier.ordered and earlier is wire)
             entry = waiter.entry if waiter is not None else entry
-            await self._run(wire, self.scripts.leave, keys, holder, entry, _GONE if late else 0)
+            await self._run(wire, self.scripts.leave, keys, holder, entry, _GONE if late else 0, "")
         except BackendError:
             self._abandoned[holder] = name  # should the lock come to it all the same, it is handed on then
             raise
@@ -169,8 +169,14 @@ class Redis(Backend):
     async def release(self, name: str, holder: str, token: int) -> bool:
         lock, queue, _, counter = self.layout.keys(name)
         node = self._nodes.only or await self._nodes.at(lock)
-        wire = await node.ready()
-        return bool(await self._run(wire, self.scripts.release, (lock, queue, counter), f"{holder}:{token}"))
+        keys, own = (lock, queue, counter), f"{holder}:{token}"
+        try:
+            return bool(await self._run(await node.ready(), self.scripts.release, keys, own))
+        except BackendError as error:
+            # Whatever became of the first request, a second one does no harm; but its no does not tell which was why.
+            if error.ambiguous and await self._run(await node.ready(), self.scripts.release, keys, own):
+                return True
+            raise
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is not None:
@@ -242,16 +248,23 @@ class Redis(Backend):
         ms = ceil(waiter.ttl * 1000)
         reply = await self._run(wire, self.scripts.take, keys, holder, ms, _ANY, waiter.entry, _KEEP)
         self._lines.asking.pop(holder, None)
-        self._answer(waiter, sent, reply)
+        if not self._answer(waiter, sent, reply):
+            # It was served meanwhile, or left: should this request have taken or queued anew, that is nobody's.
+            self._lines.part(holder)
+            token = waiter.grant.token if waiter.grant is not None else ""
+            await self._run(wire, self.scripts.leave, keys, holder, waiter.entry, 0, token)
 
-    def _answer(self, waiter: Waiter, sent: float, reply: Any) -> None:
+    def _answer(self, waiter: Waiter, sent: float, reply: Any) -> bool:
+        """Tell a waiter how it stands; False if it does not wait any more."""
         if reply.__class__ is bytes:
-            self._lines.give(waiter, Grant(int(reply), waiter.ttl, sent))
-        elif isinstance(reply, list) and reply[0].__class__ is bytes:
+            return self._lines.give(waiter, Grant(int(reply), waiter.ttl, sent))
+        if not isinstance(reply, list):
+            return True
+        if reply[0].__class__ is bytes:
             token, left = reply  # the message that told of it was lost
-            self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + left / 1000 - waiter.ttl))
-        elif isinstance(reply, list):
-            self._lines.stands(waiter, sent, reply)
+            return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + left / 1000 - waiter.ttl))
+        self._lines.stands(waiter, sent, reply)
+        return waiter.holder in self._lines.waiters
 
     def _hear(self, node: Node, push: list[Any]) -> None:
         stranger = self._lines.hear(node, push)

@@ -122,10 +122,16 @@ class Lines:
         self.give(waiter, grant)
         return None
 
-    def give(self, waiter: Waiter, grant: Grant) -> None:
-        if waiter.grant is None:
+    def give(self, waiter: Waiter, grant: Grant) -> bool:
+        """Wake a waiter with its grant; False if it is not to be had any more, so that the grant is nobody's."""
+        with self._gate:
+            if waiter.grant is not None:
+                return waiter.grant.token == grant.token
+            if self.waiters.get(waiter.holder) is not waiter:
+                return False
             waiter.grant = grant
-            waiter.signal.set()
+        waiter.signal.set()
+        return True
 
     def stands(self, waiter: Waiter, sent: float, reply: list[int]) -> None:
         """The server's answer: the holder's time left, the place in the queue, its time, whether it is foreign."""

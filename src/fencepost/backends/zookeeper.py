@@ -4,22 +4,23 @@ import math
 import threading
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 from kazoo.exceptions import NoNodeError
-from kazoo.protocol.serialization import Delete, GetChildren, GetData, Sync
-from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
-from fencepost import check
-from fencepost.backend import Backend, Hold, Promises, Renewal, Status
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import zookeeper_names as names
 from fencepost.backends.overdue import Overdue
-from fencepost.backends.zookeeper_line import Place
+from fencepost.backends.zookeeper_doctor import examine
+from fencepost.backends.zookeeper_line import Place, contenders
 from fencepost.backends.zookeeper_session import SHARE, Reply, Session, sets
+from fencepost.backends.zookeeper_url import read
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.url import Address
+
+_USUAL = 15.0  # the ttl of a session that only looks
 
 
 class ZooKeeper(Backend):
@@ -28,8 +29,8 @@ class ZooKeeper(Backend):
     ``?layout=`` names our children as ``kazoo`` (the default), ``curator`` or ``zookeeper`` (the Java
     recipe) does, so that its clients count us; we count every sequential child, whoever made it. A
     lock's own node is removed by the server when it was idle for a while; a kazoo ``Lock`` object that
-    is kept for longer does not expect that: ``?parents=keep``. TLS: ``?tls=on``, ``ca=``, ``cert=``, ``key=``.
-    With ``user:password@`` all nodes are that user's alone, unless ``?acl=open``.
+    is kept for longer does not expect that: ``?parents=keep``. ``ca=``, ``cert=`` and ``key=`` are files for
+    TLS, as is ``tls=1``. With ``user:password@`` all nodes are that user's alone, unless ``?acl=open``.
     """
 
     scheme = "zookeeper"
@@ -47,37 +48,12 @@ class ZooKeeper(Backend):
 
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
-        options = address.options(
-            layout=names.layout,
-            parents=_choice("container", "keep"),
-            acl=_choice("open", "creator"),
-            connect_timeout=check.duration,
-            tls=_choice("on", "off"),
-            ca=str,
-            cert=str,
-            key=str,
-        )
-        self._hosts = ",".join(
-            f"[{host}]:{port or 2181}" if ":" in host else f"{host or 'localhost'}:{port or 2181}"
-            for host, port in address.hosts or (("localhost", None),)
-        )
-        self._root = "/" + address.path.strip("/")
-        self._layout = options.get("layout", "kazoo")
-        self._container = options.get("parents") != "keep"
-        self._patience = options.get("connect_timeout", 10.0)
-        self._client: dict[str, Any] = {"default_acl": OPEN_ACL_UNSAFE}
-        if address.user is not None:
-            self._client["auth_data"] = [("digest", f"{address.user}:{address.password or ''}")]
-            if options.get("acl") != "open":
-                self._client["default_acl"] = CREATOR_ALL_ACL
-        elif options.get("acl") == "creator":
-            raise ConfigError("acl=creator needs somebody to belong to: write zk://user:password@host")
-        if options.get("tls") == "on":
-            self._client |= {"use_ssl": True, "check_hostname": True, "ca": options.get("ca")}
-            self._client |= {"certfile": options.get("cert"), "keyfile": options.get("key")}
+        self._settings = read(address)
+        self._root = self._settings.root
         self.forked()
 
     def forked(self) -> None:
+        self._closed = False
         self._gate = threading.Lock()
         self._sessions: dict[float, Session] = {}
         self._places: dict[str, Place] = {}  # by holder
@@ -90,7 +66,7 @@ class ZooKeeper(Backend):
         since = self.driver.now()
         place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost)
         try:
-            await place.join(self._layout, self._container, self.driver)
+            await place.join(self._settings, self.driver)
         except BackendError as error:
             if not error.ambiguous:
                 del self._places[holder]
@@ -117,7 +93,7 @@ class ZooKeeper(Backend):
                     session = await self._session(ttl)
                     since = now()
                     place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost)
-                    await place.join(self._layout, self._container, self.driver)
+                    await place.join(self._settings, self.driver)
                 seen = False
                 if not place.ahead:
                     return self._hold(place, since)
@@ -145,8 +121,8 @@ class ZooKeeper(Backend):
         await place.session.answered(signal)
         if holder in self._places:
             raise BackendError(
-                f"ZooKeeper at {self._hosts}: the connection was lost; {name!r} is left when it is back, or with its "
-                f"session",
+                f"ZooKeeper at {self._settings.hosts}: the connection was lost; {name!r} is left when it is back, or "
+                f"with its session",
                 backend=self.scheme,
                 ambiguous=True,
             )
@@ -220,7 +196,18 @@ class ZooKeeper(Backend):
             f"under another name, and let the guard of {name!r} start over with it"
         )
 
+    async def doctor(self) -> list[Finding]:
+        session = await self._session()
+        _, listed = await session.ask(Sync("/"), GetChildren(self._root, None))
+        children = [] if isinstance(listed.error, NoNodeError) else listed.get()
+        folders = [f"{self._root.rstrip('/')}/{child}" for child in children]
+        stats = await session.ask(*(Exists(folder, None) for folder in folders)) if folders else []
+        counts = {folder: stat.value.cversion for folder, stat in zip(folders, stats, strict=True) if stat.value}
+        hosts = len(self.address.hosts)
+        return await self.driver.offload(examine, session, hosts, _USUAL, counts)
+
     async def close(self) -> None:
+        self._closed = True
         self._overdue.close()
         threads = [session.close() for session in self._sessions.values()]
         self._sessions, self._places = {}, {}
@@ -239,17 +226,19 @@ class ZooKeeper(Backend):
             for session in self._sessions.values():
                 if session.connected:
                     return session
-        wanted = (ttl or 15.0) / SHARE
+        wanted = (ttl or _USUAL) / SHARE
         # Whole seconds, or tenths of short ones, so that ttls that hardly differ share a session.
         grid = 1 if wanted > 10 else 10
         timeout = math.ceil(round(wanted * grid, 6)) / grid
         with self._gate:
+            if self._closed:
+                raise ConfigError("these locks are closed; connect again")
             session = self._sessions.get(timeout) or self._open(timeout)
         await session.ready()
         return session
 
     def _open(self, timeout: float) -> Session:
-        session = Session(self._hosts, timeout, self._client, self.driver, self._patience)
+        session = Session(self._settings, timeout, self.driver)
         session.on_lost, session.on_connected = self._session_lost, self._session_connected
         self._sessions[timeout] = session
         session.start()
@@ -301,39 +290,12 @@ class ZooKeeper(Backend):
 
     async def _line(self, name: str) -> list[tuple[Status, str]]:
         """The lock as the leader sees it, and the path of its holder's node; empty if nobody holds it."""
-        session, folder = await self._session(), self._folder(name)
-        _, listed = await session.ask(Sync("/"), GetChildren(folder, None))
-        nodes = [] if isinstance(listed.error, NoNodeError) else names.line(listed.get())[0]
-        if not nodes:
-            return []
-        replies = await session.ask(*(GetData(f"{folder}/{node}", None) for node in nodes))
-        line = sorted(
-            (reply.value[1].czxid, node, *_owner(reply.value[0], node))
-            for reply, node in zip(replies, nodes, strict=True)
-            if not isinstance(reply.error, NoNodeError) and reply.get()
-        )
+        line = await contenders(await self._session(), self._folder(name))
         if not line:
             return []
-        (token, node, holder, ttl), *waiters = line
-        left = self._overdue.left(holder)
-        status = Status(name, holder, token, ttl if left is None else left, tuple(each[2] for each in waiters))
-        return [(status, f"{folder}/{node}")]
-
-
-def _owner(data: bytes, node: str) -> tuple[str, float]:
-    """A node's holder, and the ttl for which it lives on without its process; its name and 0 if it is not ours."""
-    words = data.decode(errors="replace").split()
-    try:
-        holder, ttl = words
-        return check.holder(holder), float(ttl)
-    except ValueError:
-        return node, 0.0
-
-
-def _choice(*values: str) -> Any:
-    def parse(value: str) -> str:
-        if value not in values:
-            raise ValueError(f"it is {' or '.join(values)}")
-        return value
-
-    return parse
+        first, *waiters = line
+        left = self._overdue.left(first.holder)
+        remaining = first.ttl if left is None else left
+        return [
+            (Status(name, first.holder, first.token, remaining, tuple(each.holder for each in waiters)), first.path)
+        ]

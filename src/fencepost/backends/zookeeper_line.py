@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from kazoo.exceptions import NoNodeError, SessionExpiredError
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
 
+from fencepost import check
 from fencepost.backends import zookeeper_names as names
 from fencepost.backends.zookeeper_session import Reply, Session, sets
+from fencepost.backends.zookeeper_url import Settings
 from fencepost.drive import Driver, Signal
 
 _EPHEMERAL_SEQUENTIAL = 3
@@ -49,18 +51,18 @@ class Place:
         assert self.created is not None
         return int(self.created.value[1].czxid)
 
-    async def join(self, layout: str, container: bool, driver: Driver) -> None:
+    async def join(self, settings: Settings, driver: Driver) -> None:
         """Create the node and list the line in one go; BackendError, ambiguous if the node may be there."""
         session, folder = self.session, self.folder
         data = f"{self.holder} {self.ttl:g}".encode()
         while True:
             answered = driver.signal()
-            self._stem = f"{folder}/{names.LAYOUTS[layout](self.holder, session.id)}"
-            self.created = session.send(Create2(self._stem, data, session.acl, _EPHEMERAL_SEQUENTIAL))
+            self._stem = f"{folder}/{names.LAYOUTS[settings.layout](self.holder, session.id)}"
+            self.created = session.send(Create2(self._stem, data, settings.acl, _EPHEMERAL_SEQUENTIAL))
             listed = session.send(GetChildren(folder, None), sets(answered))
             await session.answered(answered)
             if isinstance(self.created.error, NoNodeError):
-                await session.make(folder, container)
+                await session.make(folder)
                 continue
             self.created.get()
             if await self._see(listed):
@@ -137,3 +139,35 @@ class Place:
             # the leader takes no request from a connection that this session has left.
             session.send(Sync(folder))
             session.send(GetChildren(folder, None), found)
+
+
+class Contender(NamedTuple):
+    """Somebody's node in a line, and what it says of its holder; sorted, they stand in their order."""
+
+    token: int
+    path: str
+    holder: str
+    ttl: float
+
+
+async def contenders(session: Session, folder: str) -> list[Contender]:
+    """Who holds a lock and who waits for it, as the leader sees it."""
+    _, listed = await session.ask(Sync("/"), GetChildren(folder, None))
+    nodes = [] if isinstance(listed.error, NoNodeError) else names.line(listed.get())[0]
+    if not nodes:
+        return []
+    replies = await session.ask(*(GetData(f"{folder}/{node}", None) for node in nodes))
+    return sorted(
+        Contender(reply.value[1].czxid, f"{folder}/{node}", *_owner(reply.value[0], node))
+        for reply, node in zip(replies, nodes, strict=True)
+        if not isinstance(reply.error, NoNodeError) and reply.get()
+    )
+
+
+def _owner(data: bytes, node: str) -> tuple[str, float]:
+    """A node's holder, and for how long it outlives its process; its own name and 0 if it is not ours."""
+    try:
+        holder, ttl = data.decode().split()
+        return check.holder(holder), float(ttl)
+    except ValueError:
+        return node, 0.0

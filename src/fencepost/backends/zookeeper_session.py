@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -21,6 +21,7 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect, Create2
 from kazoo.protocol.states import KazooState
 
+from fencepost.backends.zookeeper_url import Settings
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError
 
@@ -111,21 +112,22 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 class Session:
     """One session, kept alive by kazoo, and begun anew by it under a new ``era`` after it was lost."""
 
-    def __init__(self, hosts: str, timeout: float, options: Mapping[str, Any], driver: Driver, patience: float) -> None:
-        self.hosts = hosts
+    def __init__(self, settings: Settings, timeout: float, driver: Driver) -> None:
+        self.hosts = settings.hosts
         self.timeout = timeout
         self.era = 0
         self.on_lost: Callable[[Session], None] = lambda session: None
         self.on_connected: Callable[[Session], None] = lambda session: None
         self._driver = driver
-        self._patience = patience
+        self._settings = settings
+        self._patience = settings.patience
         self._waiting: set[Signal] = set()
         self._client = KazooClient(
-            hosts=hosts,
+            hosts=settings.hosts,
             timeout=timeout,
             handler=_Handler(),
             connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": min(1.0, timeout / 6)},
-            **options,
+            **settings.client,
         )
         self._connection = _Connection(self._client, self._client._conn_retry.copy(), self._client.logger)
         self._client._connection = self._connection
@@ -146,10 +148,6 @@ class Session:
     @property
     def id(self) -> int:
         return int(self._client._session_id or 0)
-
-    @property
-    def acl(self) -> Any:
-        return self._client.default_acl
 
     def _changed(self, state: str) -> None:
         """Kazoo's connection thread says that the connection came up, went down, or lost its session."""
@@ -207,10 +205,10 @@ class Session:
                 f"ZooKeeper at {self.hosts} did not answer within {limit:.3g} s", backend="zookeeper", ambiguous=True
             )
 
-    async def make(self, folder: str, container: bool) -> None:
+    async def make(self, folder: str) -> None:
         """Make sure that a lock's node is there, and all above it."""
+        acl, container = self._settings.acl, self._settings.container
         kind = Container if container else Create2
-        acl = self.acl
         parts = folder.strip("/").split("/")
         paths = ["/" + "/".join(parts[:end]) for end in range(1, len(parts) + 1)]
         above = [Create2(path, b"", acl, 0) for path in paths[:-1]]
@@ -238,6 +236,13 @@ class Session:
             next_step = f"{type(error).__name__} {error}".strip()
         doubt = isinstance(error, DOUBTFUL) or not isinstance(error, KazooException)
         return BackendError(f"ZooKeeper at {self.hosts}: {next_step}", backend="zookeeper", ambiguous=doubt)
+
+    def command(self, word: bytes) -> str:
+        """What the server answers to a four-letter word, on a connection of its own; it blocks."""
+        try:
+            return str(self._client.command(word))
+        except KazooException as error:
+            raise self.failure(error) from error
 
     def close(self) -> threading.Thread:
         """End the session, and with it all its nodes; the thread that does it may be waited for."""

@@ -1,0 +1,48 @@
+"""The waiters of one process, first come, first served; only the first of each line asks Consul."""
+
+import threading
+
+from fencepost.drive import Signal
+
+
+class Lines:
+    """One line for each name that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._lines: dict[str, dict[str, Signal | None]] = {}
+
+    def busy(self, name: str) -> bool:
+        """Whether somebody waits already."""
+        return name in self._lines
+
+    def join(self, name: str, holder: str, limit: int) -> bool:
+        """Take the last place; False if ``limit`` wait already."""
+        with self._gate:
+            line = self._lines.get(name, {})
+            if len(line) >= limit:
+                return False
+            self._lines.setdefault(name, line).setdefault(holder)
+            return True
+
+    def await_turn(self, name: str, holder: str, signal: Signal) -> Signal:
+        """Have ``signal`` set when this holder's turn comes; it joins if it is not in line."""
+        with self._gate:
+            self._lines.setdefault(name, {})[holder] = signal
+        return signal
+
+    def first(self, name: str, holder: str) -> bool:
+        with self._gate:
+            return next(iter(self._lines[name])) == holder
+
+    def leave(self, name: str, holder: str) -> None:
+        """Give the place up, and tell whoever is first then."""
+        with self._gate:
+            line = self._lines.get(name)
+            if line is None or holder not in line:
+                return
+            del line[holder]
+            if not line:
+                del self._lines[name]
+            elif signal := next(iter(line.values())):
+                signal.set()

@@ -1,0 +1,71 @@
+"""What a ZooKeeper URL says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from fencepost import check
+from fencepost.backends import zookeeper_names as names
+from fencepost.errors import ConfigError
+from fencepost.url import Address
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the ensemble is, and how to behave there."""
+
+    hosts: str
+    root: str
+    """The path of the node below which the locks are."""
+    layout: str
+    container: bool
+    """Whether a lock's own node is to vanish when it is out of use."""
+    patience: float
+    """Seconds to wait for a connection."""
+    acl: Any
+    client: dict[str, Any]
+    """More options for kazoo's client: credentials and TLS."""
+
+
+def read(address: Address) -> Settings:
+    """The settings in a URL; ConfigError for what cannot be meant."""
+    options = address.options(
+        layout=names.layout,
+        parents=_choice("container", "keep"),
+        acl=_choice("open", "creator"),
+        connect_timeout=check.duration,
+        tls=_choice("0", "1"),
+        ca=str,
+        cert=str,
+        key=str,
+    )
+    acl, client = OPEN_ACL_UNSAFE, dict[str, Any]()
+    if address.user is not None:
+        client["auth_data"] = [("digest", f"{address.user}:{address.password or ''}")]
+        acl = OPEN_ACL_UNSAFE if options.get("acl") == "open" else CREATOR_ALL_ACL
+    elif options.get("acl") == "creator":
+        raise ConfigError("acl=creator needs somebody whom the nodes belong to: write zk://user:password@host")
+    if options.get("tls") == "1" or options.keys() & {"ca", "cert", "key"}:
+        client |= {"use_ssl": True, "check_hostname": True, "ca": options.get("ca")}
+        client |= {"certfile": options.get("cert"), "keyfile": options.get("key")}
+    hosts = [(host or "localhost", port or 2181) for host, port in address.hosts or (("", None),)]
+    return Settings(
+        hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts),
+        root="/" + address.path.strip("/"),
+        layout=options.get("layout", "kazoo"),
+        container=options.get("parents") != "keep",
+        patience=options.get("connect_timeout", 10.0),
+        acl=acl,
+        client=client,
+    )
+
+
+def _choice(*values: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in values:
+            raise ValueError(f"it is {' or '.join(values)}")
+        return value
+
+    return parse
