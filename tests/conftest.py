@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol
 import pytest
 
 from tests.bouncer import PgBouncer
+from tests.object_store import ObjectStore
 from tests.servers import Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
 
 
@@ -90,4 +91,10 @@ def postgres_server() -> Iterator[Endpoint]:
 @pytest.fixture(scope="session")
 def pgbouncer_server(postgres_server: Endpoint) -> Iterator[Endpoint]:
     with provided("PGBOUNCER", PgBouncer(target=postgres_server.url)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ObjectStore]:
+    with ObjectStore() as server:
         yield server

@@ -19,10 +19,11 @@ import psycopg
 import redis as redis_py
 
 from fencepost.errors import ConfigError, refusal
-from fencepost.guards import memory, postgres, redis, sqlite
+from fencepost.guards import cas, etcd, file, memory, postgres, redis, s3, sqlite
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer, entry, stamp
 from fencepost.rule import Stamp, Verdict
+from tests.object_store import s3_client
 from tests.service import Answer, Service, stamped
 
 
@@ -156,6 +157,37 @@ class Redis:
         return f"{self._prefix}:data:{resource}"
 
 
+class Swapped:
+    """What the guards that compare and swap have in common."""
+
+    def __init__(self, guard: cas.Guard) -> None:
+        self._guard = guard
+        self.write = guard.write
+        self.read = guard.read
+
+    def peek(self, resource: str) -> tuple[bytes | None, int | None]:
+        content = self._guard._load(resource).content
+        return content.value, content.mark.token if content.mark else None
+
+
+def File(folder: str, stack: ExitStack, policy: Policy | None) -> Guarded:
+    return Swapped(file.Guard(folder, policy=policy))
+
+
+def Etcd(address: str, stack: ExitStack, policy: Policy | None) -> Guarded:
+    url, prefix = address.split("#")
+    guard = etcd.Guard(url.replace("etcd:", "http:"), prefix=f"{prefix}/data/", marks=f"{prefix}/mark/", policy=policy)
+    stack.callback(guard.close)
+    return Swapped(guard)
+
+
+def S3(address: str, stack: ExitStack, policy: Policy | None) -> Guarded:
+    url, bucket = address.split("#")
+    client = s3_client(url)
+    stack.callback(client.close)
+    return Swapped(s3.Guard(client, bucket, policy=policy))
+
+
 class Http:
     """The resource service, which is a guard as well."""
 
@@ -222,10 +254,19 @@ def _schema(fixture: Fixture, stack: ExitStack) -> str:
     return f"{url}?options=-csearch_path%3D{name}"
 
 
+def _bucket(fixture: Fixture, stack: ExitStack) -> str:
+    url, name = fixture("object_store").url, f"guard-{secrets.token_hex(4)}"
+    s3_client(url).create_bucket(Bucket=name)
+    return f"{url}#{name}"
+
+
 GUARDS: dict[str, Row] = {
     "memory": Row(lambda fixture, stack: "", Memory),
     "sqlite": Row(lambda fixture, stack: f"{_folder(fixture)}/guarded.sqlite3", SQLite),
     "postgres": Row(_schema, Postgres),
     "redis": Row(lambda fixture, stack: f"{fixture('redis_server').url}#{secrets.token_hex(4)}", Redis),
+    "etcd": Row(lambda fixture, stack: f"{fixture('etcd_server').url}#{secrets.token_hex(4)}", Etcd, examples=60),
+    "s3": Row(_bucket, S3, examples=25),
+    "file": Row(lambda fixture, stack: str(_folder(fixture)), File, examples=100),
     "resource": Row(lambda fixture, stack: stack.enter_context(Service()).url, Http, ordered=False),
 }

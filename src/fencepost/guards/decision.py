@@ -91,16 +91,21 @@ class Access:
         with lock:
             yield
 
+    def weigh(self, mark: Stamp | None, offer: Stamp) -> Verdict:
+        """What the rule, and the limit on leaps, say about ``offer``; nobody is told."""
+        verdict = judge(mark, offer)
+        higher = mark is None or offer.token > mark.token
+        if self._policy is not None and higher and self._policy.leaps(mark, offer.token):
+            return Verdict.LEAP
+        return verdict
+
     def decide(self, mark: Stamp | None, offer: Stamp, *, same: Callable[[], bool] = lambda: False) -> Decision:
         """Judge ``offer`` against the mark. Raises the Refused of the verdict if it does not pass.
 
         ``same`` is asked only when the offer repeats the mark: is its payload known to be that of the
         write that set the mark?
         """
-        verdict = judge(mark, offer)
-        higher = mark is None or offer.token > mark.token
-        if self._policy is not None and higher and self._policy.leaps(mark, offer.token):
-            verdict = Verdict.LEAP
+        verdict = self.weigh(mark, offer)
         fresh = self.conclude(mark, offer, verdict, done=verdict is Verdict.REPLAY and same())
         return Decision(fresh, raised(mark, offer) if verdict is Verdict.ADMIT else mark)
 

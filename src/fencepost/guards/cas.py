@@ -1,0 +1,160 @@
+"""The loop of every guard whose store can only compare and swap: read, judge, write unless it changed meanwhile."""
+
+import hashlib
+import random
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, NamedTuple
+
+from fencepost import check
+from fencepost.errors import BackendError
+from fencepost.events import Action, Event, Hook, Hooks
+from fencepost.guards.decision import Access
+from fencepost.guards.envelope import Content
+from fencepost.guards.policy import Policy
+from fencepost.lease import Offer
+from fencepost.rule import Stamp, Verdict, raised
+
+_TRIES = 200
+_NAP = 0.05
+
+
+class Found(NamedTuple):
+    """What is there, and what tells whether it is still the same later."""
+
+    content: Content
+    version: Any
+
+
+class Guard(ABC):
+    """Bytes by resource, each with its mark; any thread may call, and any process.
+
+    Every method raises the Refused of the verdict, and then nothing was changed; BackendError, ambiguous if the
+    write may have been made all the same: then retry it with the same stamp. ConfigError for a name or an offer that
+    cannot be one. Inside ``with lock:`` the lease need not be passed. They block: in asyncio code, call them with
+    asyncio.to_thread, which takes the lease along.
+    """
+
+    source: ClassVar[str]
+
+    def __init__(self, hooks: Iterable[Hook] = (), policy: Policy | None = None) -> None:
+        self._hooks = tuple(hooks)
+        self._policy = policy
+
+    @abstractmethod
+    def _load(self, resource: str) -> Found:
+        """What is there now."""
+
+    @abstractmethod
+    def _save(self, resource: str, content: Content, version: Any) -> bool:
+        """Put ``content`` there unless it changed since ``version``; whether that was done."""
+
+    def _hold(self, resource: str) -> AbstractContextManager[Any]:
+        """Keep others away meanwhile, where the store can."""
+        return nullcontext()
+
+    def write(self, resource: str, data: bytes, offer: Offer | None = None) -> bool:
+        """Keep ``data``. True if this call did it, False if it is a replay of the write that did."""
+        return self._change(resource, lambda _: data, offer, hashlib.sha256(data).hexdigest())
+
+    def delete(self, resource: str, offer: Offer | None = None) -> bool:
+        """Remove the value; its mark stays, so that older holders remain refused. As ``write`` otherwise."""
+        return self._change(resource, lambda _: None, offer, "gone")
+
+    def update(self, resource: str, change: Callable[[bytes | None], bytes | None], offer: Offer | None = None) -> None:
+        """Read, change and write as one access: what ``change`` was given is what its answer replaces.
+
+        It may be called several times, when others write meanwhile.
+        """
+        # The mark remembers this very call: if the store did not say that it was made, it is found all the same.
+        self._change(resource, change, offer, f"update {secrets.token_hex(8)}")
+
+    def read(self, resource: str, offer: Offer | None = None) -> bytes | None:
+        """Enter, and return the value of that very moment; None if there is none."""
+        access = self._access(resource, offer, "enter")
+        with self._hold(resource):
+            for _ in self._tries(resource):
+                content, version = self._load(resource)
+                if not access.judged:
+                    return content.value
+                entered = access.take()
+                verdict = access.weigh(content.mark, entered)
+                after = raised(content.mark, entered) if verdict is Verdict.ADMIT else content.mark
+                if after == content.mark or self._save(resource, Content(after, None, content.value), version):
+                    access.conclude(content.mark, entered, verdict)
+                    return content.value
+        raise AssertionError("unreachable")
+
+    def enter(self, resource: str, offer: Offer | None = None) -> None:
+        """Raise the mark without writing: from here on every older holder is refused."""
+        self.read(resource, offer)
+
+    def peek(self, resource: str) -> bytes | None:
+        """The value as it is, without entering: for those who will not write it back."""
+        return self._load(check.name(resource, "resource")).content.value
+
+    def mark(self, resource: str) -> Stamp | None:
+        """The largest stamp admitted so far."""
+        return self._load(check.name(resource, "resource")).content.mark
+
+    def reset(self, resource: str, above: int) -> Stamp:
+        """Refuse every token up to ``above``. Raises a mark, never lowers one; the mark now."""
+        check.token(above)
+        check.name(resource, "resource")
+        with self._hold(resource):
+            for _ in self._tries(resource):
+                (mark, _, value), version = self._load(resource)
+                after = mark if mark and mark.token >= above else Stamp(above)
+                if after == mark or self._save(resource, Content(after, None, value), version):
+                    seen = mark.token if mark else None
+                    Hooks(self._hooks)(Event(kind="reset", name=resource, source=self.source, token=above, seen=seen))
+                    return after
+        raise AssertionError("unreachable")
+
+    def _access(self, resource: str, offer: Offer | None, action: Action) -> Access:
+        return Access(self.source, resource, offer, action, self._hooks, self._policy)
+
+    def _change(
+        self,
+        resource: str,
+        change: Callable[[bytes | None], bytes | None],
+        offer: Offer | None,
+        digest: str,
+    ) -> bool:
+        access = self._access(resource, offer, "write")
+        stamp: Stamp | None = None
+        with access.turn(), self._hold(resource):
+            for _ in self._tries(resource):
+                content, version = self._load(resource)
+                mark = content.mark
+                if not access.judged:
+                    if self._save(resource, content._replace(value=change(content.value)), version):
+                        return True
+                    continue
+                # One stamp for all attempts: one that was made, though the store did not say so, is found again.
+                stamp = stamp or access.take()
+                verdict = access.weigh(mark, stamp)
+                done = verdict is Verdict.REPLAY and digest == content.digest
+                if verdict is Verdict.ADMIT:
+                    after = Content(raised(mark, stamp), digest, change(content.value))
+                elif access.refuses:
+                    return access.conclude(mark, stamp, verdict, done=done)
+                else:
+                    after = content._replace(value=change(content.value))
+                if self._save(resource, after, version):
+                    return access.conclude(mark, stamp, verdict, done=done)
+        raise AssertionError("unreachable")
+
+    def _tries(self, resource: str) -> Iterable[int]:
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(random.uniform(0, min(_NAP, 0.001 * 2**attempt)))
+            yield attempt
+        raise BackendError(
+            f"{resource!r} was changed by others {_TRIES} times in a row; its lock is not held by one, or try again",
+            backend=self.source,
+            ambiguous=False,
+        )

@@ -1,0 +1,53 @@
+"""A value and its mark in one piece of bytes, so that whatever replaces the one replaces the other.
+
+A line comes first, ``fencepost 1 {...}`` with the mark as JSON, then the value as it is. Bytes without such a line are
+a value that was there before the guard, and has no mark.
+"""
+
+import json
+from typing import NamedTuple
+
+from fencepost.errors import BackendError
+from fencepost.rule import Stamp
+
+_MAGIC = b"fencepost 1 "
+
+
+class Content(NamedTuple):
+    """What a guarded place holds. A value of None: nothing, or nothing any more; its mark stays."""
+
+    mark: Stamp | None = None
+    digest: str | None = None
+    value: bytes | None = None
+
+
+def pack(content: Content) -> bytes:
+    """The bytes that hold a value together with its mark."""
+    mark, digest, value = content
+    if mark is None and value is not None and not value.startswith(_MAGIC):
+        return value
+    head: dict[str, str | None] = {}
+    if mark is not None:
+        # Numbers as text: a reader that parses doubles would lose digits.
+        head = {"token": str(mark.token), "seq": str(mark.seq), "holder": mark.holder, "digest": digest}
+    if value is None:
+        head["gone"] = "yes"
+    return _MAGIC + json.dumps(head, separators=(",", ":")).encode() + b"\n" + (value or b"")
+
+
+def unpack(data: bytes) -> Content:
+    """The value and the mark that ``data`` holds; BackendError if its first line is damaged."""
+    if not data.startswith(_MAGIC):
+        return Content(value=data)
+    line, _, value = data[len(_MAGIC) :].partition(b"\n")
+    try:
+        head = json.loads(line)
+        mark = Stamp(int(head["token"]), int(head["seq"]), str(head["holder"])) if "token" in head else None
+    except (ValueError, KeyError, TypeError):
+        raise BackendError(
+            f"the mark of a guarded value is damaged ({line[:60]!r}); restore it, then raise it with 'fencepost guard "
+            f"reset'",
+            backend="envelope",
+            ambiguous=False,
+        ) from None
+    return Content(mark, head.get("digest"), None if "gone" in head else value)

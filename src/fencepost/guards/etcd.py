@@ -1,0 +1,193 @@
+"""A guard for etcd: the mark is a key of its own, compared and raised in the same transaction as yours.
+
+    guard = etcd.Guard("http://127.0.0.1:2379")
+    guard.write("account/42", b"...", lease)                 # a value, plain under its key
+    guard.transact("account/42", lease, success=[...])       # a transaction of your own, fenced
+
+With another client: take a ``ticket``, and put its condition and its put into your transaction.
+
+It speaks etcd's JSON gateway (3.4 and newer) over the standard library's HTTP, so it needs no client of etcd.
+"""
+
+import base64
+import http.client
+import json
+import ssl
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from fencepost.errors import BackendError, ConfigError
+from fencepost.events import Hook
+from fencepost.guards import cas
+from fencepost.guards.envelope import Content, pack, unpack
+from fencepost.guards.policy import Policy
+from fencepost.lease import Offer
+from fencepost.rule import Verdict, raised
+
+Json = dict[str, Any]
+
+
+def text(value: str | bytes) -> str:
+    """Bytes as the gateway's JSON carries them."""
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+class Ticket(NamedTuple):
+    """What fences a transaction of yours: it may happen only while the mark's key is at ``revision``.
+
+    ``compare`` and ``put`` say it in the gateway's JSON; other clients take key, revision and value. If
+    the transaction fails on it, somebody was faster: take another ticket.
+    """
+
+    key: bytes
+    revision: int
+    value: bytes
+
+    @property
+    def compare(self) -> Json:
+        """The condition: nobody was admitted since."""
+        return {"key": text(self.key), "target": "MOD", "result": "EQUAL", "mod_revision": str(self.revision)}
+
+    @property
+    def put(self) -> Json:
+        """The operation that raises the mark."""
+        return {"requestPut": {"key": text(self.key), "value": text(self.value)}}
+
+
+class Guard(cas.Guard):
+    """The guarded keys under ``prefix``; their marks are under ``marks``.
+
+    ``endpoints`` are tried in turn. ``headers`` go with every request, such as an Authorization.
+    """
+
+    source = "etcd"
+
+    def __init__(
+        self,
+        *endpoints: str,
+        prefix: str = "",
+        marks: str = "fencepost/mark/",
+        timeout: float = 10.0,
+        context: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] | None = None,
+        hooks: Iterable[Hook] = (),
+        policy: Policy | None = None,
+    ) -> None:
+        super().__init__(hooks, policy)
+        places = [urlsplit(endpoint) for endpoint in endpoints]
+        if not places or any(place.scheme not in ("http", "https") or not place.netloc for place in places):
+            raise ConfigError(f"etcd's endpoints are written like http://127.0.0.1:2379, not {list(endpoints)!r}")
+        self._places = [(place.scheme, place.netloc) for place in places]
+        self._prefix = prefix
+        self._marks = marks
+        self._timeout = timeout
+        self._context = context
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._turn = 0
+        self._idle: deque[http.client.HTTPConnection] = deque()  # shared by threads, each of which takes one
+
+    def ticket(self, resource: str, offer: Offer | None = None) -> Ticket | None:
+        """What admits one transaction of yours; None where the policy lets everything pass.
+
+        Raises the Refused of the verdict.
+        """
+        access = self._access(resource, offer, "write")
+        if not access.judged:
+            return None
+        content, (revision, _) = self._load(resource)
+        stamp = access.take()
+        verdict = access.weigh(content.mark, stamp)
+        access.conclude(content.mark, stamp, verdict)
+        after = Content(raised(content.mark, stamp), None, b"") if verdict is Verdict.ADMIT else content
+        return Ticket(self._mark_key(resource), revision, pack(after._replace(value=b"")))
+
+    def transact(
+        self,
+        resource: str,
+        offer: Offer | None = None,
+        *,
+        compare: Sequence[Json] = (),
+        success: Sequence[Json] = (),
+    ) -> Json | None:
+        """Run a transaction of yours, in the gateway's JSON: its answer, or None if your ``compare`` did not hold."""
+        for _ in self._tries(resource):
+            ticket = self.ticket(resource, offer)
+            fence, raises = ([ticket.compare], [ticket.put]) if ticket else ([], [])
+            answer = self._ask("txn", {"compare": [*fence, *compare], "success": [*success, *raises]})
+            if answer.get("succeeded"):
+                return answer
+            if ticket is None or self._load(resource).version[0] == ticket.revision:
+                return None
+        raise AssertionError("unreachable")
+
+    def _load(self, resource: str) -> cas.Found:
+        keys = (self._mark_key(resource), self._data_key(resource))
+        # Both in one transaction: of one moment.
+        answer = self._ask("txn", {"success": [{"requestRange": {"key": text(key)}} for key in keys]}, reads=True)
+        mark, data = (each["response_range"].get("kvs", [None])[0] for each in answer["responses"])
+        content = unpack(base64.b64decode(mark["value"])) if mark else Content()
+        value = None if data is None else base64.b64decode(data.get("value", ""))
+        versions = tuple(int(each["mod_revision"]) if each else 0 for each in (mark, data))
+        return cas.Found(content._replace(value=value), versions)
+
+    def _save(self, resource: str, content: Content, version: Any) -> bool:
+        mark, data = (text(key) for key in (self._mark_key(resource), self._data_key(resource)))
+        compare = [
+            {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+            for key, revision in zip((mark, data), version, strict=True)
+        ]
+        write: Json = {"requestDeleteRange": {"key": data}}
+        if content.value is not None:
+            write = {"requestPut": {"key": data, "value": text(content.value)}}
+        success = [write]
+        if content.mark is not None:
+            success.append({"requestPut": {"key": mark, "value": text(pack(content._replace(value=b"")))}})
+        return bool(self._ask("txn", {"compare": compare, "success": success}).get("succeeded"))
+
+    def _mark_key(self, resource: str) -> bytes:
+        return (self._marks + resource).encode()
+
+    def _data_key(self, resource: str) -> bytes:
+        return (self._prefix + resource).encode()
+
+    def _ask(self, call: str, body: Json, *, reads: bool = False) -> Json:
+        for left in reversed(range(len(self._places) + 1)):
+            connection, sent = self._take(), False
+            try:
+                if connection.sock is None:
+                    connection.connect()
+                sent = True
+                connection.request("POST", f"/v3/kv/{call}", json.dumps(body), self._headers)
+                response = connection.getresponse()
+                data = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                self._turn += 1
+                # What was never sent, or only read, may be asked of the next one.
+                if left and (reads or not sent):
+                    continue
+                raise BackendError(
+                    f"etcd did not answer: {type(error).__name__}", backend="etcd", ambiguous=sent and not reads
+                ) from error
+            self._idle.append(connection)
+            if response.status != 200:
+                raise BackendError(f"etcd refused: {data[:200]!r}", backend="etcd", ambiguous=response.status >= 500)
+            answer: Json = json.loads(data)
+            return answer
+        raise AssertionError("unreachable")
+
+    def _take(self) -> http.client.HTTPConnection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            scheme, place = self._places[self._turn % len(self._places)]
+            if scheme == "https":
+                return http.client.HTTPSConnection(place, timeout=self._timeout, context=self._context)
+            return http.client.HTTPConnection(place, timeout=self._timeout)
+
+    def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            self._idle.pop().close()

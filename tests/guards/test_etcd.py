@@ -1,0 +1,100 @@
+"""The etcd guard: a condition for one's own transaction, and servers that come and go."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from fencepost.errors import BackendError, ConfigError, StaleToken
+from fencepost.guards.etcd import Guard, text
+from fencepost.guards.policy import Policy
+from fencepost.lease import Grant, Lease
+from fencepost.rule import Stamp
+from tests.conftest import Endpoint
+from tests.servers import Etcd, http_json
+
+
+@pytest.fixture
+def guard(etcd_server: Endpoint) -> Iterator[Guard]:
+    guard = Guard(etcd_server.url.replace("etcd:", "http:"))
+    yield guard
+    guard.close()
+
+
+def put(key: str, value: str) -> dict[str, Any]:
+    return {"requestPut": {"key": text(key), "value": text(value)}}
+
+
+def absent(key: str) -> dict[str, Any]:
+    return {"key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+
+
+def test_a_transaction_of_one_s_own_is_fenced(guard: Guard, thing: str) -> None:
+    answer = guard.transact(thing, 5, success=[put(f"{thing}/a", "1"), put(f"{thing}/b", "2")])
+    assert answer is not None
+    assert (guard.peek(f"{thing}/a"), guard.peek(f"{thing}/b"), guard.mark(thing)) == (b"1", b"2", Stamp(5))
+    with pytest.raises(StaleToken):
+        guard.transact(thing, 4, success=[put(f"{thing}/a", "zombie")])
+    assert guard.peek(f"{thing}/a") == b"1"
+
+
+def test_a_compare_of_one_s_own_that_fails_changes_nothing(guard: Guard, thing: str) -> None:
+    guard.transact(thing, 5, success=[put(thing, "1")])
+    assert guard.transact(thing, 6, compare=[absent(thing)], success=[put(thing, "2")]) is None
+    assert (guard.peek(thing), guard.mark(thing)) == (b"1", Stamp(5))
+
+
+def test_a_ticket_fits_into_the_transaction_of_any_client(guard: Guard, etcd_server: Endpoint, thing: str) -> None:
+    port = int(etcd_server.url.rpartition(":")[2])
+    ticket, rival = guard.ticket(thing, 5), guard.ticket(thing, 6)
+    assert ticket is not None
+    assert rival is not None
+
+    def commit(fence: Any, value: str) -> bool:
+        body = {"compare": [fence.compare], "success": [fence.put, put(thing, value)]}
+        return bool(http_json(port, "POST", "/v3/kv/txn", json.dumps(body)).get("succeeded"))
+
+    assert commit(rival, "6")
+    assert not commit(ticket, "5"), "somebody was admitted since the ticket was given"
+    assert (guard.peek(thing), guard.mark(thing)) == (b"6", Stamp(6))
+    with pytest.raises(StaleToken):
+        guard.ticket(thing, 5)
+    unguarded = Guard(etcd_server.url.replace("etcd:", "http:"), policy=Policy("off"))
+    assert unguarded.ticket(thing, 5) is None
+
+
+def test_transactions_of_many_threads_are_all_made(guard: Guard, thing: str) -> None:
+    held = Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: guard.transact(thing, held, success=[put(f"{thing}/{n}", "x")]), range(12)))
+    assert [guard.peek(f"{thing}/{n}") for n in range(12)] == [b"x"] * 12
+
+
+def test_deleting_leaves_the_mark(guard: Guard, thing: str) -> None:
+    guard.write(thing, b"x", 5)
+    guard.delete(thing, 6)
+    assert (guard.peek(thing), guard.mark(thing)) == (None, Stamp(6))
+
+
+def test_a_server_that_is_gone_is_told_apart_from_one_that_may_have_written(thing: str) -> None:
+    with Etcd() as server:
+        guard = Guard("http://127.0.0.1:1", f"http://{server.address}", timeout=0.5)
+        guard.write(thing, b"x", 5)
+        with server.paused(), pytest.raises(BackendError) as caught:
+            guard.write(thing, b"y", 6)
+        assert not caught.value.ambiguous, "it was only read so far"
+        guard.write(thing, b"z", 7)
+        server.kill()
+        with pytest.raises(BackendError):
+            guard.write(thing, b"y", 8)
+        server.restart()
+        assert guard.read(thing, 9) == b"z"
+        guard.close()
+
+
+@pytest.mark.parametrize("endpoints", [(), ("localhost:2379",), ("etcd://localhost:2379",)])
+def test_endpoints_are_urls(endpoints: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="http://"):
+        Guard(*endpoints)

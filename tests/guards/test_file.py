@@ -1,0 +1,104 @@
+"""The file guard across processes, and killed in the middle."""
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fencepost.errors import BackendError, StaleToken
+from fencepost.guards.file import Guard
+from fencepost.lease import Grant, Lease
+from fencepost.rule import Stamp
+from tests.processes import ROOT
+
+WRITER = """
+import os, signal, sys
+from fencepost.guards.file import Guard
+from fencepost.rule import Stamp
+
+where, folder = sys.argv[1:]
+real = getattr(os, where)
+def dying(*args):
+    if where == "fsync" or not str(args[0]).endswith(".lock"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+setattr(os, where, dying)
+Guard(folder).write("thing", b"new", Stamp(9, 1, "bob"))
+"""
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_killed_before_the_rename_neither_value_nor_mark_moved(tmp_path: Path, where: str) -> None:
+    guard = Guard(tmp_path)
+    guard.write("thing", b"old", Stamp(5, 1, "ann"))
+    killed = subprocess.run([sys.executable, "-c", WRITER, where, str(tmp_path)], cwd=ROOT, timeout=30)
+    assert killed.returncode == -signal.SIGKILL
+    assert (guard.peek("thing"), guard.mark("thing")) == (b"old", Stamp(5, 1, "ann"))
+    assert guard.write("thing", b"newer", Stamp(5, 2, "ann")), "and its lock did not outlive it"
+
+
+def test_updates_of_many_processes_lose_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys; from fencepost.guards.file import Guard; from fencepost.guards.policy import Policy\n"
+        "guard = Guard(sys.argv[1], policy=Policy('off'))\n"
+        "for _ in range(50): guard.update('thing', lambda before: b'%d' % (int(before or 0) + 1))"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT) for _ in range(4)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert Guard(tmp_path).peek("thing") == b"200"
+
+
+def test_updates_of_threads_under_one_lease_lose_nothing(tmp_path: Path) -> None:
+    guard, held = Guard(tmp_path), Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: guard.update("thing", lambda before: b"%d" % (int(before or 0) + 1), held), range(40)))
+    assert guard.peek("thing") == b"40"
+
+
+def test_names_stay_inside_the_folder(tmp_path: Path) -> None:
+    guard = Guard(tmp_path / "guarded")
+    for name in ("..", "../out", "/etc/out", ".", "a" * 512, "ä" * 200):
+        guard.write(name, name.encode(), 5)
+        assert guard.path(name).parent == tmp_path / "guarded"
+        assert guard.read(name, 5) == name.encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["guarded"]
+
+
+def test_deleting_leaves_the_mark(tmp_path: Path) -> None:
+    guard = Guard(tmp_path)
+    guard.write("thing", b"x", 5)
+    guard.delete("thing", 6)
+    assert (guard.peek("thing"), guard.mark("thing")) == (None, Stamp(6))
+    with pytest.raises(StaleToken):
+        guard.write("thing", b"zombie", 5)
+
+
+def test_a_reset_raises_and_never_lowers(tmp_path: Path) -> None:
+    guard = Guard(tmp_path)
+    guard.write("thing", b"x", 5)
+    assert guard.reset("thing", 50) == Stamp(50)
+    assert guard.reset("thing", 20) == Stamp(50)
+    with pytest.raises(StaleToken):
+        guard.write("thing", b"y", 50)
+    assert guard.peek("thing") == b"x"
+
+
+def test_a_damaged_mark_lets_nobody_in(tmp_path: Path) -> None:
+    guard = Guard(tmp_path)
+    guard.write("thing", b"x", 5)
+    path = guard.path("thing")
+    path.write_bytes(path.read_bytes().replace(b'"token":"5"', b'"token":"five"'))
+    with pytest.raises(BackendError, match="damaged"):
+        guard.write("thing", b"y", 6)
+
+
+def test_an_error_of_the_caller_s_own_comes_through(tmp_path: Path) -> None:
+    def change(before: bytes | None) -> bytes:
+        raise PermissionError("mine")
+
+    with pytest.raises(PermissionError, match="mine"):
+        Guard(tmp_path).update("thing", change, 5)
+    assert Guard(tmp_path).mark("thing") is None

@@ -1,0 +1,187 @@
+"""The S3 guard: conditional writes, their conflicts, and the trap of a mark that is metadata."""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from fencepost.errors import BackendError, ReplayMismatch, StaleToken
+from fencepost.guards.s3 import Guard
+from fencepost.lease import Grant, Lease
+from fencepost.rule import Stamp
+from tests.object_store import Fault, ObjectStore, s3_client
+
+
+@pytest.fixture(scope="module")
+def bucket(object_store: ObjectStore) -> str:
+    s3_client(object_store.url).create_bucket(Bucket="guarded")
+    return "guarded"
+
+
+@pytest.fixture
+def client(object_store: ObjectStore, bucket: str) -> Iterator[Any]:
+    client = s3_client(object_store.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def guard(client: Any, bucket: str) -> Guard:
+    return Guard(client, bucket)
+
+
+@pytest.fixture
+def store(object_store: ObjectStore) -> Iterator[ObjectStore]:
+    yield object_store
+    object_store.fault = None
+
+
+def first_puts(count: int, code: str, hits: list[str], *, carried_out: Any = None) -> Fault:
+    """Answer the first puts with an error; ``carried_out`` makes the write all the same."""
+
+    def fault(environ: dict[str, Any]) -> str | None:
+        if environ["REQUEST_METHOD"] != "PUT" or len(hits) >= count:
+            return None
+        hits.append(code)
+        if carried_out is not None:
+            carried_out()
+        return code
+
+    return fault
+
+
+def test_a_mark_in_the_metadata_lets_a_zombie_pass(client: Any, bucket: str, thing: str) -> None:
+    """Why the mark is inside the bytes: the ETag covers nothing else."""
+
+    def put(token: int, body: bytes, **condition: str) -> Any:
+        return client.put_object(Bucket=bucket, Key=thing, Body=body, Metadata={"token": str(token)}, **condition)
+
+    put(1, b"same")
+    seen_by_zombie = client.head_object(Bucket=bucket, Key=thing)
+    assert int(seen_by_zombie["Metadata"]["token"]) <= 1, "so the zombie, with token 1, thinks that it may write"
+    put(2, b"same", IfMatch=seen_by_zombie["ETag"])
+    put(1, b"zombie", IfMatch=seen_by_zombie["ETag"])
+    assert client.get_object(Bucket=bucket, Key=thing)["Body"].read() == b"zombie", "token 2's write is lost"
+
+
+def test_equal_bytes_of_a_newer_holder_keep_the_zombie_out(guard: Guard, client: Any, bucket: str, thing: str) -> None:
+    guard.write(thing, b"same", Stamp(1, 1, "zombie"))
+    before = client.head_object(Bucket=bucket, Key=thing)["ETag"]
+    guard.write(thing, b"same", Stamp(2, 1, "holder"))
+    assert client.head_object(Bucket=bucket, Key=thing)["ETag"] != before
+    with pytest.raises(ClientError, match="PreconditionFailed"):
+        client.put_object(Bucket=bucket, Key=thing, Body=b"zombie", IfMatch=before)
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"zombie", Stamp(1, 2, "zombie"))
+    assert guard.peek(thing) == b"same"
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "PreconditionFailed"])
+def test_a_conflict_is_settled_by_reading_again(guard: Guard, store: ObjectStore, thing: str, code: str) -> None:
+    hits: list[str] = []
+    store.fault = first_puts(3, code, hits)
+    assert guard.write(thing, b"x", 5) is True
+    store.fault = first_puts(6, code, hits)
+    assert guard.read(thing, Stamp(6, 1, "a")) == b"x"
+    assert hits == [code] * 6, "the store refused each of them three times"
+    assert (guard.peek(thing), guard.mark(thing)) == (b"x", Stamp(6, 0, "a"))
+
+
+def test_a_conflict_with_a_newer_holder_ends_in_stale(
+    guard: Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+) -> None:
+    guard.write(thing, b"first", 5)
+    newer = Guard(client, bucket)
+    fault, hits = store, list[str]()
+
+    def overtake() -> None:
+        fault.fault = None
+        newer.write(thing, b"newer", 7)
+
+    store.fault = first_puts(1, "ConditionalRequestConflict", hits, carried_out=overtake)
+    with pytest.raises(StaleToken) as caught:
+        guard.write(thing, b"older", 6)
+    assert (hits, caught.value.seen) == (["ConditionalRequestConflict"], 7)
+    assert guard.peek(thing) == b"newer"
+
+
+def test_a_write_that_was_made_though_the_store_said_otherwise_is_found_again(
+    guard: Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+) -> None:
+    offer, other = Stamp(5, 1, "ann"), Guard(client, bucket)
+
+    def made() -> None:
+        store.fault = None
+        other.write(thing, b"x", offer)
+
+    store.fault = first_puts(1, "PreconditionFailed", [], carried_out=made)
+    assert guard.write(thing, b"x", offer) is False, "as a client that retries by itself would see it"
+    assert guard.write(thing, b"x", offer) is False
+    with pytest.raises(ReplayMismatch):
+        guard.write(thing, b"y", offer)
+
+
+def test_a_store_that_fails_leaves_it_open(guard: Guard, store: ObjectStore, thing: str) -> None:
+    store.fault = first_puts(1, "InternalError", [])
+    with pytest.raises(BackendError) as caught:
+        guard.write(thing, b"x", Stamp(5, 1, "ann"))
+    assert caught.value.ambiguous
+    assert guard.write(thing, b"x", Stamp(5, 1, "ann")) is True
+    with pytest.raises(BackendError) as caught:
+        Guard(s3_client(store.url), "nosuchbucket").read(thing, 5)
+    assert not caught.value.ambiguous
+
+
+def test_deleting_leaves_the_mark(guard: Guard, thing: str) -> None:
+    guard.write(thing, b"x", 5)
+    guard.delete(thing, 6)
+    assert (guard.peek(thing), guard.mark(thing)) == (None, Stamp(6))
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"zombie", 5)
+    assert guard.read(thing, 7) is None
+    guard.write(thing, b"again", 7)
+    assert guard.peek(thing) == b"again"
+
+
+def test_an_object_from_before_the_guard_is_taken_over(guard: Guard, client: Any, bucket: str, thing: str) -> None:
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain")
+    assert (guard.peek(thing), guard.mark(thing)) == (b"plain", None)
+    assert guard.read(thing, 5) == b"plain"
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"zombie", 4)
+    assert (guard.peek(thing), guard.mark(thing)) == (b"plain", Stamp(5, 0))
+
+
+def test_an_object_that_vanishes_in_between_is_made_anew(
+    guard: Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+) -> None:
+    guard.write(thing, b"x", 5)
+
+    def gone() -> None:
+        store.fault = None
+        client.delete_object(Bucket=bucket, Key=thing)
+
+    store.fault = first_puts(1, "NoSuchKey", [], carried_out=gone)
+    assert guard.write(thing, b"y", 6)
+    assert guard.peek(thing) == b"y"
+
+
+def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: Guard, thing: str) -> None:
+    held = Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: guard.update(thing, lambda before: (before or b"") + b".", held), range(12)))
+    assert guard.peek(thing) == b"." * 12
+
+
+def test_what_is_stored_says_what_it_is(guard: Guard, client: Any, bucket: str, thing: str) -> None:
+    guard.write(thing, b"value", Stamp(2**63 - 1, 2, "ann"))
+    raw = client.get_object(Bucket=bucket, Key=thing)["Body"].read()
+    head, _, value = raw.partition(b"\n")
+    digest = hashlib.sha256(b"value").hexdigest()
+    assert value == b"value"
+    assert head == (
+        b'fencepost 1 {"token":"9223372036854775807","seq":"2","holder":"ann","digest":"%s"}' % digest.encode()
+    )
