@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: help demo test check format setup servers bench torture lock clean
+.PHONY: help demo test check format setup servers bench torture model lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -41,6 +41,9 @@ bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 
 torture: setup ## Pauses, kills and guarded increments, at full size
 	$(PY) -m tests.torture $(ARGS)
+
+model: setup ## Check the rule itself with TLC, and that its three controls fail
+	$(PY) scripts/model $(ARGS)
 
 lock: ## Regenerate requirements/*.lock (UPGRADE=1 takes the newest versions)
 	scripts/lock

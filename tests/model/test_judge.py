@@ -1,0 +1,50 @@
+"""The rule as a model: TLC finds nothing lost, finds a loss in each control, and agrees with rule.py."""
+
+import re
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from types import ModuleType
+
+from fencepost.rule import Stamp, Verdict, judge, raised
+from tests.processes import ROOT
+
+SCRIPT = ROOT / "scripts" / "model"
+
+
+def script() -> ModuleType:
+    """scripts/model, which has no .py in its name, as a module."""
+    spec = spec_from_loader("model", SourceFileLoader("model", str(SCRIPT)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_nothing_is_lost_and_each_control_loses_an_update() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--small"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^Small +nothing lost: \d{4,} distinct states", done.stdout)
+    assert len(re.findall(r"^No\w+ +loses an update in \d+ steps", done.stdout, re.MULTILINE)) == 3
+
+
+def test_the_model_and_the_code_say_the_same_of_every_mark_and_offer() -> None:
+    printed = script().tlc("Table", "Table")
+    rows = re.findall(r'^<<(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), "(\w+)", (\d+), (\d+), (\d+)>>', printed, re.M)
+    assert len(rows) == 19 * 18, printed
+    seen = set()
+    for *numbers, said, token, seq, holder in rows:
+        mark_token, mark_seq, mark_holder, offer_token, offer_seq, offer_holder = map(int, numbers)
+        mark = stamp(mark_token, mark_seq, mark_holder) if mark_token else None
+        offer = stamp(offer_token, offer_seq, offer_holder)
+        verdict = judge(mark, offer)
+        after = raised(mark, offer) if verdict is Verdict.ADMIT else mark
+        assert (verdict, after) == (said, stamp(int(token), int(seq), int(holder))), (mark, offer)
+        seen.add(verdict)
+    assert seen == {Verdict.ADMIT, Verdict.STALE, Verdict.LATE, Verdict.CLASH, Verdict.REPLAY}
+
+
+def stamp(token: int, seq: int, holder: int) -> Stamp:
+    return Stamp(token, seq, f"holder-{holder}" if holder else "")
