@@ -13,6 +13,7 @@ import pytest
 
 from tests.bouncer import PgBouncer
 from tests.object_store import ObjectStore
+from tests.redis_servers import RedisCluster
 from tests.servers import Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
 
 
@@ -54,6 +55,12 @@ def provided(name: str, server: AbstractContextManager[Endpoint]) -> Iterator[En
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Endpoint]:
     with provided("REDIS", Redis()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[Endpoint]:
+    with provided("REDIS_CLUSTER", RedisCluster()) as server:
         yield server
 
 

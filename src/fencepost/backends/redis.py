@@ -58,9 +58,9 @@ class Redis(Backend):
         super().__init__(address, driver)
         self.options: Options = options(address)
         self.layout = Layout(self.options.prefix, self.options.fence, self.cluster)
-        self.scripts = scripts(self.options.fence)
+        self.scripts = scripts(self.options.fence, self.cluster)
         self.dial = dial(address, self.options, self.scripts)
-        self._abandoned: dict[str, str] = {}
+        self._closed = False
         self._pruned: dict[str, float] = {}
         self._lines = Lines(driver, self._look)
         self._nodes = self._servers()
@@ -70,7 +70,9 @@ class Redis(Backend):
             raise ConfigError(
                 f"{self.address.scheme}:// takes one server; several are redis+cluster://, redis+sentinel:// or redlock://"
             )
-        return Single(self.driver, self.dial, fixed(self.options.places[0]), _channel(), self._hear, self._lines.lost)
+        return Single(
+            self.driver, self.dial, fixed(self.options.places[0]), _channel(), self._lines.hear, self._lines.lost
+        )
 
     # The contract
 
@@ -130,17 +132,35 @@ class Redis(Backend):
     async def leave(self, name: str, holder: str) -> None:
         earlier, entry = self._lines.asking.pop(holder, (None, ""))
         waiter = self._lines.part(holder)
-        keys = self.layout.keys(name)
+        if waiter is not None:
+            entry = waiter.entry
         try:
-            node = self._nodes.only or await self._nodes.at(keys.lock)
-            wire = await node.ready()
-            # On the same connection this comes after whatever is still under way. On another one it may not.
-            late = earlier is not None and not (earlier.ordered and earlier is wire)
-            entry = waiter.entry if waiter is not None else entry
-            await self._run(wire, self.scripts.leave, keys, holder, entry, _GONE if late else 0, "")
+            await self._leave(name, holder, entry, earlier)
         except BackendError:
-            self._abandoned[holder] = name  # should the lock come to it all the same, it is handed on then
+            self.driver.spawn(self._leave_later(name, holder, entry), "fencepost-redis-leave")
             raise
+
+    async def _leave(
+        self, name: str, holder: str, entry: str, earlier: Pool | Stream | None = None, late: bool = False
+    ) -> None:
+        keys = self.layout.keys(name)
+        wire = await (await self._nodes.at(keys.lock)).ready()
+        # On the same connection this comes after whatever is still under way. On another one it may not.
+        late = late or (earlier is not None and not (earlier.ordered and earlier is wire))
+        await self._run(wire, self.scripts.leave, keys, holder, entry, _GONE if late else 0, "")
+
+    async def _leave_later(self, name: str, holder: str, entry: str) -> None:
+        """Clean up once the server answers again; its ttl does, should that take too long."""
+        until = self.driver.now() + _GONE / 1000
+        pause = 0.1
+        while self.driver.now() < until and not self._closed:
+            await self.driver.sleep(pause)
+            pause = min(2 * pause, 2.0)
+            try:
+                await self._leave(name, holder, entry, late=True)
+                break
+            except BackendError:
+                continue
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         by_node: dict[Node, list[tuple[int, Keys, Hold]]] = {}
@@ -222,15 +242,17 @@ class Redis(Backend):
         return findings
 
     async def close(self) -> None:
+        self._closed = True
         self._lines.close()
         for node in self._nodes.nodes:
+            wire = node.wire
             node.close()
-        await self.driver.sleep(0)  # lets an event loop close its transports
+            if wire is not None:
+                await wire.gone()
 
     def forked(self) -> None:
         for node in self._nodes.nodes:
             node.forked()
-        self._abandoned = {}
         self._lines.forked()
         self._nodes = self._servers()
 
@@ -265,17 +287,6 @@ class Redis(Backend):
             return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + left / 1000 - waiter.ttl))
         self._lines.stands(waiter, sent, reply)
         return waiter.holder in self._lines.waiters
-
-    def _hear(self, node: Node, push: list[Any]) -> None:
-        stranger = self._lines.hear(node, push)
-        if stranger is not None and (name := self._abandoned.pop(stranger, None)) is not None:
-            self.driver.spawn(self._leave_again(name, stranger), "fencepost-redis-leave")
-
-    async def _leave_again(self, name: str, holder: str) -> None:
-        try:
-            await self.leave(name, holder)
-        except BackendError:
-            pass  # its ttl frees the lock
 
     async def _prune(self, name: str, node: Node, keys: Keys) -> bool:
         """Look for dead waiters in a full queue, though not each time; whether it is worth asking again."""
@@ -344,7 +355,7 @@ class Cluster(Redis):
     cluster = True
 
     def _servers(self) -> Single:
-        return Masters(self.driver, self.dial, self.options.places, _channel(), self._hear, self._lines.lost)
+        return Masters(self.driver, self.dial, self.options.places, _channel(), self._lines.hear, self._lines.lost)
 
 
 class Sentinel(Redis):
@@ -354,7 +365,7 @@ class Sentinel(Redis):
 
     def _servers(self) -> Single:
         locate = sentinel(self.driver, self.dial, self.options.places, self.options.service)
-        return Single(self.driver, self.dial, locate, _channel(), self._hear, self._lines.lost)
+        return Single(self.driver, self.dial, locate, _channel(), self._lines.hear, self._lines.lost)
 
 
 def _channel() -> str:

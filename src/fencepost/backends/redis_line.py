@@ -100,10 +100,10 @@ class Lines:
                     del self._lines[line.name]
             return waiter
 
-    def hear(self, node: Node, push: list[Any]) -> str | None:
-        """A message: somebody handed the lock to one of ours; the holder, if nobody here is called so."""
+    def hear(self, node: Node, push: list[Any]) -> None:
+        """A message: somebody handed the lock to one of ours."""
         if push[0] != b"message":
-            return None
+            return
         message: str = push[2].decode()
         token, ms, time, holder = message.split(" ", 3)
         # Not later than the instant of the grant, unless the server's clock was set forward since it last told
@@ -115,12 +115,10 @@ class Lines:
             with self._gate:
                 waiter = self.waiters.get(holder)
                 if waiter is None:
-                    if holder not in self.asking:
-                        return holder
-                    self._early[holder] = grant
-                    return None
+                    if holder in self.asking:
+                        self._early[holder] = grant
+                    return
         self.give(waiter, grant)
-        return None
 
     def give(self, waiter: Waiter, grant: Grant) -> bool:
         """Wake a waiter with its grant; False if it is not to be had any more, so that the grant is nobody's."""

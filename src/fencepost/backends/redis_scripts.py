@@ -40,9 +40,10 @@ class Scripts(NamedTuple):
 
 
 @functools.cache
-def scripts(fence: str) -> Scripts:
+def scripts(fence: str, cluster: bool = False) -> Scripts:
     """The scripts that mint by ``fence``: ``clock`` or ``counter``."""
     folder = files(__package__) / "lua"
+    variants = {"mint": f"mint_{fence}", "tell": "tell_cluster" if cluster else "tell"}
 
     def part(name: str) -> str:
         return (folder / f"{name}.lua").read_text("utf-8")
@@ -51,7 +52,7 @@ def scripts(fence: str) -> Scripts:
         text = part(name)
         needs = _NEEDS.search(text)
         for need in reversed(needs[1].split(", ") if needs else []):
-            text = part(f"mint_{fence}" if need == "mint" else need) + text
+            text = part(variants.get(need, need)) + text
         return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     return Scripts(*map(build, Scripts._fields))

@@ -22,6 +22,7 @@ async def ask(driver: Driver, dial: Dial, place: Place, requests: Sequence[bytes
             return await stream.calls(requests)
         finally:
             stream.close()
+            await stream.gone()
     wire = Socket(dial, place)
     try:
         return wire.calls(requests)

@@ -32,6 +32,7 @@ class Stream(asyncio.Protocol):
         self._gets: Callable[[], Any]
         self._watch: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Future[Any] | None = None
+        self._gone = asyncio.Event()
         self.place = place
         self.open = False
         self.listening = ""
@@ -92,6 +93,7 @@ class Stream(asyncio.Protocol):
             if not future.done():
                 future.set_exception(failure)
         self._pending.clear()
+        self._gone.set()
         self._lost(self)
 
     # Requests
@@ -149,7 +151,12 @@ class Stream(asyncio.Protocol):
     def close(self) -> None:
         self._lost = _ignore
         if self.open:
-            self.transport.close()
+            self.transport.abort()  # everything was answered; a TLS good-bye would take a round trip
+
+    async def gone(self) -> None:
+        """Return once the connection is closed."""
+        if self.open:
+            await self._gone.wait()
 
     def forked(self) -> None:
         self._lost = _ignore

@@ -15,7 +15,7 @@ local function hand_over(lock, queue, counter)
         local ttl, channel, holder = string.match(head, '^(%d+):([^:]*):(.*)$')
         local grant = string.format('%s %s %.0f %s', token, ttl, now, holder)
         -- Nobody receives it: the waiter's process is gone.
-        if redis.call('PUBLISH', channel, grant) > 0 then
+        if tell(channel, grant) then
             redis.call('SET', lock, holder .. ':' .. token, 'PX', ttl)
             return true
         end

@@ -2,7 +2,7 @@
 -- KEYS: lock, queue, gone, counter
 -- ARGV: holder, entry in the queue, ms for which a request of its that arrives late is refused (0: none can),
 --       a token under which it may go on holding all the same ('': none)
--- needs: clock, mint, hand_over
+-- needs: clock, mint, tell, hand_over
 local holder = ARGV[1]
 if ARGV[3] ~= '0' then
     redis.call('SADD', KEYS[3], holder)

@@ -3,7 +3,7 @@
 -- ARGV: holder, ttl in ms, the most that may wait (-1: do not join), entry in the queue, ms to keep the queue
 -- Answers: the token, if granted now; {token, ms left}, if granted before; 0 busy, -1 full, -2 has left;
 --          {ms left or -1, place in the queue, time in us, 1 if the holder is not one of ours}, if queued.
--- needs: clock, mint, hand_over
+-- needs: clock, mint, tell, hand_over
 local lock, queue, gone, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local holder = ARGV[1]
 if redis.call('EXISTS', lock, queue, gone) > 0 then

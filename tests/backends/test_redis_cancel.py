@@ -1,0 +1,133 @@
+"""Whoever stops acquiring, at whatever moment, leaves nothing in Redis, not even by a request that arrives late."""
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost import aio
+from fencepost.errors import BackendError
+from tests.backends.conftest import Own, until
+from tests.redis_servers import Proxy
+from tests.servers import HOST, wait_until
+
+
+class Cancelled:
+    """Awaits a coroutine and cancels it at its n-th suspension, before or after what it waits for has come."""
+
+    def __init__(self, job: Coroutine[Any, Any, Any], at: int, after: bool) -> None:
+        self.job = job
+        self.at = at
+        self.after = after
+        self.struck = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        suspended = 0
+        step = self.job.send
+        argument: Any = None
+        while True:
+            try:
+                future = step(argument)
+            except StopIteration as stop:
+                return stop.value
+            suspended += 1
+            strike = suspended == self.at
+            if not strike or self.after:
+                yield future
+            step, argument = (self.job.throw, asyncio.CancelledError()) if strike else (self.job.send, None)
+            self.struck = self.struck or strike
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_cancelling_at_every_await_leaves_neither_key_nor_entry(own_redis: Own, held: bool, after: bool) -> None:
+    struck: dict[int, int] = {}
+
+    async def scenario() -> None:
+        async with aio.connect(own_redis.url) as locks, aio.connect(own_redis.url) as others:
+            for round_ in range(250):
+                at = 1 + round_ % 4
+                holder = await others.acquire("a") if held else None
+                acquire = Cancelled(
+                    locks._core.acquire("a", ttl=300, timeout=None, renew=True, max_hold=None), at, after
+                )
+                waiting = asyncio.ensure_future(run(acquire))
+                if holder is not None:
+                    await asyncio.sleep(0.001 * (round_ % 3))
+                    await holder.release()
+                lease = await waiting
+                if lease is not None:
+                    await lease.release()
+                if acquire.struck:
+                    struck[at] = struck.get(at, 0) + 1
+                assert own_redis.keys() == set(), f"round {round_}, cancelled at await {at}"
+            assert not locks._core.backend._lines.waiters  # type: ignore[attr-defined]
+            assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]
+
+    async def run(acquire: Cancelled) -> Any:
+        try:
+            return await acquire
+        except asyncio.CancelledError:
+            return None
+
+    asyncio.run(scenario())
+    assert struck.get(1, 0) >= 60, struck
+    assert not held or struck.get(2, 0) >= 20, struck
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_a_request_that_arrives_after_its_holder_left_is_refused(own_redis: Own, face: str) -> None:
+    """The proxy holds it back until the client has given up and left, over another connection."""
+
+    def blocking(url: str) -> None:
+        with fencepost.connect(url) as locks:
+            assert locks.acquire("a").release()
+            proxy.cut(newcomers=False)
+            with pytest.raises(BackendError) as failed:
+                locks.acquire("a", ttl=300)
+            assert failed.value.ambiguous
+
+    async def concurrent(url: str) -> None:
+        async with aio.connect(url) as locks:
+            assert await (await locks.acquire("a")).release()
+            proxy.cut(newcomers=False)
+            with pytest.raises(BackendError) as failed:
+                await locks.acquire("a", ttl=300)
+            assert failed.value.ambiguous
+
+    with Proxy(own_redis.server.port) as proxy:
+        url = f"redis://{HOST}:{proxy.port}?timeout=300ms"
+        if face == "blocking":
+            blocking(url)
+        else:
+            asyncio.run(concurrent(url))
+        assert proxy.held > 0, "the request was to be held back"
+        before = own_redis.requests()
+        proxy.mend()
+        assert wait_until(lambda: own_redis.requests() == before + 1, timeout=10), "it was to arrive after all"
+        assert own_redis.keys() == {"lock:a\x1fgone"}
+        assert 0 < own_redis.client.pttl("lock:a\x1fgone") <= 60_000
+
+
+def test_one_who_could_not_leave_does_so_as_soon_as_the_server_answers(
+    own_redis: Own, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with aio.connect(own_redis.url) as locks, aio.connect(f"{own_redis.url}?timeout=300ms") as leaver:
+            held = await locks.acquire("a")
+            waiting = asyncio.create_task(leaver.acquire("a", ttl=300))
+            await until(lambda: own_redis.client.zcard("lock:a\x1fqueue"), "its entry")
+            own_redis.server.pause()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await until(lambda: "could not clean up" in caplog.text, "its clean-up to fail")
+            own_redis.server.resume()
+            assert await held.release()
+            lease = await locks.acquire("a", timeout=20)
+            assert await lease.release()
+
+    asyncio.run(scenario())
+    assert wait_until(lambda: own_redis.keys() <= {"lock:a\x1fgone"}, timeout=10)

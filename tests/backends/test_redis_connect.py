@@ -1,0 +1,325 @@
+"""Getting through to Redis: TLS, credentials, Unix sockets, clusters, Sentinel, slow and dead servers, forks."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import fencepost
+from fencepost import aio, sync
+from fencepost.errors import BackendError, ConfigError
+from tests.backends.conftest import PATIENCE, Own
+from tests.redis_servers import RedisCluster, Watcher
+from tests.servers import HOST, Redis, wait_until
+
+SECRET = "open:sesame@1/2"
+
+
+def waiting(locks: sync.Locks) -> tuple[threading.Thread, list[int]]:
+    """One who waits for the lock on a thread of its own, already queued; and the token it gets."""
+    got: list[int] = []
+
+    def wait() -> None:
+        with locks.lock("a") as lease:
+            got.append(lease.token)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert wait_until(lambda: bool((found := locks.status("a")) and found.waiters), timeout=PATIENCE)
+    return thread, got
+
+
+async def queued(locks: aio.Locks, name: str) -> "asyncio.Task[aio.Lease]":
+    """The same as a task."""
+    task = asyncio.create_task(locks.acquire(name))
+    for _ in range(1000 * PATIENCE):
+        if (found := await locks.status(name)) and found.waiters:
+            return task
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never joined the queue")
+
+
+def works(url: str) -> None:
+    """Both faces acquire, wait, and are handed the lock there."""
+    with fencepost.connect(url) as locks:
+        with locks.lock("a") as lease:
+            thread, got = waiting(locks)
+        thread.join(PATIENCE)
+        assert got[0] > lease.token
+
+    async def concurrent() -> None:
+        async with aio.connect(url) as locks:
+            async with locks.lock("b"):
+                task = await queued(locks, "b")
+            await (await asyncio.wait_for(task, PATIENCE)).release()
+
+    asyncio.run(concurrent())
+
+
+def fails(url: str, *, ambiguous: bool = False) -> str:
+    """Both faces fail, and say why without saying the password."""
+    said = []
+    with pytest.raises(BackendError) as raised, fencepost.connect(url) as locks:
+        locks.acquire("a", timeout=1)
+    assert raised.value.ambiguous == ambiguous
+    said.append(str(raised.value))
+
+    async def concurrent() -> None:
+        async with aio.connect(url) as locks:
+            await locks.acquire("a", timeout=1)
+
+    with pytest.raises(BackendError) as raised:
+        asyncio.run(concurrent())
+    said.append(str(raised.value))
+    assert SECRET not in "".join(said)
+    return "\n".join(said)
+
+
+def test_user_and_password(own_redis: Own) -> None:
+    commands = (
+        "-@all +hello +client +select +script +evalsha +eval +subscribe +ping +exists +get +set +del +time +publish"
+    )
+    commands += " +zadd +zrank +zrange +zcard +zrem +zpopmin +pttl +pexpire +sismember +sadd"
+    own_redis.client.execute_command(
+        "ACL", "SETUSER", "app", "on", f">{SECRET}", "~lock:*", "&fencepost.*", *commands.split()
+    )
+    own_redis.client.execute_command("ACL", "SETUSER", "default", "off")
+    place = f"{HOST}:{own_redis.server.port}"
+    works(f"redis://app:open%3Asesame%401%2F2@{place}/0")
+    assert "WRONGPASS" in fails(f"redis://app:{SECRET[::-1].replace('/', '').replace('@', '')}@{place}")
+    assert "NOAUTH" in fails(f"redis://{place}")
+
+
+def test_a_unix_socket_and_another_database(tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    with Redis(args=["--unixsocket", str(path)]) as server:
+        works(f"redis+unix://{path}?db=3")
+        client = redis.Redis(port=server.port, db=3)
+        assert client.keys("*") == [b"lock:\x1ftoken"]
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=DNS:localhost,IP:{HOST}"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_tls(certificate: Path) -> None:
+    class Encrypted(Redis):
+        port_count = 2
+
+        def command(self) -> list[str]:
+            tls = ["--tls-port", str(self.ports[1]), "--tls-cert-file", str(certificate / "cert.pem")]
+            tls += ["--tls-key-file", str(certificate / "key.pem"), "--tls-auth-clients", "no"]
+            return [*super().command(), *tls]
+
+    with Encrypted() as server:
+        place = f"{HOST}:{server.ports[1]}"
+        works(f"rediss://{place}?tls_ca={certificate / 'cert.pem'}")
+        works(f"rediss://{place}?tls_verify=no")
+        assert "certificate" in fails(f"rediss://{place}").lower()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://localhost/zero", "number of a database"),
+        ("redis://localhost?fence=time", "'clock' or 'counter'"),
+        ("redis://localhost?tls_ca=/x", "rediss://"),
+        ("rediss://localhost?tls_ca=/does/not/exist", "TLS files"),
+        ("redis://a,b", "redis\\+cluster://"),
+        ("redis://localhost?timeout=0", "greater than 0"),
+        ("redis://localhost?prefx=a", "did you mean 'prefix'"),
+        ("redis+sentinel://localhost", "name the master"),
+        ("redis+cluster://localhost/1", "no database but 0"),
+        ("redis+cluster://localhost?prefix={a", "hash tag"),
+        ("redis+unix://localhost/x", "Unix socket"),
+    ],
+)
+def test_a_url_that_cannot_be_meant_says_what_to_write(url: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        fencepost.connect(url)
+
+
+def test_a_server_that_is_not_there_or_does_not_answer_is_given_up_in_time(own_redis: Own) -> None:
+    url = f"{own_redis.url}?timeout=200ms&connect_timeout=200ms"
+    with fencepost.connect(url) as locks:
+        locks.acquire("a").release()
+        with own_redis.server.paused(), pytest.raises(BackendError, match="no answer in time") as raised:
+            locks.acquire("a")
+        assert raised.value.ambiguous
+        locks.acquire("a", timeout=PATIENCE).release()
+    with own_redis.server.paused():
+        assert "no answer" in fails(url)
+    own_redis.server.kill()
+    assert "cannot connect" in fails(url)
+    own_redis.server.restart()
+    works(own_redis.url)
+
+
+def test_a_forked_child_uses_connections_of_its_own_and_does_not_keep_its_parent_alive(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url) as locks:
+        held = locks.acquire("a")
+        thread, _ = waiting(locks)
+        inside, outside = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.read(inside, 1)
+                with locks.lock("b"):
+                    os._exit(0 if not held.release() else 1)
+            finally:
+                os._exit(2)
+        os.close(inside)
+        assert len(own_redis.client.pubsub_channels("fencepost.*")) == 1
+        assert held.release()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    # The parent's connections are closed. The child, which has copies of them, is still there.
+    assert wait_until(lambda: own_redis.client.pubsub_channels("fencepost.*") == [], timeout=PATIENCE)
+    os.write(outside, b"x")
+    os.close(outside)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_names_with_braces_are_locks_of_their_own_in_a_cluster(redis_cluster: Any) -> None:
+    names = ["a", "{a}", "{a}b", "b{a}", "a}", "{a", "}{", "{}a", "{{a}}", "a{b}{c}", "\N{SNOWMAN}{"]
+    for fence in ("clock", "counter"):
+        with fencepost.connect(f"{redis_cluster.url}?fence={fence}") as locks:
+            leases = [locks.try_acquire(name) for name in names]
+            assert all(leases)
+            assert {status.name for status in locks.list()} == set(names)
+            assert all(locks.try_acquire(name) is None for name in names)
+            assert all(lease.release() for lease in leases if lease)
+
+
+def test_a_slot_that_moves_takes_its_waiters_along() -> None:
+    with RedisCluster() as cluster, fencepost.connect(cluster.url) as locks:
+        held = locks.acquire("a")
+        thread, got = waiting(locks)
+        slot = int(cluster.members[0].tell("CLUSTER", "KEYSLOT", "lock:a"))
+        ids = [member.tell("CLUSTER", "MYID") for member in cluster.members]
+        (source,) = [m for m in cluster.members if m.tell("CLUSTER", "COUNTKEYSINSLOT", slot) != "0"]
+        target = cluster.members[(cluster.members.index(source) + 1) % 3]
+        there, here = ids[cluster.members.index(target)], ids[cluster.members.index(source)]
+        target.tell("CLUSTER", "SETSLOT", slot, "IMPORTING", here)
+        source.tell("CLUSTER", "SETSLOT", slot, "MIGRATING", there)
+        client = redis.Redis(port=source.port)
+        keys: Any = client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100)  # type: ignore[no-untyped-call]
+        for key in keys:
+            client.migrate(HOST, target.port, [key], 0, 5000)
+        client.close()
+        for member in (target, source):
+            member.tell("CLUSTER", "SETSLOT", slot, "NODE", there)
+        assert held.release()
+        thread.join(PATIENCE)
+        assert got
+        assert got[0] > held.token
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[tuple[Redis, Redis, str]]:
+    """A master, its replica, and three sentinels who agree that the master is well."""
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(Redis())
+        replica = stack.enter_context(Redis(args=["--replicaof", HOST, str(master.port)]))
+        link: Any = redis.Redis(port=replica.port, decode_responses=True)
+        assert wait_until(lambda: link.info("replication")["master_link_status"] == "up", timeout=PATIENCE)
+        link.close()
+        watchers = [stack.enter_context(Watcher(master=master.port, quorum=2)) for _ in range(3)]
+
+        def agreed() -> bool:
+            for watcher in watchers:
+                client: Any = redis.Redis(port=watcher.port, decode_responses=True)
+                state = client.sentinel_master("mymaster")
+                client.close()
+                if (state["num-slaves"], state["num-other-sentinels"]) != (1, 2):
+                    return False
+            return True
+
+        assert wait_until(agreed, timeout=PATIENCE)
+        yield master, replica, f"redis+sentinel://{','.join(w.address for w in watchers)}/mymaster"
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> None:
+    def blocking(url: str) -> None:
+        with fencepost.connect(url, ttl=2) as locks:
+            before = locks.acquire("a", renew=False)
+            thread, got = waiting(locks)
+            master.kill()
+            thread.join(PATIENCE)
+            assert got
+            assert got[0] > before.token
+
+    async def concurrent(url: str) -> None:
+        async with aio.connect(url, ttl=2) as locks:
+            before = await locks.acquire("a", renew=False)
+            task = await queued(locks, "a")
+            master.kill()
+            lease = await asyncio.wait_for(task, PATIENCE)
+            assert lease.token > before.token
+            await lease.release()
+
+    with watched() as (master, replica, url):
+        works(url)
+        blocking(url) if face == "blocking" else asyncio.run(concurrent(url))
+        client: Any = redis.Redis(port=replica.port, decode_responses=True)
+        assert client.info("replication")["role"] == "master", "it was to fail over"
+        client.close()
+        replica.kill()
+
+
+def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
+    with Redis() as master, Redis(args=["--replicaof", HOST, str(master.port)]) as replica:
+        there: Any = redis.Redis(port=replica.port, decode_responses=True)
+        assert wait_until(lambda: there.info("replication")["master_link_status"] == "up", timeout=PATIENCE)
+        url = f"{master.url}?wait_replicas=1&timeout=1s"
+        works(url)
+        with fencepost.connect(url) as locks:
+            with locks.lock("a") as lease:
+                assert there.get("lock:a") == f"{lease.holder}:{lease.token}"
+            with replica.paused(), pytest.raises(BackendError, match="0 of 1 replicas") as raised:
+                locks.acquire("a")
+            assert raised.value.ambiguous
+            assert locks.status("a") is None, "what was not confirmed is given back"
+        there.close()
+        master.kill()
+
+
+def findings(url: str) -> dict[str, tuple[str, str]]:
+    async def examine() -> list[Any]:
+        async with aio.connect(url) as locks:
+            return await locks._core.backend.doctor()
+
+    found = asyncio.run(examine())
+    return {finding.what.split(",")[0]: (finding.level, finding.means) for finding in found}
+
+
+def test_the_doctor_reads_the_settings_and_says_what_they_mean(own_redis: Own) -> None:
+    found = findings(own_redis.url)
+    assert found["appendonly no"][0] == "warn"
+    assert found["maxmemory 0"][0] == "ok"
+    assert found["fence=clock"][0] == "ok"
+    own_redis.client.config_set("maxmemory", 10_000_000)
+    own_redis.client.config_set("maxmemory-policy", "volatile-lru")
+    own_redis.client.config_set("appendonly", "yes")
+    own_redis.client.config_set("appendfsync", "always")
+    found = findings(f"{own_redis.url}?fence=counter&wait_replicas=1")
+    assert found["maxmemory 10000000"][0] == "risk"
+    assert "evicts held locks" in found["maxmemory 10000000"][1]
+    assert found["appendonly yes"][0] == "ok"
+    assert found["fence=counter"][0] == "warn"
+    assert found["0 replicas"][0] == "risk"

@@ -1,0 +1,103 @@
+"""fencepost and any client that locks with SET NX PX exclude each other, both ways."""
+
+import threading
+
+import pytest
+from redis.exceptions import LockNotOwnedError
+from redis.lock import Lock
+
+import fencepost
+from fencepost import sync
+from fencepost.errors import BackendError
+from tests.backends.conftest import Own
+from tests.servers import wait_until
+
+
+def waiting(locks: sync.Locks, name: str, ttl: float = 300.0) -> tuple[threading.Thread, list[sync.Lease]]:
+    """One who waits on a thread of its own, already in the queue."""
+    got: list[sync.Lease] = []
+    thread = threading.Thread(target=lambda: got.append(locks.acquire(name, ttl=ttl)), daemon=True)
+    thread.start()
+
+    def queued() -> bool:
+        status = locks.status(name)
+        return status is not None and len(status.waiters) == 1
+
+    assert wait_until(queued, timeout=10)
+    return thread, got
+
+
+def test_redis_py_keeps_fencepost_out_and_its_release_wakes_the_waiter(own_redis: Own) -> None:
+    foreign = Lock(own_redis.client, "lock:a", timeout=300)
+    assert foreign.acquire()
+    with fencepost.connect(own_redis.url) as locks:
+        assert locks.try_acquire("a") is None
+        status = locks.status("a")
+        assert status is not None
+        assert (status.holder, status.token) == (foreign.local.token.decode(), 0)
+        thread, got = waiting(locks, "a")
+        assert not got
+        foreign.release()
+        thread.join(10)
+        assert got
+        assert not Lock(own_redis.client, "lock:a", timeout=300).acquire(blocking=False)
+        assert got[0].release()
+
+
+@pytest.mark.parametrize("end", ["it expires", "somebody deletes it"])
+def test_the_end_of_a_foreign_key_wakes_the_waiter(own_redis: Own, end: str) -> None:
+    own_redis.client.set("lock:a", "somebody", nx=True, px=300 if end == "it expires" else None)
+    with fencepost.connect(own_redis.url) as locks:
+        thread, got = waiting(locks, "a")
+        if end != "it expires":
+            own_redis.client.delete("lock:a")
+        thread.join(10)
+        assert got
+        assert got[0].release()
+
+
+def test_waiting_for_a_foreign_holder_costs_the_same_for_one_waiter_and_for_fifty(own_redis: Own) -> None:
+    own_redis.client.set("lock:a", "somebody", nx=True)
+    with fencepost.connect(own_redis.url) as locks:
+        threads = [threading.Thread(target=lambda: locks.acquire("a").release(), daemon=True) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        assert wait_until(lambda: own_redis.client.zcard("lock:a\x1fqueue") == 50, timeout=20)
+        before = own_redis.requests()
+        assert wait_until(lambda: own_redis.requests() >= before + 5, timeout=20), "the look-out looks"
+        polled = own_redis.requests() - before
+        assert polled < 20, "one look-out, not fifty"
+        own_redis.client.delete("lock:a")
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert own_redis.keys() == set()
+
+
+def test_fencepost_keeps_redis_py_out_until_it_releases(own_redis: Own) -> None:
+    foreign = Lock(own_redis.client, "lock:a", timeout=300)
+    with fencepost.connect(own_redis.url) as locks:
+        with locks.lock("a"):
+            assert not foreign.acquire(blocking=False)
+            foreign.local.token = b"not the holder"
+            with pytest.raises(LockNotOwnedError):
+                foreign.release()
+            assert locks.status("a")
+        assert foreign.acquire(blocking=False)
+        foreign.release()
+
+
+def test_the_prefix_says_which_key_is_the_lock(own_redis: Own) -> None:
+    with fencepost.connect(f"{own_redis.url}?prefix=") as locks, locks.lock("account/42") as lease:
+        assert own_redis.client.get("account/42") == f"{lease.holder}:{lease.token}"
+        assert 0 < own_redis.client.pttl("account/42") <= 15_000
+        own_redis.client.set("not a lock", "1")
+        assert [status.name for status in locks.list()] == ["account/42"]
+
+
+def test_a_key_that_is_no_lock_is_left_alone(own_redis: Own) -> None:
+    own_redis.client.hset("lock:a", "field", "value")
+    with fencepost.connect(own_redis.url) as locks, pytest.raises(BackendError, match="prefix") as raised:
+        locks.acquire("a", timeout=5)
+    assert not raised.value.ambiguous
+    assert own_redis.client.hgetall("lock:a") == {"field": "value"}
