@@ -8,9 +8,6 @@ from typing import Any, Self
 
 import boto3
 from botocore.config import Config
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
-
 from tests.processes import HOST
 
 Fault = Callable[[dict[str, Any]], str | None]
@@ -33,6 +30,10 @@ class ObjectStore:
     """moto's server in a thread. ``fault`` answers for it where a real store would, and moto never does."""
 
     def __init__(self) -> None:
+        # Slow to import, and clients do not need them.
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
         self.fault: Fault | None = None
         self._app = DomainDispatcherApplication(create_backend_app)
         self._one_at_a_time = threading.Lock()
