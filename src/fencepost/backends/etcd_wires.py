@@ -85,7 +85,10 @@ def _await_grpc() -> None:
 
 forks = Forks()
 os.register_at_fork(before=forks.before, after_in_parent=forks.in_parent, after_in_child=forks.in_child)
-_parents: list[Any] = []  # never closed: they belong to another process
+# Never closed. When its last channel goes, gRPC ends, on a thread that holds a lock which every child would
+# inherit; so one channel, which never connects, stays.
+_anchor: list[grpc.Channel] = []
+_parents: list[Any] = []  # nor these: they belong to another process
 
 
 class Wires:
@@ -134,6 +137,8 @@ class Wires:
         if self.closed:
             raise BackendError("these locks are closed; connect again", backend="etcd", ambiguous=False)
         if place not in self._channels:
+            if not _anchor:
+                _anchor.append(grpc.insecure_channel("127.0.0.1:1", options=_CHANNEL))
             target = self.hosts[place]
             if self.secure:
                 secrets = grpc.ssl_channel_credentials(*self._secrets)
