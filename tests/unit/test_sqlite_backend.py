@@ -194,8 +194,33 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, folder: str) -
     assert str(path) in str(raised.value)
 
 
-def test_an_interrupt_while_the_file_is_busy_leaves_no_transaction_open(path: Path) -> None:
+def test_an_interrupt_just_after_begin_leaves_no_transaction_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an interrupt that came during BEGIN is raised."""
+    patiently = sqlite_file.File._patiently
+    armed = [True]
+
+    def interrupted(self: sqlite_file.File, db: sqlite3.Connection, statement: str, *args: object) -> sqlite3.Cursor:
+        cursor = patiently(self, db, statement, *args)
+        if statement.startswith("BEGIN") and armed:
+            armed.clear()
+            raise KeyboardInterrupt
+        return cursor
+
     with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
+        locks.acquire("warm").release()
+        monkeypatch.setattr(sqlite_file.File, "_patiently", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            locks.acquire("a")
+        other = sqlite3.connect(path, timeout=0, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+        other.close()
+        assert locks.status("a") is None
+        assert locks.acquire("a", timeout=PATIENCE).release()
+
+
+def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> None:
+    with fencepost.connect(f"sqlite://{path}?busy=1h", ttl=60) as locks:
         locks.acquire("warm").release()
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
@@ -211,11 +236,8 @@ def test_an_interrupt_while_the_file_is_busy_leaves_no_transaction_open(path: Pa
         with pytest.raises(KeyboardInterrupt):
             locks.acquire("a")
         helper.join()
-        other.execute("BEGIN IMMEDIATE")
-        other.execute("ROLLBACK")
         other.close()
         assert locks.status("a") is None
-        assert locks.acquire("a", timeout=PATIENCE).release()
 
 
 def test_a_process_frozen_inside_a_transaction_is_reported_as_such(path: Path) -> None:
