@@ -71,7 +71,7 @@ class Run:
             scenario=scenario.data(),
         )
         for action in scenario.actions:
-            world.at(action["at"], None, self._act, action)
+            world.plan(action["at"], self._act, action)
 
     def trace(self) -> list[Line]:
         world = self.world

@@ -42,6 +42,11 @@ class World:
         life = 0 if node is None else node.life
         heappush(self._queue, (max(instant, self.now), tie, self._count, node, life, call, args))
 
+    def plan(self, instant: float, call: Callable[..., None], *args: Any) -> None:
+        """Make a call at an instant, before all else that is due then; what comes earlier does not notice."""
+        self._count += 1
+        heappush(self._queue, (max(instant, self.now), -1.0, self._count, None, 0, call, args))
+
     def run(self, until: float) -> None:
         """Let everything happen that is due up to ``until``."""
         queue = self._queue

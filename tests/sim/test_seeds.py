@@ -1,0 +1,99 @@
+"""The real core, guard and rule in thousands of random worlds; and that these worlds find what is broken."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fencepost.sim import parse, run
+from fencepost.sim.chaos import WEAKENED, chaos
+from fencepost.sim.seeds import Tally, judge, keep, try_many, try_seeds
+from tests.sim.mutants import RELEASE, RULE, broken_rule, unconditional_release
+
+REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+STRESS = {
+    "overlapping_beliefs": 200,
+    "zombie_writes": 100,
+    "write:stale": 300,
+    "enter:stale": 100,
+    "enter:clash": 20,
+    "write:replay": 200,
+    "write:late": 20,
+    "freed:expired": 1000,
+    "freed:failover": 100,
+    "freed:jump": 20,
+    "told": 100,
+    "wrote:unknown": 50,
+    "lost": 1000,
+}
+"""What must have happened, at least so often, for 1500 seeds without a violation to mean anything."""
+
+
+def reasons(tally: Tally) -> str:
+    return "\n".join(f"{each.replay('enter', False)}: {each.violations[0]}" for each in tally.failures)
+
+
+def test_no_promise_is_broken_whatever_fails() -> None:
+    tally = try_many(0, 1500)
+    assert not tally.failures, reasons(tally)
+    assert tally.seeds == 1500
+    idle = {what: tally.counts[what] for what, least in STRESS.items() if tally.counts[what] < least}
+    assert not idle, f"these hardly happened: {idle}"
+    for fault in ("pause", "cut", "kill", "restart", "skew", "jump", "failover", "lose", "evict"):
+        assert tally.counts[f"fault:{fault}"] > 50, fault
+
+
+def test_once_the_faults_stop_all_work_gets_done() -> None:
+    tally = try_many(0, 300, calm=True)
+    assert not tally.failures, reasons(tally)
+    assert tally.counts["fault:calm"] == 300
+
+
+@pytest.mark.parametrize("fencing", WEAKENED)
+def test_a_weakened_guard_is_found_out(fencing: str) -> None:
+    tally = try_seeds(range(1000), fencing=fencing, stop=True)
+    assert tally.failures, f"1000 seeds, and nobody noticed that fencing is {fencing}"
+
+
+@pytest.mark.parametrize("fencing", ["off", "writes"])
+def test_a_weakened_guard_loses_updates(fencing: str) -> None:
+    assert try_seeds(range(100), fencing=fencing).counts["lost_updates"] > 0
+
+
+def found_out() -> bool:
+    return bool(
+        try_seeds(range(200), stop=True).failures
+        or try_seeds(range(20), calm=True, stop=True).failures
+        or try_seeds(range(200, 1000), stop=True).failures
+    )
+
+
+@pytest.mark.parametrize("mutant", RULE)
+def test_one_changed_comparison_in_the_rule_is_found_out(mutant: str) -> None:
+    with broken_rule(mutant):
+        assert found_out()
+
+
+@pytest.mark.parametrize("where", RELEASE)
+def test_an_unconditional_release_is_found_out(where: str) -> None:
+    with unconditional_release(where):
+        assert found_out()
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=[path.stem for path in REGRESSIONS])
+def test_what_failed_once_does_not_fail_again(path: Path) -> None:
+    scenario = parse(path.read_bytes())
+    calm = any(action["do"] == "calm" for action in scenario.actions)
+    assert not judge(run(scenario), calm=calm).violations
+
+
+def test_a_failing_seed_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
+    failure = try_seeds(range(1000), fencing="off", stop=True).failures[0]
+    seed = failure.scenario.seed
+    assert failure.replay("off", False) == f"fencepost sim --seed {seed} --fencing off"
+    assert chaos(seed, fencing="off") == failure.scenario
+    path = keep(failure, tmp_path / "kept")
+    assert json.loads(path.read_text())["broke"]
+    again = parse(path.read_bytes())
+    assert again == failure.scenario
+    assert judge(run(again), weakened=True).violations == failure.violations
