@@ -7,6 +7,7 @@ from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN, Stamp
 
 MAX_NAME = 512
+_EXACT_IN_JSON = 2**53 - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -70,6 +71,11 @@ def token(value: int) -> int:
     if not 1 <= value <= MAX_TOKEN:
         raise ConfigError(f"a fencing token lies between 1 and 2^63-1, not {value}")
     return value
+
+
+def json_number(value: int) -> int | str:
+    """A token as JSON carries it: text above 2^53-1, where readers that parse doubles lose digits."""
+    return value if value <= _EXACT_IN_JSON else str(value)
 
 
 def holder(value: str) -> str:

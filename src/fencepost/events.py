@@ -3,9 +3,10 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
 
+from fencepost import check
 from fencepost.rule import Verdict
 
 Kind: TypeAlias = Literal[
@@ -45,6 +46,17 @@ class Event:
     seen: int | None = None
     """At a guard: the mark's token before this access; None if there was no mark."""
     detail: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """What is known, ready for JSON: tokens above 2^53-1 are text, for many readers round such numbers."""
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        facts = {name: value for name, value in known.items() if value is not None and value != ""}
+        if self.verdict is not None:
+            facts["verdict"] = self.verdict.value
+        for name in ("token", "seen"):
+            if name in facts:
+                facts[name] = check.json_number(facts[name])
+        return facts
 
 
 Hook: TypeAlias = Callable[[Event], None]

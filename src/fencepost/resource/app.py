@@ -74,7 +74,7 @@ class App:
             check.stamp(offer)
         self._store.require(key, offer)
         written = await self._store.write(key, await self._body(request), offer)
-        fence = wire.number(written.mark.token) if written.mark else 0
+        fence = check.json_number(written.mark.token) if written.mark else 0
         return wire.answer(200, {"written": True, "replay": written.replay, "max_fence": fence}, written.mark)
 
     async def _get(self, request: Request, key: str) -> Response:

@@ -16,7 +16,6 @@ from fencepost.rule import Stamp, Verdict
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
-_EXACT_IN_JSON = 2**53 - 1
 # "stale fencing token" is the wording other implementations of this service use: keep it.
 _REFUSALS = {
     Verdict.STALE: "stale fencing token",
@@ -88,11 +87,6 @@ def _quality(params: Iterable[str]) -> float:
     return 1.0
 
 
-def number(value: int) -> int | str:
-    """A token as JSON carries it: text above 2^53-1, where readers that parse doubles lose digits."""
-    return value if value <= _EXACT_IN_JSON else str(value)
-
-
 def answer(status: int, body: Mapping[str, Any], mark: Stamp | None = None, **headers: str) -> Response:
     """A JSON answer that names the mark, if there is one."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -107,9 +101,9 @@ def refusal(error: Refused) -> Response:
     verdict, mark, got = error.verdict, error.mark, error.offer
     body: dict[str, Any] = {"error": _REFUSALS[verdict]}
     if mark and got:
-        body |= {"seen": number(mark.token), "got": number(got.token)}
+        body |= {"seen": check.json_number(mark.token), "got": check.json_number(got.token)}
         if verdict in (Verdict.LATE, Verdict.REPLAY):
-            body |= {"seen_seq": number(mark.seq), "got_seq": number(got.seq)}
+            body |= {"seen_seq": check.json_number(mark.seq), "got_seq": check.json_number(got.seq)}
     if verdict is not Verdict.STALE:
         body["verdict"] = verdict
     status = 428 if verdict is Verdict.MISSING else 409
@@ -122,5 +116,5 @@ def value(data: bytes, mark: Stamp | None) -> Response:
         text, encoding = data.decode(), "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(data).decode(), "base64"
-    fence = number(mark.token) if mark else 0
+    fence = check.json_number(mark.token) if mark else 0
     return answer(200, {"value": text, "encoding": encoding, "max_fence": fence}, mark, Vary="Accept")

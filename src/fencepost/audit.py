@@ -1,0 +1,116 @@
+"""An audit log of JSON lines, as a hook: ``connect(..., hooks=[Audit("audit.jsonl")])``.
+
+Each line is one event: what happened, to which lock or resource, with which token, and what was decided.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from fencepost.errors import ConfigError
+from fencepost.events import Event, Kind
+
+Sync: TypeAlias = Literal["never", "refusals", "always"]
+
+_KINDS: tuple[Kind, ...] = ("acquired", "released", "lost", "not_owner", "decision", "override", "reset")
+
+
+class Audit:
+    """Appends events to a file, which many threads and processes may share, and which may be rotated at any time.
+
+    ``sync`` says which lines are on disk, safe from a power loss, before the hook returns: those of accesses
+    that were refused, or passed against the rule, and of overrides and resets; all of them; or none. A
+    kill of the process loses none of them. ``kinds`` chooses what is written. Raises ConfigError if the
+    file cannot be written; later a line that could not be written is logged, as of any hook that fails.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, sync: Sync = "refusals", kinds: Iterable[Kind] = _KINDS
+    ) -> None:
+        if sync not in ("never", "refusals", "always"):
+            raise ConfigError(f"an audit log is synced never, refusals or always, not {sync!r}")
+        self._path = Path(path).absolute()
+        self._sync = sync
+        self._kinds = frozenset(kinds)
+        self._gate = threading.Lock()
+        self._file = -1
+        self._torn = False
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"the audit log {str(self._path)!r} cannot be written: {why}; name another") from error
+        _audits.add(self)
+
+    def __call__(self, event: Event) -> None:
+        if event.kind not in self._kinds:
+            return
+        line = json.dumps(event.facts(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        with self._gate:
+            if not self._is_current():
+                self._open()
+            # A torn line, of a full disk or a lost power, stays alone: the next one starts on a line of its own.
+            text = b"\n" + line if self._torn else line
+            self._torn = True
+            # One write to a file opened for appending: lines of several processes never mix.
+            written = os.write(self._file, text)
+            if written < len(text):
+                raise OSError(f"only {written} of {len(text)} bytes fit into the audit log {str(self._path)!r}")
+            self._torn = False
+            if self._sync == "always" or (self._sync == "refusals" and _matters(event)):
+                os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file; an event that comes later opens it again."""
+        with self._gate:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _is_current(self) -> bool:
+        """Whether the open file is still the one of that name; a rotation renames or removes it."""
+        if self._file < 0:
+            return False
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def _open(self) -> None:
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = file
+        size = os.fstat(file).st_size
+        self._torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+
+
+_audits: "weakref.WeakSet[Audit]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for audit in list(_audits):
+        audit._gate = threading.Lock()  # a thread of the parent may have held it, and is not here to give it back
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The facts of each line, in order; torn lines, such as a crash leaves, are passed over."""
+    with open(path, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                facts = json.loads(line)
+                if isinstance(facts, dict):
+                    yield facts
+
+
+def _matters(event: Event) -> bool:
+    return event.enforced is not None or event.kind in ("override", "reset")

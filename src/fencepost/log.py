@@ -1,0 +1,42 @@
+"""Structured log lines, as a hook: ``connect(..., hooks=[Log()])``."""
+
+import logging
+
+from fencepost.events import Event
+from fencepost.rule import Verdict
+
+_LEVELS = {
+    "lost": logging.WARNING,
+    "not_owner": logging.WARNING,
+    "override": logging.WARNING,
+    "reset": logging.WARNING,
+    "timeout": logging.INFO,
+    "abandoned": logging.INFO,
+    "unrenewed": logging.INFO,
+}
+
+
+class Log:
+    """Writes each event to a logger: a sentence to read, and its facts as the record's ``fencepost`` to parse.
+
+    What went wrong is a warning, a clash an error, and the daily business debug. Any formatter that
+    shows a record's extra attributes, such as python-json-logger's, shows the facts.
+    """
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._logger = logger or logging.getLogger("fencepost.events")
+
+    def __call__(self, event: Event) -> None:
+        level = _level(event)
+        if self._logger.isEnabledFor(level):
+            facts = event.facts()
+            rest = " ".join(f"{name}={facts[name]}" for name in facts if name not in ("kind", "name", "at"))
+            self._logger.log(level, "%s %r %s", event.kind, event.name, rest, extra={"fencepost": facts})
+
+
+def _level(event: Event) -> int:
+    if event.kind == "decision":
+        if event.verdict is Verdict.CLASH:
+            return logging.ERROR
+        return logging.DEBUG if event.enforced is None else logging.WARNING
+    return _LEVELS.get(event.kind, logging.DEBUG)

@@ -1,0 +1,39 @@
+"""The logging hook: a sentence for people, facts for programs, and a level that fits."""
+
+import logging
+
+import pytest
+
+from fencepost.events import Event, Kind
+from fencepost.log import Log
+from fencepost.rule import Verdict
+
+
+def test_a_record_carries_the_facts(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "fencepost.events"):
+        Log()(Event(kind="acquired", name="thing", source="redis", token=7, holder="ann", seconds=0.5))
+    (record,) = caplog.records
+    assert record.getMessage() == "acquired 'thing' source=redis token=7 holder=ann seconds=0.5"
+    facts = vars(record)["fencepost"]
+    assert (facts["kind"], facts["name"], facts["token"]) == ("acquired", "thing", 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict", "enforced", "level"),
+    [
+        ("decision", Verdict.ADMIT, None, logging.DEBUG),
+        ("decision", Verdict.STALE, True, logging.WARNING),
+        ("decision", Verdict.MISSING, False, logging.WARNING),
+        ("decision", Verdict.CLASH, True, logging.ERROR),
+        ("lost", None, None, logging.WARNING),
+        ("override", None, None, logging.WARNING),
+        ("timeout", None, None, logging.INFO),
+        ("renewed", None, None, logging.DEBUG),
+    ],
+)
+def test_what_goes_wrong_is_louder(
+    caplog: pytest.LogCaptureFixture, kind: Kind, verdict: Verdict | None, enforced: bool | None, level: int
+) -> None:
+    with caplog.at_level(logging.DEBUG, "fencepost.events"):
+        Log()(Event(kind=kind, name="thing", source="redis", verdict=verdict, enforced=enforced))
+    assert [record.levelno for record in caplog.records] == [level]
