@@ -10,10 +10,11 @@ statement here creates anything inside somebody's transaction. Errors of the dri
 for the transaction, and the decision to run it again, are the caller's.
 """
 
+import re
 from collections.abc import Awaitable, Iterable, Mapping
 from hashlib import sha256
 from importlib import resources
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from fencepost import check
 from fencepost.drive import run, settle
@@ -34,12 +35,22 @@ from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
 
 C = TypeVar("C")
+Args: TypeAlias = dict[str, Any]
 
-_JUDGE = "SELECT * FROM fencepost_judge(%s, %s, %s, %s, %s, %s, %s)"
-_MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %s"
-_RESET = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '', NULL) ON CONFLICT (resource)
-    DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL
+# A write that raises a mark which is there takes this one statement; whatever it does not find, the function judges.
+_RAISE = """UPDATE fencepost_mark
+    SET before = token, token = %(token)s, seq = %(seq)s, holder = %(holder)s, digest = %(digest)s,
+        writer = pg_current_xact_id()
+    WHERE resource = %(resource)s
+        AND (token < %(token)s OR (token = %(token)s AND holder = %(holder)s AND seq < %(seq)s))
+    RETURNING before"""
+_JUDGE = """SELECT * FROM fencepost_judge(
+    %(resource)s, %(token)s, %(seq)s, %(holder)s, %(digest)s, %(max_jump)s, %(max_first)s)"""
+_MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %(resource)s"
+_RESET = """INSERT INTO fencepost_mark VALUES (%(resource)s, %(token)s, 1, '') ON CONFLICT (resource)
+    DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL, writer = NULL
     WHERE fencepost_mark.token < excluded.token"""
+_NAMED = re.compile(r"%\((\w+)\)s")
 _MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
 
 
@@ -54,10 +65,11 @@ def admit(
 ) -> Any:
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
-    One round trip, which locks the mark's row until the transaction ends. Without an offer, the lease of
-    the ``with lock:`` around here is taken. Without a payload every repeated stamp is refused, so whoever
-    gets past this line may write. With the write's payload, a retry of the same write is recognised:
-    True means write, False means that it is in the database already, and must not be made again.
+    One round trip, two on first use and on refusal; it locks the mark's row until the transaction ends.
+    Without an offer, the lease of the ``with lock:`` around here is taken. Without a payload every repeated
+    stamp is refused, so whoever gets past this line may write. With the write's payload, a retry of the same
+    write is recognised: True means write, False means that it is in the database already, and must not be
+    made again.
 
     Raises the Refused of the verdict, and then nothing was changed and the transaction goes on; ConfigError
     outside a transaction, or in a database that was not prepared.
@@ -115,7 +127,7 @@ def mark(conn: Any, resource: str) -> Any:
     """The largest stamp admitted so far, as this connection sees it; None if there is none."""
 
     async def look(conn: Any) -> Stamp | None:
-        row = await _ask(conn, _MARK, (resource,))
+        row = await _ask(conn, _MARK, {"resource": resource})
         return Stamp(*row) if row else None
 
     return _on(conn, look)
@@ -127,11 +139,12 @@ def reset(conn: Any, resource: str, above: int, *, hooks: Iterable[Hook] = ()) -
     check.name(resource, "resource")
 
     async def lift(conn: Any) -> Stamp:
-        before = await _ask(conn, _MARK, (resource,))
-        await _ask(conn, _RESET, (resource, above), answers=False)
+        args = {"resource": resource, "token": above}
+        before = await _ask(conn, _MARK, args)
+        await _ask(conn, _RESET, args, answers=False)
         seen = before[0] if before else None
         Hooks(hooks)(Event(kind="reset", name=resource, source="postgres", token=above, seen=seen))
-        return Stamp(*cast(tuple[int, int, str], await _ask(conn, _MARK, (resource,))))
+        return Stamp(*cast(tuple[int, int, str], await _ask(conn, _MARK, args)))
 
     return _on(conn, lift)
 
@@ -182,10 +195,14 @@ async def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) 
     if not access.judged:
         return True
     _require_transaction(conn)
-    retry = access.leased
+    (max_jump, max_first), retry = access.limits, access.leased
+    quick = access.action == "write" and max_jump is None and max_first is None
     while True:
         offer = access.take()
-        row = await _ask(conn, _JUDGE, (resource, *offer, digest, *access.limits))
+        args: Args = {"resource": resource, **offer._asdict(), "digest": digest}
+        if quick and (row := await _ask(conn, _RAISE, args)):
+            return access.conclude(Stamp(row[0]), offer, Verdict.ADMIT)
+        row = await _ask(conn, _JUDGE, {**args, "max_jump": max_jump, "max_first": max_first})
         verdict, done, token, seq, holder = cast(tuple[Any, ...], row)
         if verdict == Verdict.LATE and retry:
             # Threads that share a lease overtook each other on the way. Now the row is ours: the next stamp is newer.
@@ -196,7 +213,7 @@ async def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) 
         )
 
 
-async def _ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: bool = True) -> tuple[Any, ...] | None:
+async def _ask(conn: Any, sql: str, args: Args | None, *, answers: bool = True) -> tuple[Any, ...] | None:
     """The first row that a statement answers."""
     try:
         if is_sqlalchemy(conn):
@@ -226,15 +243,15 @@ async def _ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: bo
         raise
 
 
-def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool) -> tuple[Any, ...] | None:
+def _ask_sqlalchemy(conn: Any, sql: str, args: Args | None, answers: bool) -> tuple[Any, ...] | None:
     if args is None:
         conn.exec_driver_sql(sql)
         return None
     from sqlalchemy import text
 
-    parts = sql.split("%s")
-    named = "".join(f"{part}:p{number}" for number, part in enumerate(parts[:-1])) + parts[-1]
-    found = conn.execute(text(named), {f"p{number}": value for number, value in enumerate(args)})
+    named = _NAMED.sub(r":\1", sql)
+    wanted = {name: args[name] for name in _NAMED.findall(sql)}
+    found = conn.execute(text(named), wanted)
     return cast(tuple[Any, ...], found.fetchone()) if answers else None
 
 

@@ -12,12 +12,13 @@ CREATE TABLE IF NOT EXISTS fencepost_mark (
     token    bigint NOT NULL CHECK (token > 0),
     seq      bigint NOT NULL CHECK (seq >= 0),
     holder   text NOT NULL,
-    digest   bytea
+    digest   bytea,
+    before   bigint,  -- the token before the last one admitted
+    writer   xid8     -- the transaction of the last write admitted: what a trigger asks for
 ) WITH (fillfactor = 50);
 
 -- The rule (rule.py), judged while the mark's row is locked, which it stays until commit. Answers the verdict, whether
--- the very same write was made before, and the mark as it was. A seq of 0 enters. What it admitted is noted for the
--- triggers until the transaction ends, and forgotten by a rollback to a savepoint before it.
+-- the very same write was made before, and the mark as it was. A seq of 0 enters.
 CREATE OR REPLACE FUNCTION fencepost_judge(
     _resource text, _token bigint, _seq bigint, _holder text, _digest bytea, _max_jump bigint, _max_first bigint,
     OUT verdict text, OUT done boolean, OUT mark_token bigint, OUT mark_seq bigint, OUT mark_holder text
@@ -33,38 +34,36 @@ BEGIN
             verdict := 'leap';
             RETURN;
         END IF;
-        INSERT INTO fencepost_mark VALUES (_resource, _token, _seq, _holder, _digest) ON CONFLICT DO NOTHING;
+        INSERT INTO fencepost_mark
+            VALUES (_resource, _token, _seq, _holder, _digest, NULL, CASE WHEN _seq > 0 THEN pg_current_xact_id() END)
+            ON CONFLICT DO NOTHING;
         IF FOUND THEN
             verdict := 'admit';
-            EXIT;
+            RETURN;
         END IF;
     END LOOP;
     mark_token := _mark.token;
     mark_seq := _mark.seq;
     mark_holder := _mark.holder;
-    IF verdict IS NULL THEN
-        IF _token > _mark.token THEN
-            verdict := CASE WHEN _token - _mark.token > _max_jump THEN 'leap' ELSE 'admit' END;
-        ELSIF _token < _mark.token THEN
-            verdict := 'stale';
-        ELSIF _holder <> _mark.holder THEN
-            verdict := CASE WHEN _holder = '' THEN 'stale' ELSE 'clash' END;
-        ELSIF _seq = 0 OR _seq > _mark.seq THEN
-            verdict := 'admit';
-        ELSIF _seq < _mark.seq THEN
-            verdict := 'late';
-        ELSE
-            verdict := CASE WHEN _holder = '' THEN 'stale' ELSE 'replay' END;
-            done := verdict = 'replay' AND coalesce(_digest = _mark.digest, false);
-        END IF;
-        IF verdict = 'admit' AND (_token > _mark.token OR _seq > _mark.seq) THEN
-            UPDATE fencepost_mark SET token = _token, seq = _seq, holder = _holder, digest = _digest
-                WHERE resource = _resource;
-        END IF;
+    IF _token > _mark.token THEN
+        verdict := CASE WHEN _token - _mark.token > _max_jump THEN 'leap' ELSE 'admit' END;
+    ELSIF _token < _mark.token THEN
+        verdict := 'stale';
+    ELSIF _holder <> _mark.holder THEN
+        verdict := CASE WHEN _holder = '' THEN 'stale' ELSE 'clash' END;
+    ELSIF _seq = 0 OR _seq > _mark.seq THEN
+        verdict := 'admit';
+    ELSIF _seq < _mark.seq THEN
+        verdict := 'late';
+    ELSE
+        verdict := CASE WHEN _holder = '' THEN 'stale' ELSE 'replay' END;
+        done := verdict = 'replay' AND coalesce(_digest = _mark.digest, false);
     END IF;
-    IF verdict = 'admit' AND _seq > 0 THEN
-        PERFORM set_config('fencepost.admitted',
-            coalesce(current_setting('fencepost.admitted', true), '') || chr(10) || _resource || chr(10), true);
+    IF verdict = 'admit' AND (_token > _mark.token OR _seq > _mark.seq) THEN
+        UPDATE fencepost_mark
+            SET token = _token, seq = _seq, holder = _holder, digest = _digest, before = _mark.token,
+                writer = CASE WHEN _seq > 0 THEN pg_current_xact_id() END
+            WHERE resource = _resource;
     END IF;
 END $$;
 
@@ -103,14 +102,15 @@ END $$;
 -- Refuses to change a row whose resource was not admitted in this very transaction. Argument: the template.
 CREATE OR REPLACE FUNCTION fencepost_fenced() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    _admitted text := coalesce(current_setting('fencepost.admitted', true), '');
     _resource text;
 BEGIN
     FOREACH _resource IN ARRAY ARRAY[
         fencepost_resource(TG_ARGV[0], to_jsonb(OLD)),
         CASE WHEN TG_OP = 'UPDATE' THEN fencepost_resource(TG_ARGV[0], to_jsonb(NEW)) END
     ] LOOP
-        IF _resource IS NOT NULL AND position(chr(10) || _resource || chr(10) IN _admitted) = 0 THEN
+        IF _resource IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM fencepost_mark WHERE resource = _resource AND writer = pg_current_xact_id()
+        ) THEN
             RAISE EXCEPTION USING ERRCODE = 'FP428',
                 MESSAGE = TG_OP || ' of ' || TG_TABLE_NAME || ' without a fencing token for ' || quote_literal(_resource),
                 HINT = 'Admit it first in the same transaction: SELECT fencepost_admit(resource, token).';

@@ -1,0 +1,156 @@
+"""The steps of a rollout: what each refuses, lets pass, tells and changes."""
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+
+from fencepost.errors import ConfigError, MissingToken, StaleToken, TokenLeap
+from fencepost.events import Event
+from fencepost.guards.memory import Guard
+from fencepost.guards.policy import Policy, place
+from fencepost.rule import MAX_TOKEN, Stamp, Verdict
+
+
+def guarded(mode: Any, **options: Any) -> tuple[Guard[str], Policy, list[Event]]:
+    told: list[Event] = []
+    policy = Policy(mode, **options)
+    return Guard[str]([told.append], policy), policy, told
+
+
+def seen(told: list[Event]) -> list[tuple[str | None, bool | None]]:
+    return [(event.verdict, event.enforced) for event in told]
+
+
+def try_all(guard: Guard[str]) -> list[str]:
+    """A write, a stale one, and one without a token: what became of each."""
+    outcomes = []
+    for number, offer in enumerate((5, 4, None)):
+        try:
+            guard.write("thing", str(number), offer)
+            outcomes.append("written")
+        except StaleToken:
+            outcomes.append("stale")
+        except MissingToken:
+            outcomes.append("missing")
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcomes", "told"),
+    [
+        ("off", ["written"] * 3, []),
+        ("passive", ["written"] * 3, [(None, None), (None, None), ("missing", None)]),
+        ("shadow", ["written"] * 3, [("admit", None), ("stale", False), ("missing", False)]),
+        ("canary:0%", ["written"] * 3, [("admit", None), ("stale", False), ("missing", False)]),
+        ("canary:100%", ["written", "stale", "written"], [("admit", None), ("stale", True), ("missing", False)]),
+        ("enforce", ["written", "stale", "written"], [("admit", None), ("stale", True), ("missing", False)]),
+        ("strict", ["written", "stale", "missing"], [("admit", None), ("stale", True), ("missing", True)]),
+    ],
+)
+def test_each_step_goes_as_far_as_it_says(mode: str, outcomes: list[str], told: list[Any]) -> None:
+    guard, _, events = guarded(mode)
+    assert try_all(guard) == outcomes
+    assert seen(events) == told
+    assert {event.detail for event in events} <= {mode}
+    assert guard.mark("thing") == (None if mode in ("off", "passive") else Stamp(5)), "grace never moves the mark"
+
+
+def test_in_shadow_a_replay_is_written_again_as_it_would_be_without_a_guard() -> None:
+    guard, policy, told = guarded("shadow")
+    offer = Stamp(5, 1, "ann")
+    assert [guard.write("thing", "x", offer), guard.write("thing", "x", offer)] == [True, True]
+    policy.mode = "enforce"
+    assert guard.write("thing", "x", offer) is False
+    assert seen(told) == [("admit", None), ("replay", False), ("replay", None)]
+
+
+def test_it_changes_while_the_guard_runs() -> None:
+    guard, policy, _ = guarded("off")
+    guard.write("thing", "x", 5)
+    policy.mode = "strict"
+    with pytest.raises(MissingToken):
+        guard.write("thing", "x")
+    flags = {"mode": "shadow"}
+    guard, policy, _ = guarded(lambda: flags["mode"])
+    guard.write("thing", "x")
+    flags["mode"] = "strict"
+    with pytest.raises(MissingToken):
+        guard.write("thing", "x")
+
+
+def test_a_flag_that_says_nonsense_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    flags = {"mode": "enforce"}
+    policy = Policy(lambda: flags["mode"])
+    flags["mode"] = "on please"
+    assert policy.mode == "enforce"
+    assert "stays in mode enforce" in caplog.text
+
+
+def test_the_canaries_are_always_the_same_and_more_of_them_at_each_step() -> None:
+    names = [f"account/{number}" for number in range(2000)]
+    chosen = {
+        share: {name for name in names if Policy(f"canary:{share}%").stance(name).refuses} for share in (1, 10, 50)
+    }
+    assert chosen[1] < chosen[10] < chosen[50]
+    assert 100 < len(chosen[10]) < 300
+    assert place("account/42") == pytest.approx(0.80145, abs=1e-5), "in every process, for ever"
+
+
+@pytest.mark.parametrize("mode", ["", "on", "canary", "canary:10", "canary:101%", "canary:-1%", "STRICT"])
+def test_there_are_no_other_modes(mode: str) -> None:
+    with pytest.raises(ConfigError, match="canary:10%"):
+        Policy(mode)
+
+
+def test_an_override_lets_everything_pass_and_everybody_know(caplog: pytest.LogCaptureFixture) -> None:
+    guard, policy, told = guarded("strict")
+    guard.write("thing", "x", 5)
+    with caplog.at_level(logging.WARNING, "fencepost"):
+        policy.override("the issuer was restored from a backup", seconds=60, hooks=[told.append])
+    assert "restored from a backup" in caplog.text
+    guard.write("thing", "y", 4)
+    guard.write("thing", "z")
+    policy.resume()
+    with pytest.raises(StaleToken):
+        guard.write("thing", "y", 4)
+    assert [(event.kind, event.verdict, event.enforced) for event in told] == [
+        ("decision", Verdict.ADMIT, None),
+        ("override", None, None),
+        ("decision", Verdict.STALE, False),
+        ("decision", Verdict.MISSING, False),
+        ("decision", Verdict.STALE, True),
+    ]
+    assert told[2].detail == "override: the issuer was restored from a backup"
+
+
+def test_an_override_ends_by_itself_and_needs_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, policy, _ = guarded("strict")
+    with pytest.raises(ConfigError, match="reason"):
+        policy.override(" ")
+    clock = itertools.count(1000, 100)
+    monkeypatch.setattr("fencepost.guards.policy.time.monotonic", lambda: next(clock))
+    policy.override("drill", seconds=150)
+    guard.write("thing", "x")
+    with pytest.raises(MissingToken):
+        guard.write("thing", "x")
+
+
+def test_a_token_that_leaps_is_refused() -> None:
+    guard, _, told = guarded("strict", max_jump=1000)
+    with pytest.raises(TokenLeap, match="any first token"):
+        guard.write("thing", "x", MAX_TOKEN)
+    guard.write("thing", "x", 7)
+    guard.write("thing", "x", 1007)
+    with pytest.raises(TokenLeap, match="guard reset"):
+        guard.write("thing", "x", 2008)
+    guard.write("thing", "x", 2007)
+    assert [event.verdict for event in told] == ["leap", "admit", "admit", "leap", "admit"]
+
+
+def test_the_first_token_can_have_a_limit_of_its_own() -> None:
+    guard, _, _ = guarded("strict", max_jump=10, max_first=100)
+    with pytest.raises(TokenLeap):
+        guard.write("thing", "x", 101)
+    guard.write("thing", "x", 100)

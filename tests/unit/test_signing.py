@@ -1,0 +1,109 @@
+"""Signed tokens: what was not granted is not believed."""
+
+import asyncio
+
+import pytest
+
+import fencepost
+from fencepost.errors import ConfigError, ForgedToken
+from fencepost.events import Event
+from fencepost.guards.memory import Guard
+from fencepost.guards.policy import Policy
+from fencepost.lease import Signed
+from fencepost.rule import MAX_TOKEN, Stamp
+from fencepost.signing import Keys
+
+OLD, NEW = b"old " * 8, b"new " * 8
+
+
+def guard(keys: Keys, told: list[Event] | None = None, mode: str = "strict") -> Guard[str]:
+    return Guard[str]([] if told is None else [told.append], Policy(mode, keys=keys))
+
+
+def test_a_lease_that_was_signed_passes_and_a_made_up_token_does_not() -> None:
+    keys, told = Keys({"k1": OLD}), list[Event]()
+    door = guard(keys, told)
+    with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
+        door.read("thing", lease)
+        door.write("thing", "x", lease)
+        for offer in (MAX_TOKEN, Stamp(MAX_TOKEN, 1, "mallory"), Signed(Stamp(MAX_TOKEN, 1, "m"), lease.signature)):
+            with pytest.raises(ForgedToken):
+                door.write("thing", "forged", offer)
+            with pytest.raises(ForgedToken):
+                door.read("thing", offer)
+        assert door.write("thing", "y", lease)
+    assert {(event.verdict, event.enforced) for event in told} == {("admit", None), ("forged", True)}
+
+
+def test_a_lease_without_a_signature_is_refused() -> None:
+    with fencepost.connect("memory://unsigned") as locks, locks.lock("thing") as lease, pytest.raises(ForgedToken):
+        guard(Keys({"k1": OLD})).write("thing", "x", lease)
+
+
+def test_the_asyncio_face_signs_too() -> None:
+    async def scenario() -> None:
+        keys = Keys({"k1": OLD})
+        async with fencepost.aio.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
+            assert guard(keys).write("thing", "x", lease)
+
+    asyncio.run(scenario())
+
+
+def test_a_signature_travels_with_the_stamp() -> None:
+    keys = Keys({"k1": OLD})
+    with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
+        headers = lease.headers()
+        stamp = Stamp(int(headers["X-Fence-Token"]), int(headers["X-Fence-Seq"]), headers["X-Fence-Holder"])
+        assert guard(keys).write("thing", "x", Signed(stamp, headers["X-Fence-Signature"]))
+        assert guard(keys).write("other", "x", keys.signed("other", lease))
+        with pytest.raises(ForgedToken):
+            guard(keys).write("other", "x", Signed(stamp, headers["X-Fence-Signature"]))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [("other", 5, "ann"), ("thing", 6, "ann"), ("thing", 5, "bob"), ("thing", 5, ""), ("thing5", 5, "ann")],
+    ids=str,
+)
+def test_it_covers_resource_token_and_holder(changed: tuple[str, int, str]) -> None:
+    keys = Keys({"k1": OLD})
+    signature = keys.sign("thing", 5, "ann")
+    assert keys.verify("thing", Stamp(5, 9, "ann"), signature)
+    name, token, holder = changed
+    assert not keys.verify(name, Stamp(token, 9, holder), signature)
+
+
+def test_namespaces_do_not_believe_each_other() -> None:
+    signature = Keys({"k1": OLD}, namespace="staging").sign("thing", 5, "ann")
+    assert not Keys({"k1": OLD}, namespace="prod").verify("thing", Stamp(5, 1, "ann"), signature)
+
+
+def test_keys_rotate_by_their_id() -> None:
+    before, both, after = Keys({"old": OLD}), Keys({"old": OLD, "new": NEW}), Keys({"new": NEW})
+    signed = {name: keys.sign("thing", 5, "ann") for name, keys in (("old", before), ("new", both))}
+    assert [each.partition(".")[0] for each in signed.values()] == ["old", "new"]
+    stamp = Stamp(5, 1, "ann")
+    assert all(both.verify("thing", stamp, each) for each in signed.values())
+    assert not after.verify("thing", stamp, signed["old"])
+    assert after.verify("thing", stamp, signed["new"])
+    assert Keys({"old": OLD, "new": NEW}, current="old").sign("thing", 5, "ann") == signed["old"]
+
+
+@pytest.mark.parametrize("signature", ["", ".", "k1", "k1.", "k1.00", "k2." + "0" * 64, "k1." + "ä" * 32])
+def test_rubbish_is_no_signature(signature: str) -> None:
+    assert not Keys({"k1": OLD}).verify("thing", Stamp(5, 1, "ann"), signature)
+
+
+def test_in_shadow_a_forgery_is_told_and_passes() -> None:
+    told: list[Event] = []
+    door = guard(Keys({"k1": OLD}), told, mode="shadow")
+    assert door.write("thing", "x", 5)
+    assert [(event.verdict, event.enforced) for event in told] == [("forged", False)]
+    assert door.mark("thing") is None, "what cannot be believed moves no mark"
+
+
+def test_bad_keys_are_refused_and_secrets_never_shown() -> None:
+    for keys, current in (({}, None), ({"k1": b"short"}, None), ({"k 1": OLD}, None), ({"k1": OLD}, "k2")):
+        with pytest.raises(ConfigError):
+            Keys(keys, current=current)
+    assert "old" not in repr(Keys({"k1": OLD}))
