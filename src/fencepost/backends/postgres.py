@@ -1,5 +1,6 @@
 """Locks in a Postgres database, for everybody who reaches it."""
 
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ from fencepost.url import Address
 _BUSY, _FULL, _DEAF = -1, -2, -3
 _ANY_QUEUE = 2**62
 _RETRY = (0.05, 1.0)
+_OWED = 300.0  # seconds for which a clean-up is tried again while the server cannot be reached
+
+_log = logging.getLogger("fencepost")
 
 
 def _count(text: str) -> int:
@@ -189,7 +193,26 @@ class Postgres(Backend):
 
     async def leave(self, name: str, holder: str) -> None:
         self._ear.forget(holder)
+        try:
+            await self._leave(name, holder)
+        except BackendError as error:
+            if _passing(error):
+                # What was asked before may be carried out when the server is back: undo it then.
+                self.driver.spawn(self._leave_later(name, holder), "fencepost-leave")
+            raise
+
+    async def _leave(self, name: str, holder: str) -> None:
         await self._links.rows(f"SELECT {self._schema}.leave(%s, %s)", name, holder)
+
+    async def _leave_later(self, name: str, holder: str) -> None:
+        until = self.driver.now() + _OWED
+        while self.driver.now() < until and not self._links.closed:
+            await self.driver.sleep(_RETRY[1])
+            try:
+                await self._leave(name, holder)
+                return
+            except BackendError as error:
+                _log.info("still cleaning up after an acquire of %r: %s", name, error)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         names, holders, tokens, ttls = (list(column) for column in zip(*holds, strict=True))

@@ -67,6 +67,7 @@ class Ear:
         self._opening: list[Signal] = []
         self._thread: threading.Thread | None = None
         self._stop: socket.socket | None = None  # closing it ends the thread
+        self._last: int | None = None  # the id of the session that broke
         self.id: int | None = None
         """Under which the server knows this process; None while it is deaf."""
 
@@ -146,6 +147,9 @@ class Ear:
         beat = f"SELECT {self._schema}.beat(%s, %s, %s)", (process, listens, window)
         link.execute(f"SELECT {self._schema}.tidy()")
         link.execute(*beat)
+        if self._last is not None:
+            link.execute(f"SELECT {self._schema}.rename(%s, %s)", [self._last, process])
+        self._last = process
         self._begin(process)
         try:
             due, busy = boottime() + every, boottime()
@@ -179,7 +183,7 @@ class Ear:
                 return False
             if self._stop is not None:
                 self._stop.close()
-            self.id = self._thread = self._stop = None
+            self.id = self._last = self._thread = self._stop = None
             return True
 
     def _read(self, link: BlockingLink) -> None:

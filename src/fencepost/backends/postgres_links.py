@@ -1,5 +1,6 @@
 """A small pool of connections to Postgres."""
 
+import random
 import select
 import threading
 from collections import deque
@@ -25,8 +26,8 @@ from fencepost.drive import Blocking, Driver, Signal, settle
 
 T = TypeVar("T")
 
-_TRIES = 5
-# A statement that failed so changed nothing, and may well succeed when it is tried again.
+# A statement that failed so changed nothing, and may well succeed when it is tried again: where transactions are
+# serializable, whoever had to wait for a row fails, and behind a pooler that cannot be helped.
 _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
 # Ends only sessions of ours: a pid may be somebody else's by now.
 _END = """SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity
@@ -68,7 +69,7 @@ class Links:
         self._queue: deque[Signal] = deque()
         self._stranded: list[int] = []  # server processes that may still be at work for connections that broke
         self._known = False
-        self._closed = False
+        self.closed = False
         self.pooled = False
 
     async def call(self, call: Call, *args: str | None) -> str | None:
@@ -80,12 +81,13 @@ class Links:
         return await self._with(lambda link: ask(link, sql, args))
 
     async def _with(self, work: Callable[[Link], Awaitable[T]]) -> T:
-        for left in reversed(range(_TRIES)):
+        until = self._driver.now() + self._patience
+        while True:
             link = await self._take()
             try:
                 return await work(link)
             except _TRANSIENT as error:
-                if not left:
+                if self._driver.now() > until:
                     raise failure(error, ambiguous=False) from error
             except psycopg.Error as error:
                 # Only the server's own word that it failed says for sure that nothing was done.
@@ -93,7 +95,7 @@ class Links:
                 raise failure(error, ambiguous=unsure) from error
             finally:
                 self._give_back(link)
-        raise AssertionError("unreachable")
+            await self._driver.sleep(random.uniform(0, 0.01))
 
     async def _take(self) -> Link:
         while True:
@@ -134,7 +136,7 @@ class Links:
             if not self.pooled and not link.closed:
                 self._stranded.append(link.info.backend_pid)
             self._drop(link)
-        elif self._closed:
+        elif self.closed:
             self._drop(link)
         else:
             with self._gate:
@@ -164,6 +166,7 @@ class Links:
                 await create(link, self._schema)
                 self._known = True
             if not self.pooled:
+                await ask(link, "SET default_transaction_isolation = 'read committed'")  # see _TRANSIENT
                 for call in self._calls:
                     await call.prepare(link)
             stranded, self._stranded = self._stranded, []
@@ -178,7 +181,7 @@ class Links:
         return link
 
     async def close(self) -> None:
-        self._closed = True  # what is in use now is closed when it is given back
+        self.closed = True  # what is in use now is closed when it is given back
         with self._gate:
             links, self._idle = self._idle, []
             self._open -= len(links)

@@ -162,6 +162,8 @@ BEGIN
         END IF;
         INSERT INTO fencepost.waiter (name, holder, ttl, process) VALUES (_name, _holder, _ttl, _process);
         UPDATE fencepost.lock SET waiters = _lock.waiters + 1 WHERE name = _name;
+    ELSE
+        UPDATE fencepost.waiter SET process = _process WHERE holder = _holder AND process <> _process;
     END IF;
     RETURN ARRAY[0, fencepost.us(clock_timestamp()), fencepost.us(_lock.expires)];
 END $$;
@@ -247,6 +249,12 @@ RETURNS SETOF text LANGUAGE sql AS $$
     INSERT INTO fencepost.process VALUES (_id, _listens, clock_timestamp() + _window * interval '1 second')
         ON CONFLICT (id) DO UPDATE SET listens = excluded.listens, until = excluded.until;
     SELECT holder FROM fencepost.waiter WHERE process = _id;
+$$;
+
+-- A process that had to open another session is known by another id from now on.
+CREATE FUNCTION fencepost.rename(_old bigint, _new bigint) RETURNS void LANGUAGE sql AS $$
+    UPDATE fencepost.waiter SET process = _new WHERE process = _old;
+    DELETE FROM fencepost.process WHERE id = _old;
 $$;
 
 -- Forget the processes that ended without a word.

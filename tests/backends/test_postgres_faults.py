@@ -1,0 +1,176 @@
+"""A Postgres that crashes, freezes, hangs up or is out of reach: holders know in time, waiters recover unaided."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import fencepost
+from fencepost import aio
+from fencepost.drive import boottime
+from fencepost.errors import BackendError
+from tests.backends.postgres import LONG, PATIENCE, crowd, line, session
+from tests.processes import wait_until
+from tests.redis_servers import Proxy
+from tests.servers import HOST, Postgres
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with Postgres() as started:
+        yield started
+
+
+@pytest.fixture
+def name() -> str:
+    return f"lock-{secrets.token_hex(4)}"
+
+
+def test_holder_and_waiters_survive_a_crash_of_the_server_in_order(server: Postgres, name: str) -> None:
+    """kill -9, and a restart after a while: the hold is still there, and so is the line."""
+    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+        holder = locks.acquire(name)
+        waiters = []
+        for place in range(3):
+            waiters.append(threads.submit(locks.acquire, name))
+            line(locks, name, place + 1)
+        order = line(locks, name, 3)
+        server.kill()
+        with pytest.raises(BackendError):
+            locks.status(name)
+        server.start()
+        holder.renew()
+        assert line(locks, name, 3) == order
+        tokens = [holder.token]
+        assert holder.release()
+        for waiter in waiters:
+            lease = waiter.result(PATIENCE)
+            tokens.append(lease.token)
+            assert lease.release()
+        assert tokens == sorted(set(tokens))
+
+
+def test_a_hold_that_ran_out_while_the_server_was_down_goes_to_the_next(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+        holder = locks.acquire(name, ttl=0.5)
+        waiter = threads.submit(locks.acquire, name)
+        line(locks, name, 1)
+        server.kill()
+        assert holder.lost.wait(PATIENCE)
+        server.start()
+        assert waiter.result(PATIENCE).token > holder.token
+        assert not holder.release()
+
+
+def test_a_holder_knows_of_its_loss_by_its_deadline_while_the_server_is_frozen(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+        holder = locks.acquire(name, ttl=0.6)
+        waiter = threads.submit(locks.acquire, name)
+        line(locks, name, 1)
+        with server.paused():
+            assert holder.lost.wait(PATIENCE)
+            late = boottime() - holder.deadline
+            with pytest.raises(fencepost.LeaseLost):
+                holder.check()
+        assert late < 0.6, "one ttl of leeway, for a machine that is busy"
+        assert waiter.result(PATIENCE).token > holder.token
+
+
+def test_a_request_to_a_frozen_server_is_given_up(server: Postgres, name: str) -> None:
+    with fencepost.connect(f"{server.url}?timeout=1s", ttl=LONG) as locks:
+        assert locks.acquire(name).release()
+        with server.paused(), pytest.raises(BackendError, match="no answer within 1 s") as raised:
+            locks.acquire(name)
+        assert raised.value.ambiguous
+        assert locks.acquire(name, timeout=PATIENCE).release(), "what was still under way then was undone"
+
+
+def test_the_same_through_asyncio(server: Postgres, name: str) -> None:
+    async def scenario() -> None:
+        async with aio.connect(f"{server.url}?timeout=1s", ttl=LONG) as locks:
+            assert await (await locks.acquire(name)).release()
+            with server.paused(), pytest.raises(BackendError, match="no answer within 1 s"):
+                await locks.acquire(name)
+            assert await (await locks.acquire(name, timeout=PATIENCE)).release()
+
+    asyncio.run(scenario())
+
+
+def test_a_cut_connection_is_lost_in_time_and_replaced(server: Postgres, name: str) -> None:
+    """Nothing gets through any more, and nobody says so. Behind the cut, the session still lives."""
+    with Proxy(server.port) as proxy, crowd() as threads:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s"
+        with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+            holder = locks.acquire(name, ttl=0.6)
+            waiter = threads.submit(locks.acquire, name)
+            line(others, name, 1)
+            proxy.cut()
+            assert holder.lost.wait(PATIENCE)
+            assert boottime() - holder.deadline < 0.6
+            assert proxy.held, "renewals were on their way"
+            proxy.mend()
+            lease = waiter.result(PATIENCE)
+            assert lease.token > holder.token
+            assert lease.release()
+
+
+def test_a_request_that_arrives_late_does_not_take_the_lock_after_all(server: Postgres, name: str) -> None:
+    """It was given up and cleaned up after; then the network delivers it."""
+    with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s"
+        with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+            assert locks.acquire(name).release()
+            proxy.cut(newcomers=False)
+            with pytest.raises(BackendError):
+                locks.acquire(name)
+            assert proxy.held, "the request was on its way"
+            proxy.mend()
+            assert others.status(name) is None
+            assert wait_until(lambda: others.try_acquire(name) is not None, timeout=1)
+
+
+def test_sessions_that_were_ended_are_replaced_unseen(server: Postgres, name: str) -> None:
+    """By an administrator, a failover or an idle timeout: the pool's, and the one that listens."""
+    kill = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'mine'"
+    url = f"{server.url}?application_name=mine"
+    with fencepost.connect(url, ttl=LONG) as locks, session(server) as other, crowd() as threads:
+        for _ in range(3):
+            holder = locks.acquire(name)
+            waiter = threads.submit(locks.acquire, name)
+            line(locks, name, 1)
+            assert len(other.execute(kill).fetchall()) >= 2, "one of the pool, and one that listens"
+            assert holder.release()
+            assert waiter.result(PATIENCE).release()
+
+
+def test_a_database_that_defaults_to_serializable_transactions_loses_no_update(server: Postgres, name: str) -> None:
+    with session(server) as other:
+        other.execute("DROP DATABASE IF EXISTS strict")
+        other.execute("CREATE DATABASE strict")
+        other.execute("ALTER DATABASE strict SET default_transaction_isolation = serializable")
+    value, url = [0], server.url.replace("/postgres", "/strict").replace("strict@", "postgres@")
+    with fencepost.connect(url, ttl=LONG) as locks, crowd(8) as threads:
+
+        def increment() -> None:
+            for _ in range(20):
+                with locks.lock(name):
+                    seen = value[0]
+                    time.sleep(0)
+                    value[0] = seen + 1
+
+        for task in [threads.submit(increment) for _ in range(8)]:
+            task.result(2 * PATIENCE)
+        assert value == [160]
+        assert locks.list() == []
+
+
+def test_a_refused_login_names_no_password(server: Postgres) -> None:
+    with (
+        fencepost.connect(f"postgresql://nobody:s3cret@{server.address}/nowhere") as locks,
+        pytest.raises(BackendError, match="nobody") as raised,
+    ):
+        locks.acquire("x")
+    assert not raised.value.ambiguous
+    assert "s3cret" not in str(raised.value) + repr(raised.value)
