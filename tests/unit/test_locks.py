@@ -1,0 +1,143 @@
+"""The core over a store that fails: what it cleans up, what it tells, what may be tried again."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fencepost import sync
+from fencepost.backends.memory import Memory
+from fencepost.drive import Blocking
+from fencepost.errors import BackendError, LeaseLost
+from fencepost.events import Event
+from fencepost.lease import Grant
+from fencepost.locks import Core
+from fencepost.url import Address
+
+
+def fault(*, ambiguous: bool) -> BackendError:
+    return BackendError("cut off on purpose", backend="failing", ambiguous=ambiguous)
+
+
+class Failing(Memory):
+    """A store that does what it is asked, or not, and then fails, as long as ``after`` or ``before`` says so."""
+
+    def __init__(self, driver: Blocking) -> None:
+        super().__init__(Address("memory", ((f"failing-{id(self)}", None),)), driver)
+        self.before: dict[str, BackendError] = {}
+        self.after: dict[str, BackendError] = {}
+        self.left: list[str] = []
+        self.granted: Callable[[Grant], Grant] = lambda grant: grant
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        if error := self.before.pop("take", None):
+            raise error
+        grant = await super().take(name, holder, ttl, queue)
+        if error := self.after.pop("take", None):
+            raise error
+        return grant and self.granted(grant)
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        if error := self.before.pop("release", None):
+            raise error
+        done = await super().release(name, holder, token)
+        if error := self.after.pop("release", None):
+            raise error
+        return done
+
+    async def leave(self, name: str, holder: str) -> None:
+        self.left.append(holder)
+        if error := self.before.pop("leave", None):
+            raise error
+        await super().leave(name, holder)
+
+
+class Bench:
+    def __init__(self) -> None:
+        driver = Blocking()
+        self.events: list[Event] = []
+        self.backend = Failing(driver)
+        self.locks = sync.Locks(
+            Core(self.backend, driver, sync.Lease, ttl=60, queue_limit=10, hooks=[self.events.append])
+        )
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.locks.close()
+
+
+def test_an_acquire_that_may_have_happened_is_cleaned_up_after(bench: Bench) -> None:
+    bench.backend.after["take"] = fault(ambiguous=True)
+    with pytest.raises(BackendError):
+        bench.locks.acquire("a")
+    assert bench.locks.status("a") is None
+    assert bench.kinds() == ["attempt", "abandoned"]
+    assert bench.locks.try_acquire("a")
+
+
+def test_an_acquire_that_did_not_happen_asks_nothing_more(bench: Bench) -> None:
+    bench.backend.before["take"] = fault(ambiguous=False)
+    with pytest.raises(BackendError):
+        bench.locks.acquire("a")
+    assert bench.backend.left == []
+
+
+def test_a_clean_up_that_fails_too_leaves_the_first_error_and_a_warning(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = bench.backend.after["take"] = fault(ambiguous=True)
+    bench.backend.before["leave"] = fault(ambiguous=True)
+    with caplog.at_level(logging.WARNING, logger="fencepost"), pytest.raises(BackendError) as raised:
+        bench.locks.acquire("a")
+    assert raised.value is first
+    assert "its ttl will" in caplog.text
+
+
+def test_a_release_that_was_not_answered_may_be_tried_again(bench: Bench) -> None:
+    lease = bench.locks.acquire("a")
+    bench.backend.before["release"] = fault(ambiguous=True)
+    with pytest.raises(BackendError):
+        lease.release()
+    assert lease.lost, "whoever gave it back works under it no longer"
+    with pytest.raises(LeaseLost):
+        lease.check()
+    assert bench.locks.try_acquire("a") is None
+    assert lease.release() is True
+    assert lease.release() is False
+    assert bench.locks.try_acquire("a")
+
+
+def test_a_block_whose_release_failed_ends_quietly(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.backend.before["release"] = fault(ambiguous=True)
+    with caplog.at_level(logging.WARNING, logger="fencepost"), bench.locks.lock("a"):
+        pass
+    assert "its ttl will free it" in caplog.text
+
+
+def test_a_block_tries_again_what_its_body_could_not_release(bench: Bench) -> None:
+    bench.backend.after["release"] = fault(ambiguous=True)
+    with bench.locks.lock("a") as lease, pytest.raises(BackendError):
+        lease.release()
+    assert bench.locks.try_acquire("a")
+
+
+def test_a_grant_that_was_slept_through_is_given_back_and_asked_for_again(bench: Bench) -> None:
+    """Its process was stopped between the store's answer and its own reading of it."""
+    late = [True]
+
+    def slept(grant: Grant) -> Grant:
+        return grant._replace(since=grant.since - 1000) if late.pop() else grant
+
+    late.insert(0, False)
+    bench.backend.granted = slept
+    lease = bench.locks.acquire("a")
+    lease.check()
+    assert lease.token == 2
+    assert len(bench.backend.left) == 1
+    assert bench.kinds() == ["attempt", "acquired"]
