@@ -80,9 +80,7 @@ def coded(text: str) -> str:
 def zookeeper_shell(server: Server, *command: str) -> str:
     java = [program("JAVA"), "-cp", program("ZOOKEEPER_CLASSPATH"), "org.apache.zookeeper.ZooKeeperMain"]
     shell = [*java, "-server", server.address, *command]
-    return subprocess.run(
-        shell, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
-    ).stdout
+    return subprocess.run(shell, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
 
 
 def put(server: Server, value: str) -> None:
@@ -211,10 +209,7 @@ def test_an_etcd_cluster_serves_without_one_member_and_not_without_two() -> None
 @only_with(ZooKeeper)
 def test_a_zookeeper_ensemble_elects_one_leader() -> None:
     with running(ZooKeeperEnsemble()) as ensemble:
-        modes = [
-            ask(member.port, b"srvr").decode().partition("Mode: ")[2].split()[0]
-            for member in ensemble.members
-        ]
+        modes = [ask(member.port, b"srvr").decode().partition("Mode: ")[2].split()[0] for member in ensemble.members]
         assert sorted(modes) == ["follower", "follower", "leader"]
         assert ask(ensemble.members[0].port, b"ruok") == b"imok"
 
@@ -322,9 +317,7 @@ def alive(pid: int) -> bool:
 
 
 def script(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPT, *args], capture_output=True, text=True, env={**os.environ, **env}, timeout=60
-    )
+    return subprocess.run([SCRIPT, *args], capture_output=True, text=True, env={**os.environ, **env}, timeout=60)
 
 
 def test_the_script_says_where_everything_is() -> None:
@@ -334,7 +327,7 @@ def test_the_script_says_where_everything_is() -> None:
     places = dict(line.split("=", 1) for line in said.stdout.splitlines())
     assert set(places) == {
         *("REDIS_SERVER", "REDIS_CLI", "ETCD", "ETCDCTL", "JAVA", "ZOOKEEPER_CLASSPATH"),
-        *("CONSUL", "POSTGRES_BIN", "PGBOUNCER", "PROMTOOL"),
+        *("CONSUL", "POSTGRES_BIN", "PGBOUNCER", "PROMETHEUS", "PROMTOOL"),
     }
     assert all(Path(part).exists() for place in places.values() for part in place.split(os.pathsep))
 
