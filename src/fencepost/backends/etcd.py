@@ -1,6 +1,5 @@
 """Locks in etcd, in the layout of etcd's own Mutex: ``etcdctl lock`` and Go's concurrency package mix with these."""
 
-import asyncio
 from collections.abc import Sequence
 from math import inf
 
@@ -10,7 +9,7 @@ from fencepost.backends.etcd_doctor import examine
 from fencepost.backends.etcd_rpc import Rpc
 from fencepost.backends.etcd_session import Entry, Session, Sessions
 from fencepost.backends.etcd_watch import Watches
-from fencepost.backends.etcd_wire import RANGE, TIME_TO_LIVE, TXN, LeaseGone, Outage
+from fencepost.backends.etcd_wire import RANGE, TIME_TO_LIVE, TXN, LeaseGone, Outage, Sent
 from fencepost.backends.proto import etcd_pb2 as pb
 from fencepost.drive import Blocking, Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
@@ -20,12 +19,6 @@ from fencepost.url import Address
 # etcd refuses transactions of more than 128 operations, unless told otherwise.
 _BATCH = 100
 _PAGE = 5000
-
-
-class _Tries:
-    """Whether some try of a request may have done what a later one found done."""
-
-    doubtful = False
 
 
 class Etcd(Backend):
@@ -62,6 +55,8 @@ class Etcd(Backend):
         self._sessions = Sessions(self._rpc, self._back, self.driver, lambda *lost: self.report(*lost))
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        if self._back is not self._rpc:
+            self._watches.listen()
         while True:
             entry = await self._sessions.enter(name, holder, ttl)
             try:
@@ -190,12 +185,15 @@ class Etcd(Backend):
 
     async def _put(self, entry: Entry, request: pb.TxnRequest) -> pb.TxnResponse:
         """Put a key. Cancelling this does not recall what was sent: ``leave`` waits for its outcome."""
-        job = self._rpc.call(TXN, request, doubt=entry.session)
-        if isinstance(self.driver, Blocking):
-            return await job
-        entry.pending = asyncio.get_running_loop().create_task(job)
-        entry.pending.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(entry.pending)
+        try:
+            return await self._rpc.call(TXN, request, sent=entry.sent)
+        finally:
+            self._judge(entry)
+
+    def _judge(self, entry: Entry) -> None:
+        """A put that may take effect at any time later is only undone by the end of its session."""
+        if entry.sent.doubtful:
+            entry.session.doubtful = True
 
     async def _line(self, name: str, *, keys_only: bool = True) -> list[keys.KV]:
         """All contenders, the holder first."""
@@ -207,8 +205,8 @@ class Etcd(Backend):
         entry = self._sessions.find(holder)
         if entry is None:
             return
-        if entry.pending is not None:
-            await asyncio.wait([entry.pending])
+        await self._rpc.settled(entry.sent)
+        self._judge(entry)
         await self._remove(entry)
 
     async def _remove(self, entry: Entry) -> None:
@@ -228,15 +226,15 @@ class Etcd(Backend):
         entry = self._sessions.find(holder)
         if entry is None or entry.name != name or entry.revision != token:
             return False
-        tries = _Tries()
+        sent = Sent()
         try:
-            answer = await self._rpc.call(TXN, keys.remove(entry.key, holder, token), doubt=tries)
+            answer = await self._rpc.call(TXN, keys.remove(entry.key, holder, token), sent=sent)
         except BaseException:
             self._sessions.doom(entry)
             raise
         held = self.driver.now() < entry.deadline
         self._sessions.leave(entry)
-        return answer.succeeded or (tries.doubtful and held)
+        return answer.succeeded or (sent.doubtful and held)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         begun = self.driver.now()

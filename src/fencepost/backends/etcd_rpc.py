@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from fencepost.backends.etcd_wire import AUTHENTICATE, Doubt, Fault, LeaseGone, Method, Outage, Q, R
+from fencepost.backends.etcd_wire import AUTHENTICATE, Fault, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd_wires import Wires, forks
 from fencepost.backends.proto import etcd_pb2 as pb
 from fencepost.drive import Blocking, Driver, run
@@ -30,11 +30,11 @@ class Rpc:
         return Rpc(self._address, driver, self.wires)
 
     async def call(
-        self, method: Method[Q, R], request: Q, *, timeout: float | None = None, doubt: Doubt | None = None
+        self, method: Method[Q, R], request: Q, *, timeout: float | None = None, sent: Sent | None = None
     ) -> R:
         """Ask until a member answers. Raises Outage, LeaseGone or BackendError.
 
-        What is sent may arrive twice. ``doubt`` is told when a try may still take effect.
+        What is sent may arrive twice; ``sent`` says whether it may do so later.
         """
         wires = self.wires
         patience = self.timeout if timeout is None else timeout
@@ -44,18 +44,19 @@ class Rpc:
         while True:
             place = wires.place
             try:
-                return await self.once(method, request, place, min(share, max(until - self._driver.now(), 0.05)))
+                left = min(share, max(until - self._driver.now(), 0.05))
+                return await self.once(method, request, place, left, sent)
             except grpc.RpcError as error:
                 fault = Fault.of(error)
                 if fault.ambiguous:
                     ambiguous = True
-                    if doubt is not None:
-                        doubt.doubtful = True
+                    if sent is not None:
+                        sent.doubtful = True
             except BackendError:
                 raise
             except BaseException:
-                if doubt is not None:
-                    doubt.doubtful = True
+                if sent is not None and sent.pending is None:
+                    sent.doubtful = True
                 raise
             if fault.login and not self._anonymous and logins < 2:
                 self._login, logins = None, logins + 1
@@ -67,13 +68,24 @@ class Rpc:
             await self._driver.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    async def once(self, method: Method[Q, R], request: Q, place: int, timeout: float) -> R:
+    async def once(self, method: Method[Q, R], request: Q, place: int, timeout: float, sent: Sent | None = None) -> R:
         """Ask one member, once; grpc.RpcError if it does not answer."""
         if not self._anonymous and self._login is None:
             await self._log_in(place)
-        return await self._send(method, request, place, timeout)
+        return await self._send(method, request, place, timeout, sent)
 
-    async def _send(self, method: Method[Q, R], request: Q, place: int, timeout: float) -> R:
+    async def settled(self, sent: Sent) -> None:
+        """Return once it is known what became of the try whose caller was cancelled."""
+        pending, arrived = sent.pending, self._driver.signal()
+        if pending is None:
+            return
+        pending.add_done_callback(lambda _: arrived.set())
+        await arrived.wait()
+        error = pending.exception()
+        if error is not None and Fault.of(error).ambiguous:
+            sent.doubtful = True
+
+    async def _send(self, method: Method[Q, R], request: Q, place: int, timeout: float, sent: Sent | None = None) -> R:
         forks.begin()
         if self._blocking:
             try:
@@ -104,7 +116,10 @@ class Rpc:
         try:
             await arrived
         except asyncio.CancelledError:
-            call.cancel()
+            if sent is None:
+                call.cancel()
+            else:
+                sent.pending = call
             raise
         return call.result()  # type: ignore[no-any-return]
 

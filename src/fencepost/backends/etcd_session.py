@@ -10,7 +10,6 @@ lease per lock would give for nothing is done here instead:
   put can come back to life under a revoked lease.
 """
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from math import ceil, inf
 from fencepost.backends import etcd_keys as keys
 from fencepost.backends.etcd_rpc import Rpc
 from fencepost.backends.etcd_stream import Stream
-from fencepost.backends.etcd_wire import GRANT, KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, LeaseGone, Outage
+from fencepost.backends.etcd_wire import GRANT, KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, LeaseGone, Outage, Sent
 from fencepost.backends.proto import etcd_pb2 as pb
 from fencepost.drive import Driver, Signal, run
 from fencepost.errors import BackendError
@@ -63,7 +62,7 @@ class Entry:
     deadline: float = inf
     """When it is to be deleted: where a hold's last renewal ends; never, while it waits."""
     held: bool = False
-    pending: "asyncio.Task[pb.TxnResponse] | None" = None
+    sent: Sent = field(default_factory=Sent)
 
 
 @dataclass(slots=True, eq=False)

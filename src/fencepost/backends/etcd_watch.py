@@ -38,10 +38,23 @@ class Watches:
             watch = Watch(next(self._numbers), signal)
             create.watch_id = watch.number
             self._watches[watch.number] = watch
-            if self._stream is None:
-                self._stream = Stream(self._rpc, WATCH, self._heard, self._over)
-            self._stream.send(pb.WatchRequest(create_request=create))
+            self._open().send(pb.WatchRequest(create_request=create))
             return watch
+
+    def listen(self) -> None:
+        """Keep the stream open although nobody waits.
+
+        As long as a channel has a stream, gRPC keeps the thread that answers asyncio code; else each
+        call starts one of its own, and takes twice as long.
+        """
+        if self._stream is None:
+            with self._gate:
+                self._open()
+
+    def _open(self) -> Stream[pb.WatchRequest, pb.WatchResponse]:
+        if self._stream is None:
+            self._stream = Stream(self._rpc, WATCH, self._heard, self._over)
+        return self._stream
 
     def remove(self, watch: Watch) -> None:
         with self._gate:

@@ -1,7 +1,7 @@
 """etcd's methods, and what their failures mean."""
 
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -49,10 +49,16 @@ class LeaseGone(BackendError):
     """etcd does not know the lease, or knows it no longer."""
 
 
-class Doubt(Protocol):
-    """Told of requests that failed and may have reached the store, or may reach it yet."""
+class Sent:
+    """What may still become of a request that must not take effect unnoticed."""
 
-    doubtful: bool
+    __slots__ = ("doubtful", "pending")
+
+    def __init__(self) -> None:
+        self.doubtful = False
+        """Some try of it failed, and may have reached the store, or may reach it yet."""
+        self.pending: Any = None
+        """The try that was under way when its caller was cancelled: it goes on."""
 
 
 class Fault(NamedTuple):

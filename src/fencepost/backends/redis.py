@@ -245,10 +245,7 @@ class Redis(Backend):
         self._closed = True
         self._lines.close()
         for node in self._nodes.nodes:
-            wire = node.wire
-            node.close()
-            if wire is not None:
-                await wire.gone()
+            await node.end()
 
     def forked(self) -> None:
         for node in self._nodes.nodes:

@@ -54,6 +54,10 @@ class Node(ABC):
         if self.wire is not None:
             self.wire.close()
 
+    async def end(self) -> None:
+        """Return once the connections are closed."""
+        self.close()
+
     @abstractmethod
     def forked(self) -> None:
         """Let go of the parent's connections."""
@@ -98,6 +102,15 @@ class TaskNode(Node):
     def close(self) -> None:
         super().close()
         self.wire = None
+
+    async def end(self) -> None:
+        stream, opening = self.wire, self._opening
+        self.close()
+        if opening is not None and opening.get_loop() is asyncio.get_running_loop():
+            opening.cancel()
+            await asyncio.wait([opening])
+        if stream is not None:
+            await stream.gone()
 
     def forked(self) -> None:
         if self.wire is not None:

@@ -147,9 +147,6 @@ class Pool:
             except IndexError:
                 return
 
-    async def gone(self) -> None:
-        """Return once the connections are closed."""
-
     def forked(self) -> None:
         for wire in self._idle:
             sever(wire.raw)

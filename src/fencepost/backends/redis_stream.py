@@ -54,8 +54,8 @@ class Stream(asyncio.Protocol):
                     await loop.create_connection(lambda: stream, host, port, ssl=dial.tls, server_hostname=name)
                 dial.welcomed(place, await stream.calls(dial.greeting()))
         except BaseException as error:
-            if stream.open:
-                stream.transport.abort()
+            stream.close()
+            await stream.gone()
             if isinstance(error, OSError):  # TimeoutError is one
                 dial.fail(place, f"cannot connect: {str(error) or 'no answer in time'}", ambiguous=False)
             raise
@@ -150,12 +150,12 @@ class Stream(asyncio.Protocol):
 
     def close(self) -> None:
         self._lost = _ignore
-        if self.open:
+        if self.open and not self.loop.is_closed():
             self.transport.abort()  # everything was answered; a TLS good-bye would take a round trip
 
     async def gone(self) -> None:
         """Return once the connection is closed."""
-        if self.open:
+        if self.open and self.loop is asyncio.get_running_loop():
             await self._gone.wait()
 
     def forked(self) -> None:

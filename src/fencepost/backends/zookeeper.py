@@ -202,7 +202,12 @@ class ZooKeeper(Backend):
         children = [] if isinstance(listed.error, NoNodeError) else listed.get()
         folders = [f"{self._root.rstrip('/')}/{child}" for child in children]
         stats = await session.ask(*(Exists(folder, None) for folder in folders)) if folders else []
-        counts = {folder: stat.value.cversion for folder, stat in zip(folders, stats, strict=True) if stat.value}
+        # A stat tells twice the number of children ever made, less those that are there, in 32 bits.
+        counts = {
+            folder: (stat.value.cversion + stat.value.numChildren) % 2**32 // 2
+            for folder, stat in zip(folders, stats, strict=True)
+            if stat.value
+        }
         hosts = len(self.address.hosts)
         return await self.driver.offload(examine, session, hosts, _USUAL, counts)
 

@@ -1,0 +1,136 @@
+"""Locks in etcd, against two bare transactions through the same client, and against the locks of aetcd and etcd3gw."""
+
+import asyncio
+import importlib.util
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import grpc
+
+import fencepost
+from bench.harness import Sides, bench
+from fencepost import aio
+from fencepost.backends.etcd_wire import GRANT, TXN
+from fencepost.backends.proto import etcd_pb2 as pb
+from tests.processes import program
+from tests.servers import Etcd
+
+
+@contextmanager
+def bare(server: Etcd) -> Iterator[Callable[[], object]]:
+    """What no lock in etcd can do without: put a key under a lease, delete it."""
+    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+
+        def method(which: Any) -> Any:
+            return channel.unary_unary(which.path, lambda message: message.SerializeToString(), which.answer.FromString)
+
+        lease = method(GRANT)(pb.LeaseGrantRequest(TTL=600)).ID
+        transact = method(TXN)
+
+        def pair() -> None:
+            put = pb.RequestOp(request_put=pb.PutRequest(key=b"bare/1", value=b"me", lease=lease))
+            transact(pb.TxnRequest(success=[put]), timeout=5)
+            remove = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=b"bare/1"))
+            transact(pb.TxnRequest(success=[remove]), timeout=5)
+
+        yield pair
+
+
+@bench("etcd: acquire + release vs two bare transactions", aim=1.3, iterations=60, rounds=25)
+def against_bare() -> Iterator[Sides]:
+    with Etcd() as server, fencepost.connect(server.url) as locks, bare(server) as pair:
+        yield {"fencepost": lambda: locks.acquire("bench").release(), "two bare transactions": pair}
+
+
+@bench("etcd: asyncio acquire + release vs two bare transactions", iterations=60, rounds=25)
+def asynchronous() -> Iterator[Sides]:
+    with Etcd() as server, bare(server) as pair, asyncio.Runner() as runner:
+        locks = aio.connect(server.url)
+
+        async def cycle() -> None:
+            await (await locks.acquire("bench")).release()
+
+        yield {"fencepost.aio": lambda: runner.run(cycle()), "two bare transactions": pair}
+        runner.run(locks.close())
+
+
+if importlib.util.find_spec("aetcd"):
+
+    @bench("etcd: asyncio acquire + release vs aetcd's lock", aim=1 / 1.7, iterations=30, rounds=20)
+    def against_aetcd() -> Iterator[Sides]:
+        import aetcd
+
+        with Etcd() as server, asyncio.Runner() as runner:
+            locks = aio.connect(server.url)
+
+            async def connect() -> Any:
+                client = aetcd.Client(host=server.address.split(":")[0], port=server.port)
+                await client.connect()
+                return client
+
+            client = runner.run(connect())
+
+            async def ours() -> None:
+                await (await locks.acquire("bench")).release()
+
+            async def theirs() -> None:
+                lock = client.lock(b"bench", ttl=15)
+                assert await lock.acquire()
+                await lock.release()
+
+            yield {"fencepost.aio": lambda: runner.run(ours()), "aetcd": lambda: runner.run(theirs())}
+            runner.run(locks.close())
+            runner.run(client.close())
+
+
+if importlib.util.find_spec("etcd3gw"):
+
+    @bench("etcd: acquire + release vs etcd3gw's lock", aim=1 / 1.7, iterations=30, rounds=20)
+    def against_etcd3gw() -> Iterator[Sides]:
+        import etcd3gw
+
+        with Etcd() as server, fencepost.connect(server.url) as locks:
+            client = etcd3gw.client(host=server.address.split(":")[0], port=server.port, api_path="/v3/")
+
+            def theirs() -> None:
+                lock = client.lock("bench", ttl=15)
+                assert lock.acquire()
+                assert lock.release()
+
+            yield {"fencepost": lambda: locks.acquire("bench").release(), "etcd3gw": theirs}
+
+
+def hot(size: int) -> Iterator[Sides]:
+    """Everybody waits for the same lock at once and takes it once. etcdctl brings a process for each waiter."""
+    with Etcd() as server, fencepost.connect(server.url) as locks:
+        rounds = count()
+
+        def ours() -> None:
+            name = f"hot-{next(rounds)}"
+            crowd = [threading.Thread(target=lambda: locks.acquire(name).release()) for _ in range(size)]
+            for each in crowd:
+                each.start()
+            for each in crowd:
+                each.join()
+
+        def theirs() -> None:
+            command = [program("ETCDCTL"), "--endpoints", server.address, "lock", f"hot-{next(rounds)}", "true"]
+            crowd = [subprocess.Popen(command) for _ in range(size)]
+            for each in crowd:
+                assert each.wait() == 0
+
+        yield {f"fencepost, {size} threads": ours, f"etcdctl lock, {size} processes": theirs}
+
+
+@bench("etcd: hot key, 50 waiters, each once", iterations=1, rounds=10)
+def hot_50() -> Iterator[Sides]:
+    yield from hot(50)
+
+
+@bench("etcd: hot key, 200 waiters, each once", iterations=1, rounds=5)
+def hot_200() -> Iterator[Sides]:
+    yield from hot(200)
