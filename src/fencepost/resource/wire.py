@@ -12,18 +12,11 @@ from starlette.responses import Response
 
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
-from fencepost.rule import Stamp, Verdict
+from fencepost.guards import http
+from fencepost.lease import Signed
+from fencepost.rule import Stamp
 
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
-# "stale fencing token" is the wording other implementations of this service use: keep it.
-_REFUSALS = {
-    Verdict.STALE: "stale fencing token",
-    Verdict.LATE: "late write: a newer access of the same lease was here already",
-    Verdict.CLASH: "token clash: another holder came with the same token",
-    Verdict.REPLAY: "replay with another body: each write takes its own X-Fence-Seq",
-    Verdict.MISSING: "missing fencing token: send X-Fence-Token",
-}
 
 
 def key(raw: bytes) -> str:
@@ -42,32 +35,8 @@ def key(raw: bytes) -> str:
 
 def offer(headers: Headers) -> Stamp | None:
     """The stamp in a request's headers, None without a token; ConfigError if it is malformed."""
-    token = _single(headers, "X-Fence-Token")
-    seq = _single(headers, "X-Fence-Seq")
-    holder = _single(headers, "X-Fence-Holder")
-    if token is None:
-        if seq is not None or holder is not None:
-            raise ConfigError("X-Fence-Seq and X-Fence-Holder mean nothing without X-Fence-Token")
-        return None
-    try:
-        owner = (holder or "").encode("latin-1").decode()
-    except UnicodeDecodeError:
-        raise ConfigError("X-Fence-Holder must be UTF-8") from None
-    number = check.token(_number(token, "X-Fence-Token"))
-    return Stamp(number, 1 if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
-
-
-def _single(headers: Headers, name: str) -> str | None:
-    values = headers.getlist(name)
-    if len(values) > 1:
-        raise ConfigError(f"{name} is given {len(values)} times")
-    return values[0] if values else None
-
-
-def _number(text: str, name: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise ConfigError(f"{name} is a decimal integer of at most 19 digits, not {text[:40]!r}")
-    return int(text)
+    found = http.offer(headers.getlist)
+    return found.stamp if isinstance(found, Signed) else found
 
 
 def wants_json(headers: Headers) -> bool:
@@ -98,16 +67,8 @@ def answer(status: int, body: Mapping[str, Any], mark: Stamp | None = None, **he
 
 def refusal(error: Refused) -> Response:
     """The answer to a refused access: 428 without a token, else 409, with the verdict in a header."""
-    verdict, mark, got = error.verdict, error.mark, error.offer
-    body: dict[str, Any] = {"error": _REFUSALS[verdict]}
-    if mark and got:
-        body |= {"seen": check.json_number(mark.token), "got": check.json_number(got.token)}
-        if verdict in (Verdict.LATE, Verdict.REPLAY):
-            body |= {"seen_seq": check.json_number(mark.seq), "got_seq": check.json_number(got.seq)}
-    if verdict is not Verdict.STALE:
-        body["verdict"] = verdict
-    status = 428 if verdict is Verdict.MISSING else 409
-    return answer(status, body, mark, X_Fence_Verdict=verdict)
+    status, headers, body = http.refusal(error)
+    return Response(body, status, headers, "application/json")
 
 
 def value(data: bytes, mark: Stamp | None) -> Response:

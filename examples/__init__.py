@@ -1,0 +1,1 @@
+"""Small programs around fencepost, executed by the tests."""

@@ -1,0 +1,105 @@
+"""A guard in front of any ASGI service: FastAPI, Starlette, Django, Quart.
+
+    app.add_middleware(asgi.Fence, key=lambda scope: scope["path"])      # Starlette, FastAPI
+    app = asgi.Fence(app, key=lambda scope: scope["path"])               # any other
+
+A request to a guarded resource without a token gets 428, a malformed one 400. The stamp is handed to the service as
+``scope["fencepost"]``; the service admits it in the transaction of its own write, and what it raises becomes 409:
+
+    with conn:
+        sqlite.admit(conn, request.scope["fencepost"].resource, request.scope["fencepost"].offer)
+        conn.execute(...)
+
+A service that keeps nothing gives ``marks=``, and each request is judged before it is served: best effort.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, NamedTuple, TypeAlias
+
+from fencepost.errors import ConfigError, Refused
+from fencepost.events import Action, Hook
+from fencepost.guards import http
+from fencepost.guards.decision import Access
+from fencepost.guards.marks import Marks
+from fencepost.guards.policy import Policy
+from fencepost.lease import Offer
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Fenced(NamedTuple):
+    """A guarded request: its resource, and the stamp that came with it."""
+
+    resource: str
+    offer: Offer | None
+
+
+class Fence:
+    """``app`` behind a guard. ``key`` names the resource of a request, or None if it is not guarded."""
+
+    def __init__(
+        self,
+        app: App,
+        key: Callable[[Scope], str | None],
+        *,
+        marks: Marks | None = None,
+        hooks: Iterable[Hook] = (),
+        policy: Policy | None = None,
+    ) -> None:
+        self._app = app
+        self._key = key
+        self._marks = marks
+        self._hooks = tuple(hooks)
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        resource = self._key(scope) if scope["type"] == "http" else None
+        if resource is None:
+            return await self._app(scope, receive, send)
+        begun = False
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._judge(resource, scope)
+            return await self._app(scope, receive, watched)
+        except Refused as error:
+            if begun:
+                raise
+            answer = http.refusal(error)
+        except _Malformed as error:
+            answer = http.malformed(error.why)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(answer.body)), **answer.headers}
+        lines = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": answer.status, "headers": lines})
+        await send({"type": "http.response.body", "body": answer.body})
+        return None
+
+    async def _judge(self, resource: str, scope: Scope) -> None:
+        headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        action: Action = "enter" if scope["method"] in http.SAFE else "write"
+        try:
+            offer = http.offer(lambda name: [value for each, value in headers if each == name.lower().encode()])
+            scope["fencepost"] = Fenced(resource, offer)
+            if offer is None and action == "enter":
+                return
+            # Whether there is a token, and who signed it, can be told without a mark.
+            access = Access("http", resource, offer, action, self._hooks, self._policy, inherit=False)
+            if access.judged and self._marks is not None and offer is not None:
+                await asyncio.to_thread(self._marks, resource, offer, action, self._hooks, self._policy)
+        except ConfigError as error:
+            raise _Malformed(error) from error
+
+
+class _Malformed(Exception):
+    """Tells what this middleware found wrong from what the service itself raises."""
+
+    def __init__(self, why: ConfigError) -> None:
+        self.why = why

@@ -1,0 +1,95 @@
+"""A stamp in an HTTP request's headers, and the answer to one that is refused; no framework needed."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fencepost import check
+from fencepost.errors import ConfigError, Refused
+from fencepost.lease import Signed
+from fencepost.rule import Stamp, Verdict
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""Methods that only read: with a token they enter, without one they pass."""
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+# "stale fencing token" is the wording other implementations of this service use: keep it.
+_REFUSALS = {
+    Verdict.STALE: "stale fencing token",
+    Verdict.LATE: "late write: a newer access of the same lease was here already",
+    Verdict.CLASH: "token clash: another holder came with the same token",
+    Verdict.REPLAY: "replay with another body: each write takes its own X-Fence-Seq",
+    Verdict.MISSING: "missing fencing token: send X-Fence-Token",
+    Verdict.FORGED: "forged fencing token: X-Fence-Signature is missing or wrong",
+    Verdict.LEAP: "fencing token too far above the last one",
+}
+_STATUS = {Verdict.MISSING: 428, Verdict.FORGED: 403}
+
+
+class Answer(NamedTuple):
+    """What to answer instead of carrying a request out."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def offer(values: Callable[[str], Sequence[str]]) -> Stamp | Signed | None:
+    """The stamp in a request's headers, of which ``values`` gives all by one name, decoded as latin-1.
+
+    None without a token; ConfigError if it is malformed.
+    """
+    token = _single(values, "X-Fence-Token")
+    seq = _single(values, "X-Fence-Seq")
+    holder = _single(values, "X-Fence-Holder")
+    signature = _single(values, "X-Fence-Signature")
+    if token is None:
+        if seq is not None or holder is not None:
+            raise ConfigError("X-Fence-Seq and X-Fence-Holder mean nothing without X-Fence-Token")
+        return None
+    try:
+        owner = (holder or "").encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise ConfigError("X-Fence-Holder must be UTF-8") from None
+    number = check.token(_number(token, "X-Fence-Token"))
+    stamp = Stamp(number, 1 if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
+    return stamp if signature is None else Signed(stamp, signature)
+
+
+def refusal(error: Refused) -> Answer:
+    """The answer to a refused access: 428 without a token, 403 for a forged one, else 409; a header says why."""
+    verdict, mark, got = error.verdict, error.mark, error.offer
+    body: dict[str, Any] = {"error": _REFUSALS[verdict]}
+    if mark and got:
+        body |= {"seen": check.json_number(mark.token), "got": check.json_number(got.token)}
+        if verdict in (Verdict.LATE, Verdict.REPLAY):
+            body |= {"seen_seq": check.json_number(mark.seq), "got_seq": check.json_number(got.seq)}
+    if verdict is not Verdict.STALE:
+        body["verdict"] = verdict
+    headers = {"X-Fence-Verdict": verdict.value}
+    if mark is not None:
+        headers["X-Fence-Mark"] = str(mark.token)
+    return Answer(_STATUS.get(verdict, 409), headers, _json(body))
+
+
+def malformed(error: ConfigError) -> Answer:
+    """The answer to headers or a resource that cannot be meant."""
+    return Answer(400, {}, _json({"error": str(error)}))
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _single(values: Callable[[str], Sequence[str]], name: str) -> str | None:
+    found = values(name)
+    if len(found) > 1:
+        raise ConfigError(f"{name} is given {len(found)} times")
+    return found[0] if found else None
+
+
+def _number(text: str, name: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ConfigError(f"{name} is a decimal integer of at most 19 digits, not {text[:40]!r}")
+    return int(text)

@@ -1,0 +1,105 @@
+"""A guard in front of any WSGI service: Flask, Django, Bottle. As ``asgi``, but blocking.
+
+    app.wsgi_app = wsgi.Fence(app.wsgi_app, key=lambda environ: environ["PATH_INFO"])
+
+The stamp is handed to the service as ``environ["fencepost"]``. A framework that turns every error of a view into an
+answer of its own, as Flask does, takes ``http.refusal`` as its handler of Refused.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from itertools import chain
+from typing import Any, TypeAlias
+
+from fencepost.errors import ConfigError, Refused
+from fencepost.events import Action, Hook
+from fencepost.guards import http
+from fencepost.guards.asgi import Fenced
+from fencepost.guards.decision import Access
+from fencepost.guards.marks import Marks
+from fencepost.guards.policy import Policy
+
+Environ: TypeAlias = dict[str, Any]
+Start: TypeAlias = Callable[..., Any]
+App: TypeAlias = Callable[[Environ, Start], Iterable[bytes]]
+
+
+class Fence:
+    """``app`` behind a guard. ``key`` names the resource of a request, or None if it is not guarded."""
+
+    def __init__(
+        self,
+        app: App,
+        key: Callable[[Environ], str | None],
+        *,
+        marks: Marks | None = None,
+        hooks: Iterable[Hook] = (),
+        policy: Policy | None = None,
+    ) -> None:
+        self._app = app
+        self._key = key
+        self._marks = marks
+        self._hooks = tuple(hooks)
+        self._policy = policy
+
+    def __call__(self, environ: Environ, start: Start) -> Iterable[bytes]:
+        resource = self._key(environ)
+        if resource is None:
+            return self._app(environ, start)
+        try:
+            self._judge(resource, environ)
+        except Refused as error:
+            return _answer(http.refusal(error), start)
+        except ConfigError as error:
+            return _answer(http.malformed(error), start)
+        begun: list[bool] = []
+
+        def watched(*args: Any) -> Any:
+            begun.append(True)
+            return start(*args)
+
+        try:
+            body = self._app(environ, watched)
+            parts = iter(body)
+            # A service that is a generator runs only now.
+            first = [part for _, part in zip(range(1), parts, strict=False)]
+        except Refused as error:
+            if begun:
+                raise
+            return _answer(http.refusal(error), start)
+        return _Body(chain(first, parts), body)
+
+    def _judge(self, resource: str, environ: Environ) -> None:
+        def values(name: str) -> list[str]:
+            value = environ.get("HTTP_" + name.upper().replace("-", "_"))
+            return [] if value is None else [value]
+
+        action: Action = "enter" if environ["REQUEST_METHOD"] in http.SAFE else "write"
+        offer = http.offer(values)
+        environ["fencepost"] = Fenced(resource, offer)
+        if offer is None and action == "enter":
+            return
+        access = Access("http", resource, offer, action, self._hooks, self._policy, inherit=False)
+        if access.judged and self._marks is not None and offer is not None:
+            self._marks(resource, offer, action, self._hooks, self._policy)
+
+
+class _Body:
+    """A service's answer, with what was read of it already."""
+
+    def __init__(self, parts: Iterator[bytes], body: Any) -> None:
+        self._parts = parts
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._parts
+
+    def close(self) -> None:
+        if hasattr(self._body, "close"):
+            self._body.close()
+
+
+def _answer(answer: http.Answer, start: Start) -> Iterable[bytes]:
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(answer.body)), **answer.headers}
+    start(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(headers.items()))
+    return [answer.body]

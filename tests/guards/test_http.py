@@ -1,0 +1,251 @@
+"""The middleware in front of a service: what it answers, and what it hands on."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from werkzeug.test import Client as WsgiClient
+
+import fencepost
+from fencepost.errors import StaleToken, refusal
+from fencepost.events import Event
+from fencepost.guards import asgi, sqlite, wsgi
+from fencepost.guards.marks import Marks
+from fencepost.guards.policy import Policy
+from fencepost.rule import Stamp, Verdict
+from fencepost.signing import Keys
+
+KEYS = Keys({"k1": b"secret " * 5})
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Ask = Callable[..., Answer]
+
+
+def ask_asgi(app: Any) -> Ask:
+    """Requests to an ASGI application, as a server would make them."""
+
+    def ask(method: str, path: str, headers: Any = (), body: bytes = b"") -> Answer:
+        pairs = headers.items() if isinstance(headers, dict) else headers
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in pairs],
+        }
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        asyncio.run(app(scope, receive, send))
+        found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:]))
+
+    return ask
+
+
+def ask_wsgi(app: Any) -> Ask:
+    def ask(method: str, path: str, headers: Any = (), body: bytes = b"") -> Answer:
+        pairs = headers.items() if isinstance(headers, dict) else headers
+        answer = WsgiClient(app).open(path, method=method, headers=list(pairs), data=body)
+        found = {name.lower(): value for name, value in answer.headers.items()}
+        return Answer(answer.status_code, found, answer.get_data())
+
+    return ask
+
+
+def asgi_service(handle: Callable[[Any, str], str], **options: Any) -> Any:
+    async def endpoint(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(handle(request.scope.get("fencepost"), request.method))
+
+    return Starlette(
+        routes=[Route("/{path:path}", endpoint, methods=["GET", "PUT", "POST"])],
+        middleware=[Middleware(asgi.Fence, key=key_asgi, **options)],
+    )
+
+
+def wsgi_service(handle: Callable[[Any, str], str]) -> Any:
+    def service(environ: Any, start: Any) -> Iterable[bytes]:
+        text = handle(environ.get("fencepost"), environ["REQUEST_METHOD"])
+        start("200 OK", [("Content-Type", "text/plain")])
+        yield text.encode()
+
+    return service
+
+
+def key_asgi(scope: Any) -> str | None:
+    path: str = scope["path"]
+    return path[1:] if path.startswith("/account/") else None
+
+
+def key_wsgi(environ: Any) -> str | None:
+    path: str = environ["PATH_INFO"]
+    return path[1:] if path.startswith("/account/") else None
+
+
+@pytest.fixture(params=["asgi", "wsgi"])
+def serve(request: pytest.FixtureRequest) -> Callable[..., Ask]:
+    """Puts a service behind the middleware."""
+
+    def serve(handle: Callable[[Any, str], str], **options: Any) -> Ask:
+        if request.param == "asgi":
+            return ask_asgi(asgi_service(handle, **options))
+        return ask_wsgi(wsgi.Fence(wsgi_service(handle), key_wsgi, **options))
+
+    return serve
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Iterator[Marks]:
+    with closing(Marks(tmp_path / "marks.sqlite3")) as marks:
+        yield marks
+
+
+def told(fenced: Any, method: str) -> str:
+    return f"{method} {fenced and tuple(fenced)}"
+
+
+def token(number: int, seq: int = 1, holder: str = "ann") -> dict[str, str]:
+    return {"X-Fence-Token": str(number), "X-Fence-Seq": str(seq), "X-Fence-Holder": holder}
+
+
+def test_the_service_is_handed_the_stamp(serve: Callable[..., Ask]) -> None:
+    ask = serve(told)
+    answer = ask("PUT", "/account/42", token(7, 2))
+    assert (answer.status, answer.body.decode()) == (200, f"PUT {('account/42', Stamp(7, 2, 'ann'))}")
+    assert ask("PUT", "/elsewhere").body == b"PUT None", "what has no key is not guarded"
+    assert ask("GET", "/account/42").status == 200, "a plain read needs no token"
+
+
+def test_without_a_token_a_write_is_428_and_a_malformed_one_400(serve: Callable[..., Ask]) -> None:
+    ask = serve(told)
+    answer = ask("PUT", "/account/42")
+    assert (answer.status, answer.headers["x-fence-verdict"]) == (428, "missing")
+    for bad in ({"X-Fence-Token": "0"}, {"X-Fence-Token": "x"}, {"X-Fence-Token": "-1"}, {"X-Fence-Seq": "1"}):
+        assert ask("PUT", "/account/42", bad).status == 400, bad
+    twice = [("X-Fence-Token", "5"), ("X-Fence-Token", "6")]
+    assert ask("PUT", "/account/42", twice).status == 400
+
+
+def test_with_marks_a_stale_holder_gets_409_and_never_reaches_the_service(
+    serve: Callable[..., Ask], marks: Marks
+) -> None:
+    served: list[str] = []
+
+    def handle(fenced: Any, method: str) -> str:
+        served.append(method)
+        return "done"
+
+    ask = serve(handle, marks=marks)
+    assert ask("PUT", "/account/42", token(7)).status == 200
+    assert ask("GET", "/account/42", token(8, holder="bob")).status == 200, "a fenced read enters"
+    answer = ask("PUT", "/account/42", token(7, 2))
+    assert (answer.status, answer.json, answer.headers["x-fence-mark"]) == (
+        409,
+        {"error": "stale fencing token", "seen": 8, "got": 7},
+        "8",
+    )
+    assert ask("GET", "/account/42", token(7)).status == 409
+    assert ask("PUT", "/account/42", token(8, 1, "bob")).status == 200
+    replay = ask("PUT", "/account/42", token(8, 1, "bob"))
+    assert (replay.status, replay.headers["x-fence-verdict"]) == (409, "replay"), (
+        "nobody knows what became of the first"
+    )
+    assert served == ["PUT", "GET", "PUT"]
+
+
+def test_what_the_service_refuses_in_its_own_transaction_is_409(serve: Callable[..., Ask], tmp_path: Path) -> None:
+    path = tmp_path / "app.sqlite3"
+
+    def handle(fenced: Any, method: str) -> str:
+        with closing(sqlite3.connect(path)) as conn, sqlite.fenced(conn, fenced.resource, fenced.offer):
+            conn.execute("CREATE TABLE IF NOT EXISTS done (token INTEGER)")
+            conn.execute("INSERT INTO done VALUES (?)", (fenced.offer.token,))
+        return "done"
+
+    ask = serve(handle)
+    assert [ask("PUT", "/account/42", token(number)).status for number in (7, 6, 8)] == [200, 409, 200]
+    with closing(sqlite3.connect(path)) as conn:
+        assert conn.execute("SELECT token FROM done").fetchall() == [(7,), (8,)]
+
+
+def test_a_lease_s_headers_are_all_it_takes(serve: Callable[..., Ask], marks: Marks) -> None:
+    ask = serve(told, marks=marks, policy=Policy(keys=KEYS))
+    with fencepost.connect("memory://http", keys=KEYS) as locks, locks.lock("account/42") as lease:
+        assert ask("PUT", "/account/42", lease.headers()).status == 200
+        headers = lease.headers()
+        assert headers["Idempotency-Key"] == f"{lease.holder}-2"
+        for wrong in (
+            {name: value for name, value in headers.items() if name != "X-Fence-Signature"},
+            {**headers, "X-Fence-Token": str(2**63 - 1)},
+        ):
+            answer = ask("PUT", "/account/42", wrong)
+            assert (answer.status, answer.headers["x-fence-verdict"]) == (403, "forged")
+        assert ask("PUT", "/account/7", headers).status == 403, "a signature holds for its own resource"
+        assert ask("PUT", "/account/42", headers).status == 200
+
+
+def test_the_policy_and_the_hooks_hold_here_too(serve: Callable[..., Ask], marks: Marks) -> None:
+    events: list[Event] = []
+    policy = Policy("shadow")
+    ask = serve(told, marks=marks, policy=policy, hooks=[events.append])
+    assert [ask("PUT", "/account/42", headers).status for headers in (token(7), token(6), {})] == [200] * 3
+    assert [(event.verdict, event.enforced) for event in events] == [
+        ("admit", None),
+        ("stale", False),
+        ("missing", False),
+    ]
+    policy.mode = "enforce"
+    assert [ask("PUT", "/account/42", headers).status for headers in (token(6), {})] == [409, 200]
+
+
+def test_a_lease_held_by_the_server_does_not_speak_for_its_clients(serve: Callable[..., Ask]) -> None:
+    with fencepost.connect("memory://http") as locks, locks.lock("account/42"):
+        assert serve(told)("PUT", "/account/42").status == 428
+
+
+def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+    async def service(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise refusal(Verdict.STALE, "account/42", Stamp(1), Stamp(2))
+
+    with pytest.raises(StaleToken):
+        ask_asgi(asgi.Fence(service, key_asgi))("PUT", "/account/42", token(1))
+
+
+def test_the_example_receiver_takes_a_payment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples import receiver
+
+    monkeypatch.setattr(receiver, "DATABASE", tmp_path / "payments.sqlite3")
+    ask = ask_asgi(receiver.app)
+    assert ask("POST", "/account/42/pay", token(7), b"10").status == 204
+    assert ask("POST", "/account/42/pay", token(7), b"10").status == 409, "the same payment again"
+    assert ask("POST", "/account/42/pay", token(6, 1, "zombie"), b"10").status == 409
+    assert ask("POST", "/account/42/pay", {}, b"10").status == 428
+    with closing(sqlite3.connect(receiver.DATABASE)) as conn:
+        assert conn.execute("SELECT balance FROM account").fetchall() == [(90,)]
