@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 
 import bench
-from bench.harness import Result, measure, registry
+from bench.harness import Bench, Fact, Result, facts, measure, registry
 
 
 def load() -> None:
@@ -31,19 +31,13 @@ def row(result: Result) -> str:
     """One line of the table."""
     aim = "" if result.aim is None else f"  aim <= {result.aim:g}x: {'met' if result.met else 'MISSED'}"
     spread = f"[{result.low:.2f} .. {result.high:.2f}]"
-    return (
-        f"  {result.side:<32} {span(result.seconds):>10}  {result.ratio:>7.2f}x  {spread:<18}{aim}".rstrip()
-    )
+    return f"  {result.side:<32} {span(result.seconds):>10}  {result.ratio:>7.2f}x  {spread:<18}{aim}".rstrip()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument(
-        "words", nargs="*", metavar="WORD", help="only benches whose name contains every word"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a fifth of the rounds: a smoke test, not a measurement"
-    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only benches whose name contains every word")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the rounds: a smoke test, not a measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of tables")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--list", action="store_true", help="name the benches and stop")
@@ -51,13 +45,17 @@ def main() -> int:
     options = parser.parse_args()
 
     load()
-    chosen = [each for each in registry if all(word.lower() in each.name.lower() for word in options.words)]
-    if not chosen:
+
+    def named(subject: Bench | Fact) -> bool:
+        return all(word.lower() in subject.name.lower() for word in options.words)
+
+    chosen, counted = [*filter(named, registry)], [*filter(named, facts)]
+    if not chosen and not counted:
         parser.error(
-            f"no bench matches {' '.join(options.words)!r}; there are: {[each.name for each in registry]}"
+            f"no bench matches {' '.join(options.words)!r}; there are: {[each.name for each in (*registry, *facts)]}"
         )
     if options.list:
-        print("\n".join(each.name for each in chosen))
+        print("\n".join(each.name for each in (*chosen, *counted)))
         return 0
 
     results: list[Result] = []
@@ -67,13 +65,19 @@ def main() -> int:
         found = measure(each, rounds=rounds, order=order)
         results += found
         if not options.json:
-            print(
-                f"{each.name}  ({rounds} rounds x {each.iterations}; per call, ratio, 10th .. 90th percent)"
-            )
+            print(f"{each.name}  ({rounds} rounds x {each.iterations}; per call, ratio, 10th .. 90th percent)")
             print("\n".join(map(row, found)), flush=True)
+    found_facts = []
+    for subject in counted:
+        value = subject.find()
+        met = value <= subject.aim
+        found_facts.append({"bench": subject.name, "value": value, "aim": subject.aim, "met": met})
+        if not options.json:
+            print(f"{subject.name}\n  {value:.3g}  aim <= {subject.aim:g}: {'met' if met else 'MISSED'}", flush=True)
+    every = [{**asdict(result), "met": result.met} for result in results] + found_facts
     if options.json:
-        print(json.dumps([{**asdict(result), "met": result.met} for result in results], indent=2))
-    return int(options.check and any(result.met is False for result in results))
+        print(json.dumps(every, indent=2))
+    return int(options.check and any(each["met"] is False for each in every))
 
 
 if __name__ == "__main__":

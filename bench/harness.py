@@ -46,19 +46,37 @@ class Result:
 registry: list[Bench] = []
 
 
-def bench(
-    name: str, *, aim: float | None = None, iterations: int = 200, rounds: int = 30
-) -> Callable[[Setup], Setup]:
+def bench(name: str, *, aim: float | None = None, iterations: int = 200, rounds: int = 30) -> Callable[[Setup], Setup]:
     """Register a generator that sets up, yields its Sides once, and cleans up after itself.
 
     `iterations` calls of one side make a round; there are `rounds` rounds of every side.
     """
 
     def register(setup: Setup) -> Setup:
-        registry.append(
-            Bench(name=name, sides=contextmanager(setup), aim=aim, iterations=iterations, rounds=rounds)
-        )
+        registry.append(Bench(name=name, sides=contextmanager(setup), aim=aim, iterations=iterations, rounds=rounds))
         return setup
+
+    return register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A number that is not a time: counted or compared within one run, and not to exceed `aim`."""
+
+    name: str
+    find: Callable[[], float]
+    aim: float
+
+
+facts: list[Fact] = []
+
+
+def fact(name: str, *, aim: float) -> Callable[[Callable[[], float]], Callable[[], float]]:
+    """Register a function that finds one number."""
+
+    def register(find: Callable[[], float]) -> Callable[[], float]:
+        facts.append(Fact(name=name, find=find, aim=aim))
+        return find
 
     return register
 

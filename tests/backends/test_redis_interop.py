@@ -3,12 +3,14 @@
 import threading
 
 import pytest
+import redis
 from redis.exceptions import LockNotOwnedError
 from redis.lock import Lock
 
 import fencepost
 from fencepost import sync
 from fencepost.errors import BackendError
+from fencepost.lab.buggy_release import buggy_release
 from tests.backends.conftest import Own
 from tests.servers import wait_until
 
@@ -101,3 +103,26 @@ def test_a_key_that_is_no_lock_is_left_alone(own_redis: Own) -> None:
         locks.acquire("a", timeout=5)
     assert not raised.value.ambiguous
     assert own_redis.client.hgetall("lock:a") == {"field": "value"}
+
+
+def test_get_then_del_deletes_somebody_elses_lock_and_our_release_does_not(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url) as locks, redis.Redis(port=own_redis.server.port) as client:
+
+        def replaced(lease: sync.Lease) -> sync.Lease:
+            """Its lease runs out, and somebody else acquires."""
+            assert client.delete("lock:a")
+            return locks.acquire("a")
+
+        first = locks.acquire("a")
+        value = f"{first.holder}:{first.token}".encode()
+        second: list[sync.Lease] = []
+        assert buggy_release(client, "lock:a", value, lambda: second.append(replaced(first)))
+        assert second
+        assert locks.status("a") is None, "the second holder's lock was to be deleted by the first"
+
+        first = locks.acquire("a")
+        later = replaced(first)
+        assert first.release() is False
+        status = locks.status("a")
+        assert status is not None
+        assert status.token == later.token
