@@ -17,7 +17,9 @@ def check(
     history: Annotated[Path, typer.Argument(help="A history as JSON lines, from the lab or the simulator.")],
     promise: Annotated[
         list[str] | None,
-        typer.Option(help="Hold it to this promise, whatever it says itself: data, order, owner, left, told, exclusion."),
+        typer.Option(
+            help="Hold it to this promise (data, order, owner, left, told, deadline, exclusion), whatever it says."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -20,7 +20,8 @@ PROMISES = {
     "owner": "a hold ends by its own holder, its expiry or a fault of the store",
     "left": "a holder that was told that it neither holds nor waits is not granted the lock afterwards",
     "told": "a holder whose renewal is refused knows that its lease is lost",
-    "exclusion": "at most one holder's deadline lies in the future, and none beyond the store's own",
+    "deadline": "no holder counts on its lease beyond its own deadline or the store's",
+    "exclusion": "at most one holder's deadline lies in the future",
 }
 _SLACK = 2e-6  # the instants of a history are rounded to microseconds
 _REFUSALS = {Verdict.STALE, Verdict.LATE, Verdict.CLASH, Verdict.MISSING, Verdict.REPLAY}
@@ -133,7 +134,7 @@ class Gathered:
         self.counts["renewed"] += 1
         if line["t"] > self.until.get(line["holder"], inf) + _SLACK:
             what = f"{line['holder']} renewed a lease whose deadline had passed at {self.until[line['holder']]}"
-            self.wrong.append(Violation("exclusion", line["t"], what))
+            self.wrong.append(Violation("deadline", line["t"], what))
         self._deadline(line)
 
     def _told(self, line: Line) -> None:
@@ -144,10 +145,13 @@ class Gathered:
         until, holder = line.get("until"), line["holder"]
         if until is None:
             return
-        self.until[holder] = until
         if until > self._service.get(holder, inf) + _SLACK:
             what = f"{holder} counts on its lease until {until}, the store only until {self._service[holder]}"
-            self.wrong.append(Violation("exclusion", line["t"], what))
+            self.wrong.append(Violation("deadline", line["t"], what))
+        if line["t"] > until + _SLACK:
+            what = f"{holder} was given a lease that was over at {until}"
+            self.wrong.append(Violation("deadline", line["t"], what))
+        self.until[holder] = until
 
     def _lost(self, line: Line) -> None:
         self.counts["lost"] += 1

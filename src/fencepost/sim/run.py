@@ -251,6 +251,7 @@ def promises(scenario: Scenario) -> list[str]:
 
     data: nothing is lost or overwritten. order: tokens are distinct and grow. exclusion: at most one
     holder's deadline lies in the future. owner: nobody's hold is ended by others. left: who left stays out.
+    told: who is told of its loss knows it. deadline: no holder counts on more than its store gave.
     """
     settings = scenario.settings
     done = {action["do"] for action in scenario.actions}
@@ -265,6 +266,8 @@ def promises(scenario: Scenario) -> list[str]:
         kept.append("order")
     if not forgets:
         kept.append("left")
+        if not clocks:
+            kept.append("deadline")
     if settings.release == "conditional":
         kept.append("owner")
         if not forgets and not clocks and "evict" not in done:

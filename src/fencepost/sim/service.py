@@ -150,7 +150,7 @@ class Service:
                     store.evict(self.lock)
         elif self.lock in self.memory.locks:
             self.memory.hand_over(self.lock, self.world.now)
-            self.observe("evict")
+        self.observe("evict")
 
     def _elected(self, store: Store) -> None:
         if not store.node.up:

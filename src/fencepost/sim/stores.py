@@ -5,7 +5,7 @@ whose clock expires a lease, where the token comes from, and what a crash or a f
 """
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from copy import copy
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -45,6 +45,14 @@ class State:
     queues: dict[str, dict[str, Waiter]] = field(default_factory=dict)
     gone: dict[str, None] = field(default_factory=dict)
     """Holders that left: what they asked for earlier must not take effect any more."""
+
+    def copy(self) -> "State":
+        """The same state, apart."""
+        locks = {name: copy(entry) for name, entry in self.locks.items()}
+        queues = {
+            name: {holder: copy(waiter) for holder, waiter in queue.items()} for name, queue in self.queues.items()
+        }
+        return State(self.counter, locks, queues, self.gone.copy())
 
 
 class Store:
@@ -248,7 +256,7 @@ class Store:
 
     def keep(self) -> None:
         """Remember the state for a restart or a failover that goes back to it."""
-        self._past.append((self.node.world.now, deepcopy(self.state)))
+        self._past.append((self.node.world.now, self.state.copy()))
         if len(self._past) > 400:
             del self._past[:200]
 
@@ -259,7 +267,7 @@ class Store:
         else:
             instant = self.node.world.now - seconds
             kept = [state for at, state in self._past if at <= instant]
-        self.state = deepcopy(kept[-1]) if kept else State()
+        self.state = kept[-1].copy() if kept else State()
         for name, entry in self.state.locks.items():
             self._watch(name, entry)
         self.keep()
@@ -294,7 +302,6 @@ class Store:
         if name in self.state.locks:
             self._free(name)
             self.keep()
-        self._changed("evict")
 
     def skew(self, rate: float) -> None:
         """The clocks run at another rate."""

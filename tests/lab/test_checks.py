@@ -1,0 +1,189 @@
+"""Each thing that must not be in a history is found, and nothing else is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.errors import ConfigError
+from fencepost.lab.checks import PROMISES, check
+from fencepost.lab.history import Line, lines, load
+
+RUN: Line = {"t": 0.0, "ev": "run", "format": 1, "lock": "l", "key": "k", "promises": list(PROMISES)}
+
+
+def acquired(t: float, who: str, token: int | str, **facts: Any) -> Line:
+    return {
+        "t": t,
+        "ev": "acquired",
+        "who": who,
+        "token": token,
+        "holder": who + "1",
+        "ttl": 5,
+        "asked": t - 0.1,
+        **facts,
+    }
+
+
+def over(t: float, who: str, ev: str = "releasing") -> Line:
+    return {"t": t, "ev": ev, "who": who, "token": 0, "holder": who + "1"}
+
+
+def made(t: float, who: str, token: int | str, seq: int, version: int, **facts: Any) -> Line:
+    return {
+        "t": t, "ev": "access", "who": who, "do": "write", "token": token, "seq": seq, "holder": who + "1",
+        "verdict": "admit", "mark": token, "value": version, "base": version - 1, "version": version, **facts,
+    }  # fmt: skip
+
+
+def judged(t: float, who: str, token: int, seq: int, verdict: str, mark: int | None) -> Line:
+    return {
+        "t": t, "ev": "access", "who": who, "do": "write", "token": token, "seq": seq, "holder": who + "1",
+        "verdict": verdict, "mark": mark, "value": 0, "base": 0,
+    }  # fmt: skip
+
+
+def wrote(t: float, who: str, token: int, seq: int, value: int, outcome: str = "done", **facts: Any) -> Line:
+    return {
+        "t": t, "ev": "wrote", "who": who, "token": token, "seq": seq, "holder": who + "1", "asked": t - 0.1,
+        "value": value, "base": value - 1, "outcome": outcome, "attempts": 1, **facts,
+    }  # fmt: skip
+
+
+def granted(t: float, who: str, token: int, until: float) -> Line:
+    return {"t": t, "ev": "granted", "token": token, "holder": who + "1", "until": until}
+
+
+GOOD = [
+    RUN,
+    granted(0.9, "A", 1, 6),
+    acquired(1, "A", 1, until=5.9),
+    made(1.1, "A", 1, 1, 1),
+    wrote(1.2, "A", 1, 1, 1),
+    made(1.3, "A", 1, 2, 2),
+    judged(1.35, "A", 1, 1, "late", 1),
+    judged(1.4, "A", 1, 2, "replay", 1),
+    wrote(1.5, "A", 1, 2, 2),
+    over(6, "A", "lost"),
+    granted(6.1, "B", 2, 12),
+    acquired(6.2, "B", 2, until=11),
+    made(6.3, "B", 2, 1, 3),
+    wrote(6.4, "B", 2, 1, 3),
+    judged(6.5, "A", 1, 3, "stale", 2),
+    wrote(6.6, "A", 1, 3, 3, "refused", verdict="stale", seen=2),
+    over(7, "B"),
+]
+
+
+def test_a_good_history_passes_and_is_counted() -> None:
+    report = check(GOOD)
+    assert report.violations == []
+    assert report.counts["acquired"] == 2
+    assert report.counts["applied"] == 3
+    assert report.counts["lost"] == 1
+    assert report.counts["write:stale"] == 1
+    assert report.counts["overlapping_beliefs"] == 0
+
+
+def test_beliefs_that_overlap_are_counted() -> None:
+    zombie = [RUN, acquired(1, "A", 1), acquired(2, "B", 2), over(3, "A", "lost"), acquired(4, "C", 3)]
+    assert check(zombie).counts["overlapping_beliefs"] == 2
+    killed = [*zombie[:2], {"t": 1.5, "ev": "fault", "do": "kill", "who": "A"}, *zombie[2:]]
+    assert check(killed).counts["overlapping_beliefs"] == 1
+
+
+BROKEN: dict[str, tuple[str, list[Line]]] = {
+    "a token granted twice": ("order", [acquired(1, "A", 1), acquired(1.05, "B", 1)]),
+    "a token that came back": ("order", [acquired(1, "A", 5), acquired(2, "B", 4)]),
+    "large tokens, compared exactly": ("order", [acquired(1, "A", str(2**62 + 1)), acquired(2, "B", str(2**62))]),
+    "deadlines that overlap": ("exclusion", [acquired(1, "A", 1, until=6), acquired(3, "B", 2, until=8)]),
+    "a deadline beyond the store's": ("deadline", [granted(0.9, "A", 1, 5.9), acquired(1, "A", 1, until=6)]),
+    "a lease that was over when it came": ("deadline", [acquired(7, "A", 1, until=6)]),
+    "a lease revived after its deadline": (
+        "deadline",
+        [acquired(1, "A", 1, until=6), {"t": 7, "ev": "renewed", "who": "A", "token": 1, "holder": "A1", "until": 9}],
+    ),
+    "a hold ended by others": ("owner", [{"t": 1, "ev": "freed", "token": 1, "holder": "A1", "how": "taken"}]),
+    "a grant to one who had left": ("left", [{"t": 1, "ev": "left", "holder": "A1"}, granted(2, "A", 1, 7)]),
+    "a holder that does not listen": ("told", [acquired(1, "A", 1), {"t": 2, "ev": "told", "holder": "A1"}]),
+    "a gap between versions": ("data", [made(1, "A", 1, 1, 1), made(2, "A", 1, 2, 3)]),
+    "a version made twice": ("data", [made(1, "A", 1, 1, 1), made(2, "A", 1, 2, 1)]),
+    "an older token after a newer one": ("data", [made(1, "B", 2, 1, 1), made(2, "A", 1, 1, 2)]),
+    "a write without a token": ("data", [made(1, "A", 1, 1, 1) | {"token": None}]),
+    "a seq that goes back": ("data", [made(1, "A", 1, 2, 1), made(2, "A", 1, 1, 2)]),
+    "a write that was made twice": ("data", [made(1, "A", 1, 1, 1), made(2, "A", 1, 1, 2)]),
+    "a lost update": ("data", [made(1, "A", 1, 1, 1), made(2, "B", 2, 1, 2, base=0)]),
+    "two holders under one token": ("data", [made(1, "A", 1, 1, 1), made(2, "B", 1, 1, 2)]),
+    "an acknowledged write that is not there": ("data", [wrote(1, "A", 1, 1, 1)]),
+    "an acknowledged write with another value": ("data", [made(1, "A", 1, 1, 1), wrote(1, "A", 1, 1, 7)]),
+    "a refused write that is there": (
+        "data",
+        [
+            acquired(1, "A", 1),
+            acquired(1.05, "B", 2),
+            made(2, "A", 1, 1, 1),
+            wrote(3, "A", 1, 1, 1, "refused", verdict="stale", seen=2),
+        ],
+    ),
+    "a refusal for a mark nobody was issued": ("data", [acquired(1, "A", 1), judged(2, "A", 1, 1, "stale", 2)]),
+    "a refusal for a mark that came later": (
+        "data",
+        [acquired(1, "A", 1), judged(2, "A", 1, 1, "stale", 2), acquired(3, "B", 2)],
+    ),
+    "a stale verdict for an older mark": (
+        "data",
+        [acquired(1, "A", 1), acquired(2, "B", 2), judged(3, "B", 2, 1, "stale", 1)],
+    ),
+    "a replay of what was never made": ("data", [acquired(1, "A", 1), judged(2, "A", 1, 1, "replay", 1)]),
+    "a late write that nothing overtook": (
+        "data",
+        [acquired(1, "A", 1), made(2, "A", 1, 1, 1), judged(3, "A", 1, 1, "late", 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_must_not_be_is_found(name: str) -> None:
+    promise, history = BROKEN[name]
+    found = {each.check for each in check([RUN, *history]).violations}
+    assert found == {promise}
+    others = [each for each in PROMISES if each != promise]
+    assert check([RUN, *history], others).ok
+
+
+def test_a_retried_write_may_be_refused_and_stand() -> None:
+    """The first attempt stood, its answer was lost, and the second came after a newer holder."""
+    history = [
+        RUN,
+        acquired(1, "A", 1),
+        made(2, "A", 1, 1, 1),
+        over(2.5, "A", "lost"),
+        acquired(3, "B", 2),
+        wrote(4, "A", 1, 1, 1, "refused", verdict="stale", seen=2) | {"attempts": 2},
+    ]
+    assert check(history).ok
+
+
+def test_locks_and_keys_are_checked_apart() -> None:
+    history = [
+        RUN,
+        acquired(1, "A", 5, lock="x"),
+        acquired(2, "B", 4, lock="y"),
+        made(3, "A", 5, 1, 1, key="x"),
+        made(4, "B", 4, 1, 1, key="y"),
+    ]
+    assert check(history).ok
+
+
+def test_a_history_survives_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(lines(GOOD))
+    assert list(load(path)) == GOOD
+
+
+@pytest.mark.parametrize("text", ["[]", '{"t": 1}', '{"ev": "run"}', "{", '{"t":1,"ev":2}'])
+def test_what_is_no_line_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(lines([RUN]) + text + "\n")
+    with pytest.raises(ConfigError, match=":2 is not a line"):
+        list(load(path))

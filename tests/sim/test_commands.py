@@ -1,0 +1,79 @@
+"""``fencepost sim`` and ``fencepost check`` on the command line."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fencepost.cli.app import app
+from fencepost.lab.history import lines
+from fencepost.sim import run
+from fencepost.sim.guided import guided, variant
+
+invoke = CliRunner().invoke
+
+
+def test_seeds_that_keep_every_promise() -> None:
+    done = invoke(app, ["sim", "--seeds", "20", "--workers", "2", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["failures"] == []
+
+
+def test_seeds_that_fail_name_the_command_that_replays_them_and_are_kept(tmp_path: Path) -> None:
+    done = invoke(app, ["sim", "--seeds", "20", "--workers", "1", "--fencing", "off", "--keep", str(tmp_path)])
+    assert done.exit_code == 1
+    replay = next(line for line in done.stdout.splitlines() if "replay:" in line).partition("replay: fencepost ")[2]
+    kept = sorted(tmp_path.glob("*.json"))
+    assert kept
+    again = invoke(app, replay.split())
+    assert again.exit_code == 1
+    assert "data:" in again.stderr
+    assert invoke(app, ["sim", "--run", str(kept[0])]).exit_code == 1
+
+
+def test_a_scenario_file_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.json"
+    path.write_text('{"actions": [{"at": 0, "who": "A", "do": "acquire"}], "until": 1}')
+    done = invoke(app, ["sim", "--run", str(path)])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout.splitlines()[-1])["holder"] == "A1"
+    assert invoke(app, ["sim", "--run", str(tmp_path / "none")]).exit_code == 2
+
+
+def test_the_page_is_served_until_interrupted() -> None:
+    command = [sys.executable, "-m", "fencepost", "sim", "--port", "0", "--no-browser", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            with urllib.request.urlopen(url) as reply:
+                assert b"fencepost" in reply.read()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_check_reports_what_a_history_breaks(tmp_path: Path) -> None:
+    good, bad = (tmp_path / name for name in ("good.jsonl", "bad.jsonl"))
+    good.write_text(lines(run(variant(guided()[0], 1))))
+    bad.write_text(lines(run(variant(guided()[0], 0))))
+    assert invoke(app, ["check", str(good)]).exit_code == 0
+    done = invoke(app, ["check", str(bad), "--promise", "data", "--json"])
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["ok"], report["counts"]["lost_updates"]) == (1, False, 1)
+    assert any("1 lost" in each["what"] for each in report["violations"])
+    assert "data: broken" in invoke(app, ["check", str(bad), "--promise", "data"]).stdout
+
+
+def test_check_names_what_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"t": 0, "ev": "run"}\nnonsense\n')
+    done = invoke(app, ["check", str(path)])
+    assert (done.exit_code, f"{path}:2" in done.stderr) == (2, True)
+    assert invoke(app, ["check", str(tmp_path / "none")]).exit_code == 2
+    assert invoke(app, ["check", str(path), "--promise", "peace"]).exit_code == 2

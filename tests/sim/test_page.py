@@ -1,0 +1,134 @@
+"""The page's server and its export, over real HTTP on this host."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fencepost.cli.app import app
+from fencepost.errors import ConfigError
+from fencepost.lab.history import lines
+from fencepost.sim import parse, run
+from fencepost.sim.chaos import chaos
+from fencepost.sim.guided import guided
+from fencepost.sim.serve import MAX_BODY, server
+
+SCENARIO = {"actions": [{"at": 0, "who": "A", "do": "acquire"}], "until": 2}
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("play") / "history.jsonl"
+    path.write_text(lines(run(parse(SCENARIO))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(history: Path) -> Iterator[ThreadingHTTPServer]:
+    with server(0, history) as started:
+        thread = threading.Thread(target=started.serve_forever)
+        thread.start()
+        yield started
+        started.shutdown()
+        thread.join()
+
+
+def ask(
+    page: ThreadingHTTPServer, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", page.server_port, timeout=60)
+    try:
+        connection.request(method, path, body, headers)
+        reply = connection.getresponse()
+        return reply.status, reply.headers, reply.read()
+    finally:
+        connection.close()
+
+
+def test_a_posted_scenario_is_answered_with_its_trace(page: ThreadingHTTPServer) -> None:
+    status, headers, body = ask(page, "POST", "/run", json.dumps(SCENARIO).encode())
+    assert status == 200
+    assert headers["Content-Type"].startswith("application/x-ndjson")
+    assert body.decode() == lines(run(parse(SCENARIO)))
+
+
+def test_a_scenario_that_cannot_be_meant_is_answered_with_the_reason(page: ThreadingHTTPServer) -> None:
+    status, _, body = ask(page, "POST", "/run", b'{"settings": {"backend": "mysql"}}')
+    assert (status, "backend is one of" in json.loads(body)["error"]) == (400, True)
+
+
+def test_too_large_a_scenario_is_refused_unread(page: ThreadingHTTPServer) -> None:
+    assert ask(page, "POST", "/run", None, **{"Content-Length": str(MAX_BODY + 1)})[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 200),
+        ("/index.html", 200),
+        ("/data/options.json", 200),
+        ("/data/history.jsonl", 200),
+        ("/nothing", 404),
+        ("/../run.py", 404),
+        ("/%2e%2e/run.py", 404),
+        ("/..%2frun.py", 404),
+        ("//etc/passwd", 404),
+        ("/data/../../run.py", 404),
+        ("/data/traces/none-0.jsonl", 404),
+        ("/data/traces/gc-pause-99.jsonl", 404),
+    ],
+)
+def test_only_the_page_is_served(page: ThreadingHTTPServer, path: str, status: int) -> None:
+    assert ask(page, "GET", path)[0] == status
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+def test_other_sites_are_turned_away(page: ThreadingHTTPServer, headers: dict[str, str]) -> None:
+    assert ask(page, "GET", "/data/options.json", None, **headers)[0] == 403
+    assert ask(page, "POST", "/run", json.dumps(SCENARIO).encode(), **headers)[0] == 403
+
+
+def test_the_options_name_everything_there_is(page: ThreadingHTTPServer) -> None:
+    options: dict[str, Any] = json.loads(ask(page, "GET", "/data/options.json")[2])
+    assert (options["live"], options["play"]) == (True, True)
+    assert parse({"settings": options["settings"]}).settings == parse({}).settings
+    assert {"acquire", "pause", "failover"} <= set(options["actions"])
+
+
+def test_every_guided_variant_has_its_scenario_and_its_trace(page: ThreadingHTTPServer) -> None:
+    stories = json.loads(ask(page, "GET", "/data/scenarios.json")[2])
+    assert [story["name"] for story in stories] == [story["name"] for story in guided()]
+    variant = stories[0]["variants"][1]
+    trace = ask(page, "GET", "/" + variant["trace"])[2].decode()
+    assert trace == lines(run(parse(variant["scenario"])))
+
+
+def test_a_seed_can_be_looked_at(page: ThreadingHTTPServer) -> None:
+    assert parse(ask(page, "GET", "/data/seeds/7.json")[2]) == chaos(7)
+
+
+def test_an_export_has_the_same_files(page: ThreadingHTTPServer, history: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["sim", "--export", str(tmp_path / "site"), "--play", str(history), "--json"])
+    assert done.exit_code == 0, done.output
+    files = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*") if path.is_file()}
+    assert json.loads(done.stdout) == {"files": len(files)}
+    assert {"index.html", "data/options.json", "data/scenarios.json", "data/history.jsonl"} <= files
+    for name in files - {"data/options.json"}:
+        assert (tmp_path / "site" / name).read_bytes() == ask(page, "GET", "/" + name)[2], name
+    assert json.loads((tmp_path / "site" / "data" / "options.json").read_text())["live"] is False
+
+
+def test_a_port_that_is_taken_is_named(page: ThreadingHTTPServer) -> None:
+    with pytest.raises(ConfigError, match=f"port {page.server_port}"):
+        server(page.server_port)
+
+
+def test_a_history_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no history"):
+        server(0, tmp_path / "none.jsonl")
