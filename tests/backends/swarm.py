@@ -1,0 +1,131 @@
+"""Many processes that take one lock in turn, some of them killed while they hold it.
+
+``python -m tests.backends.swarm URL NAME FILE TTL`` acquires and releases until its standard input ends, and
+appends one line to FILE for each grant and one for each release: who, the token, and when, on this host's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import fencepost
+from fencepost.errors import BackendError, LeaseLost
+from tests.backends.peer import Peer
+from tests.processes import wait_until
+
+
+class Note(NamedTuple):
+    pid: int
+    what: str
+    token: int
+    at: float
+
+
+@dataclass
+class Swarm:
+    """``size`` processes at one lock. Use it as a context."""
+
+    url: str
+    name: str
+    file: Path
+    ttl: float
+    size: int = 8
+    seed: int = 7
+    workers: list[Peer] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
+
+    def spawn(self) -> None:
+        arguments = [self.url, self.name, str(self.file), str(self.ttl)]
+        self.workers.append(Peer([sys.executable, "-m", "tests.backends.swarm", *arguments]))
+
+    def notes(self) -> list[Note]:
+        lines = (line.split() for line in self.file.read_text().splitlines())
+        return [Note(int(pid), what, int(token), float(at)) for pid, what, token, at in lines]
+
+    def grants(self) -> list[Note]:
+        return sorted((note for note in self.notes() if note.what == "got"), key=lambda note: note.at)
+
+    def reach(self, count: int, timeout: float) -> None:
+        """Wait for that many grants in all; the swarm must never stand still for good."""
+        assert wait_until(lambda: len(self.grants()) >= count, timeout=timeout, poll=0.1), (
+            f"{len(self.grants())} grants"
+        )
+
+    def kill_holder(self, timeout: float) -> None:
+        """SIGKILL a process that holds the lock, and start another one for it."""
+        pids = {worker.process.pid: worker for worker in self.workers}
+        luck = random.Random(self.seed + len(self.killed))
+
+        def holder() -> Peer | None:
+            last = self.notes()[-1]
+            return pids.get(last.pid) if last.what == "got" else None
+
+        deadline = time.monotonic() + timeout
+        while True:
+            assert time.monotonic() < deadline, "nobody was caught holding the lock"
+            time.sleep(luck.uniform(0, 0.02))
+            victim = holder()
+            if victim is None:
+                continue
+            victim.kill()
+            last = [note for note in self.notes() if note.pid == victim.process.pid][-1]
+            self.workers.remove(victim)
+            victim.__exit__()
+            self.spawn()
+            if last.what == "got":
+                self.killed.append(last.token)
+                return
+
+    def check(self) -> None:
+        """Every token is larger than all that were granted before it."""
+        tokens = [note.token for note in self.grants()]
+        wrong = [(one, two) for one, two in pairwise(tokens) if one >= two]
+        assert not wrong, f"{len(wrong)} of {len(tokens)} tokens did not grow: {wrong[:5]}"
+        assert set(self.killed) <= set(tokens)
+
+    def __enter__(self) -> Self:
+        self.file.touch()
+        for _ in range(self.size):
+            self.spawn()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.__exit__()
+
+
+def work(url: str, name: str, file: str, ttl: float, going: Callable[[], bool]) -> None:
+    luck = random.Random()
+    with open(file, "a", buffering=1) as notes, fencepost.connect(url, ttl=ttl) as locks:
+
+        def note(what: str, token: int) -> None:
+            at = time.clock_gettime(time.CLOCK_BOOTTIME)
+            notes.write(f"{os.getpid()} {what} {token} {at:.9f}\n")
+
+        while going():
+            with contextlib.suppress(BackendError, LeaseLost):
+                lease = locks.acquire(name)
+                note("got", lease.token)
+                if luck.random() < 0.05:
+                    time.sleep(0.02)  # long enough to be caught
+                note("gave", lease.token)
+                lease.release()
+
+
+def main(url: str, name: str, file: str, ttl: str) -> None:
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    work(url, name, file, float(ttl), lambda: True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,199 @@
+"""ZooKeeper and Consul that crash, hang or cannot be reached: holders learn of it in time, waiters recover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+import fencepost
+from fencepost import sync
+from fencepost.backends import consul
+from fencepost.drive import boottime
+from fencepost.errors import BackendError
+from tests.backends.peer import background
+from tests.processes import wait_until
+from tests.proxy import Proxy
+from tests.servers import Consul, ZooKeeper
+
+PATIENCE = 60.0
+TTL = 2.0
+FAST = ["-hcl", 'session_ttl_min = "500ms"']
+
+
+@dataclass
+class Kind:
+    """A store of the test's own, and the URL that reaches it at an address."""
+
+    server: ZooKeeper | Consul
+
+    def url(self, address: str = "") -> str:
+        if isinstance(self.server, ZooKeeper):
+            return f"zk://{address or self.server.address}/locks?connect_timeout=2s"
+        options = "session_ttl_min=500ms&timeout=1s&connect_timeout=2s"
+        return f"consul://{address or self.server.address}/locks?{options}"
+
+
+@pytest.fixture(scope="module", params=[ZooKeeper, lambda: Consul(args=FAST)], ids=["zookeeper", "consul"])
+def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
+    with request.param() as server:
+        yield Kind(server)
+
+
+@pytest.fixture
+def proxy(kind: Kind) -> Iterator[Proxy]:
+    with Proxy(kind.server.port) as between:
+        yield between
+
+
+class Waiter:
+    """Somebody who waits for a lock, and when he got it."""
+
+    def __init__(self, locks: sync.Locks, name: str) -> None:
+        self.lease: sync.Lease | None = None
+        self.at = 0.0
+        self._locks, self._name = locks, name
+        self.thread = background(self._wait)
+        assert wait_until(self._in_line, timeout=PATIENCE)
+
+    def _in_line(self) -> bool:
+        if self.lease is not None:
+            return True
+        backend = self._locks._core.backend
+        if isinstance(backend, consul.Consul):  # nobody else sees the waiters of a process
+            return backend._lines.busy(self._name)
+        status = self._locks.status(self._name)
+        return bool(status and status.waiters)
+
+    def _wait(self) -> None:
+        self.lease = self._locks.acquire(self._name, timeout=PATIENCE)
+        self.at = boottime()
+
+    def got_it(self) -> sync.Lease:
+        assert wait_until(lambda: self.lease is not None, timeout=PATIENCE)
+        assert self.lease is not None
+        return self.lease
+
+
+def learns_in_time(lease: sync.Lease, upset: Callable[[], None]) -> float:
+    """Upset the store, and wait for the news: it comes at the lease's deadline at the latest. When it came."""
+    upset()
+    seen: list[float] = []
+
+    def watch() -> None:
+        lease.lost.wait(PATIENCE)
+        seen.append(boottime())
+
+    background(watch).join(PATIENCE)
+    assert lease.lost
+    assert seen[0] - lease.deadline < 1.0, "not later than its deadline, but for a busy machine"
+    return seen[0]
+
+
+def pausing(server: ZooKeeper | Consul) -> Callable[[], None]:
+    return server.pause
+
+
+def killing(server: ZooKeeper | Consul) -> Callable[[], None]:
+    return server.kill
+
+
+@pytest.mark.parametrize("upset", [pausing, killing], ids=["SIGSTOP", "SIGKILL"])
+def test_a_server_that_is_gone_for_longer_than_the_ttl(kind: Kind, upset: Callable[..., Callable[[], None]]) -> None:
+    server = kind.server
+    name = f"gone-{upset.__name__}"
+    with fencepost.connect(kind.url(), ttl=TTL) as here, fencepost.connect(kind.url(), ttl=TTL) as there:
+        lease = here.acquire(name)
+        waiter = Waiter(there, name)
+        try:
+            learns_in_time(lease, upset(server))
+            assert waiter.lease is None
+        finally:
+            if server.running:
+                server.resume()
+            else:
+                server.restart()
+        assert waiter.got_it().token > lease.token, "it recovered without help"
+        assert waiter.got_it().release()
+        with here.lock(name, timeout=PATIENCE) as again:
+            assert again.token > lease.token, "and so did the old holder's client"
+
+
+def test_a_server_that_is_back_in_time_costs_nobody_a_lease(kind: Kind) -> None:
+    with fencepost.connect(kind.url(), ttl=30) as here, fencepost.connect(kind.url(), ttl=30) as there:
+        lease = here.acquire("back")
+        waiter = Waiter(there, "back")
+        kind.server.kill()
+        kind.server.restart()
+        assert wait_until(lambda: renewed(lease), timeout=PATIENCE)
+        assert not lease.lost
+        assert waiter.lease is None, "the lock survived as well"
+        assert lease.release()
+        assert waiter.got_it().token > lease.token
+
+
+def renewed(lease: sync.Lease) -> bool:
+    try:
+        lease.renew()
+    except BackendError:
+        return False
+    return True
+
+
+def test_a_holder_that_is_cut_off_learns_before_anybody_else_gets_the_lock(kind: Kind, proxy: Proxy) -> None:
+    with fencepost.connect(kind.url(proxy.address), ttl=TTL) as here, fencepost.connect(kind.url(), ttl=TTL) as there:
+        lease = here.acquire("cut")
+        waiter = Waiter(there, "cut")
+        learns_in_time(lease, proxy.silence)
+        after = waiter.got_it()
+        assert proxy.held > 0, "something was to be held back"
+        assert after.token > lease.token
+        assert waiter.at > lease.deadline
+        proxy.mend()
+        assert lease.release() is False
+        after.check()
+
+
+def test_a_broken_connection_costs_nobody_a_lease(kind: Kind, proxy: Proxy) -> None:
+    with fencepost.connect(kind.url(proxy.address), ttl=30) as here, fencepost.connect(kind.url(), ttl=30) as there:
+        lease = here.acquire("broken")
+        waiting = Waiter(here, "other")
+        waiting.got_it()
+        proxy.drop()
+        assert wait_until(lambda: renewed(lease), timeout=PATIENCE)
+        assert there.try_acquire("broken") is None
+        assert lease.release()
+
+
+def test_a_waiter_outlives_a_broken_connection(kind: Kind, proxy: Proxy) -> None:
+    with fencepost.connect(kind.url(proxy.address), ttl=30) as here, fencepost.connect(kind.url(), ttl=30) as there:
+        lease = there.acquire("outlive")
+        waiter = Waiter(here, "outlive")
+        proxy.drop()
+        assert wait_until(lambda: there.try_acquire("outlive") is None, timeout=PATIENCE)
+        assert lease.release()
+        assert waiter.got_it().token > lease.token
+
+
+def test_a_request_whose_answer_is_lost_leaves_nothing_behind(kind: Kind, proxy: Proxy) -> None:
+    """The store carries it out, nobody hears of it, and the session lives on for other leases."""
+    with fencepost.connect(kind.url(proxy.address), ttl=TTL) as here, fencepost.connect(kind.url(), ttl=TTL) as there:
+        other = here.acquire("another")
+        proxy.silence(up=False)
+        with pytest.raises(BackendError):
+            here.acquire("doubt", timeout=PATIENCE)
+        proxy.mend()
+        assert proxy.held > 0
+        proxy.drop()
+        lease = there.acquire("doubt", timeout=PATIENCE)
+        assert lease.release()
+        assert wait_until(lambda: there.status("doubt") is None, timeout=PATIENCE)
+        other.release()
+
+
+def test_a_store_that_is_not_there_is_named(kind: Kind) -> None:
+    with fencepost.connect(kind.url("127.0.0.1:1")) as locks, pytest.raises(BackendError) as failed:
+        locks.acquire("x", timeout=5)
+    assert "127.0.0.1:1" in str(failed.value)
+    assert not failed.value.ambiguous

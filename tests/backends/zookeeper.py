@@ -1,0 +1,71 @@
+"""A ZooKeeper of a test's own, and ways to look into it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+
+from fencepost import sync
+from tests.conftest import unavailable
+from tests.processes import program, wait_until
+from tests.servers import ZooKeeper
+
+PATIENCE = 60.0
+LONG = 60.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry
+
+
+def java(into: Path, name: str, *jars: str) -> str:
+    """Compile one of the drivers beside this file; the class path to run it with."""
+    compiler = shutil.which("javac")
+    core = program("ZOOKEEPER_CLASSPATH")
+    found = [str(Path(core.split(":")[0]).with_name(jar)) for jar in jars]
+    if compiler is None or not all(Path(jar).exists() for jar in found):
+        unavailable(f"{name}.java needs javac and {', '.join(found) or core}")
+    path = ":".join([*found, core])
+    source = Path(__file__).parent / "java" / f"{name}.java"
+    subprocess.run([compiler, "-cp", path, "-d", str(into), str(source)], check=True)
+    return f"{into}:{path}"
+
+
+@dataclass(kw_only=True, eq=False)
+class WornZooKeeper(ZooKeeper):
+    """A server below whose node `worn` as many sequential nodes were made as `count` says."""
+
+    worn: str
+    count: int
+
+    def prepare(self) -> None:
+        super().prepare()
+        classes = java(self.folder, "Worn")
+        arguments = [str(self.folder / "data"), self.worn, str(self.count)]
+        subprocess.run([program("JAVA"), "-cp", classes, "Worn", *arguments], check=True, stderr=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def kazoo(url: str) -> Iterator[Any]:
+    """A client of somebody else's."""
+    client = KazooClient(url.partition("://")[2])
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def line(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
+    """The waiters of a lock, once there are as many."""
+
+    def waiters() -> tuple[str, ...]:
+        status = locks.status(name)
+        return status.waiters if status else ()
+
+    assert wait_until(lambda: len(waiters()) == count, timeout=PATIENCE, poll=0.005), f"{len(waiters())} wait"
+    return waiters()
