@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -38,12 +38,11 @@ async def hold(
         say(f"holding {name!r}, token {lease.token}")
         facts = {"FENCE_TOKEN": str(lease.token), "FENCE_HOLDER": lease.holder, "FENCE_NAME": name}
         try:
-            child = Child(command, facts, may_go_on=lambda: not lease.lost)
+            child = signals.start(command, facts, may_go_on=lambda: not lease.lost)
         except OSError as error:
             await lease.release()
             print(f"fencepost: {command[0]}: {error.strerror}", file=sys.stderr)
             return exits.NO_COMMAND if isinstance(error, FileNotFoundError) else exits.NO_EXEC
-        signals.forward(child)
         code, lost = await _see_through(child, lease, grace)
         say(f"{command[0]} ended with {code}")
         try:
@@ -75,12 +74,17 @@ class Signals:
     """What signals do: end the wait for the lock at first, then go to the command."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
-        for number in ENDING:
-            asyncio.get_running_loop().add_signal_handler(number, self._end, number)
+        loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[signal.Signals] = loop.create_future()
+        self._child: Child | None = None
+        for number in FORWARDED:
+            if number is not signal.SIGTSTP:  # who only waits may be stopped
+                loop.add_signal_handler(number, self._came, number)
 
-    def _end(self, number: signal.Signals) -> None:
-        if not self._told.done():
+    def _came(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._child.send(number)
+        elif number in ENDING and not self._told.done():
             self._told.set_result(number)
 
     async def unless_told_to_end(self, acquire: Coroutine[Any, Any, aio.Lease]) -> aio.Lease | signal.Signals:
@@ -95,9 +99,10 @@ class Signals:
             await (await task).release()
         return self._told.result()
 
-    def forward(self, child: Child) -> None:
-        """From now on the command gets what we get, and what came too late to end the wait."""
-        for number in FORWARDED:
-            asyncio.get_running_loop().add_signal_handler(number, child.send, number)
-        if self._told.done():
-            child.send(self._told.result())
+    def start(self, command: Sequence[str], facts: dict[str, str], may_go_on: Callable[[], bool]) -> Child:
+        """The command, which gets from now on what we get; OSError if it cannot be run."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._came, signal.SIGTSTP)
+        self._child = Child(command, facts, may_go_on=may_go_on)
+        if self._told.done():  # too late to end the wait
+            self._child.send(self._told.result())
+        return self._child
