@@ -70,6 +70,7 @@ def _work(rng: Random, who: str, ttl: float) -> dict[str, Any]:
         "writes": rng.choice((1, 1, 2, 3)),
         "work": round(ttl * rng.choice((0.02, 0.1, 0.3, 0.5)), 4),
         "think": round(ttl * 0.1, 4),
+        "timeout": rng.choice((None, None, None, ttl * 0.5)),
     }
 
 

@@ -18,7 +18,7 @@ ACTIONS: dict[str, dict[str, Any]] = {
     "read": {},
     "write": {},
     "rmw": {"work": 0.1},
-    "work": {"rounds": 1, "writes": 1, "work": 0.1, "think": 0.1},
+    "work": {"rounds": 1, "writes": 1, "work": 0.1, "think": 0.1, "timeout": None},
     "cancel": {},
     "pause": {"for": 1.0},
     "resume": {},

@@ -11,7 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fencepost.lab.checks import Report, Violation, check
+from fencepost.lab.checks import Report, check
+from fencepost.lab.gather import Violation
 from fencepost.lab.history import Line
 from fencepost.sim.chaos import chaos
 from fencepost.sim.run import run

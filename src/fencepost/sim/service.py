@@ -6,9 +6,10 @@ from typing import NamedTuple
 from fencepost.backend import Hold, Renewal
 from fencepost.backends import memory
 from fencepost.errors import ConfigError
+from fencepost.sim.kinds import ConsensusStore, EtcdStore, RedisStore, RedlockStore, ZooKeeperStore
 from fencepost.sim.network import Network
 from fencepost.sim.scenario import MACHINES, Settings
-from fencepost.sim.stores import ConsensusStore, EtcdStore, RedisStore, RedlockStore, Store, ZooKeeperStore
+from fencepost.sim.stores import Store
 from fencepost.sim.world import Node, World
 
 _ELECTION = 0.8  # seconds without a leader

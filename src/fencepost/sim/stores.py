@@ -1,58 +1,16 @@
-"""Simulated stores: each grants, queues, renews and releases as the real one does, and forgets as it does.
+"""A simulated store: it grants, queues, renews and releases as the real one does, and forgets as it does.
 
-A store answers requests that come over the simulated network. What differs between the kinds is
-whose clock expires a lease, where the token comes from, and what a crash or a failover takes along.
+It answers requests that come over the simulated network, each in one atomic step.
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
 from fencepost.backend import Hold
 from fencepost.sim.network import Message, Network
+from fencepost.sim.state import Entry, State, Waiter
 from fencepost.sim.world import Node
-
-
-@dataclass(slots=True)
-class Waiter:
-    """One entry of a queue; a client that stopped asking for it is skipped."""
-
-    client: str
-    ttl: float
-    until: float
-
-
-@dataclass(slots=True)
-class Entry:
-    """A lock as the store sees it."""
-
-    holder: str
-    token: int
-    ttl: float
-    expires: float
-    agreed: bool = True
-    """The token stands; one node of a quorum alone cannot know."""
-
-
-@dataclass(slots=True)
-class State:
-    """Everything the store could lose."""
-
-    counter: int = 0
-    locks: dict[str, Entry] = field(default_factory=dict)
-    queues: dict[str, dict[str, Waiter]] = field(default_factory=dict)
-    gone: dict[str, None] = field(default_factory=dict)
-    """Holders that left: what they asked for earlier must not take effect any more."""
-
-    def copy(self) -> "State":
-        """The same state, apart."""
-        locks = {name: copy(entry) for name, entry in self.locks.items()}
-        queues = {
-            name: {holder: copy(waiter) for holder, waiter in queue.items()} for name, queue in self.queues.items()
-        }
-        return State(self.counter, locks, queues, self.gone.copy())
 
 
 class Store:
@@ -314,105 +272,3 @@ class Store:
         """The counter is lost: evicted, flushed, or restored from an old backup."""
         self.state.counter = 0
         self.keep()
-
-
-class RedisStore(Store):
-    """Redis: expires by its wall clock, replicates behind its clients' backs, forgets what was not on disk."""
-
-    def __init__(self, node: Node, network: Network, changed: Callable[[str], None], *, hybrid: bool = False) -> None:
-        super().__init__(node, network, changed)
-        self._hybrid = hybrid
-
-    def mint(self) -> int:
-        last = self.state.counter + 1
-        self.state.counter = max(last, int(self.node.wall() * 1e6)) if self._hybrid else last
-        return self.state.counter
-
-
-class RedlockStore(RedisStore):
-    """One of the five independent Redis of a Redlock.
-
-    A holder is named with the number of its attempt, ``A3.2``: what belongs to an earlier attempt must
-    not touch a later one.
-    """
-
-    def _grant(self, name: str, holder: str, ttl: float) -> Entry:
-        entry = super()._grant(name, holder, ttl)
-        entry.agreed = False
-        return entry
-
-    def on_remember(self, client: str, name: str, holder: str, token: int) -> tuple[Any, ...]:
-        """Keep a token that the quorum agreed on; later ones will be larger."""
-        self.state.counter = max(self.state.counter, token)
-        entry = self._live(name)
-        if entry is None or entry.holder != holder:
-            return ("not_owner",)
-        entry.token, entry.agreed = token, True
-        return ("remembered",)
-
-
-class ConsensusStore(Store):
-    """A replicated log: what was answered is never lost, and leases run on the leader's monotonic clock.
-
-    A new leader gives every lease its full ttl again, for it cannot know how much was left.
-    """
-
-    durable = True
-
-    def clock(self) -> float:
-        return self.node.clock()
-
-    def instant(self, clock: float) -> float:
-        return self.node.instant(clock)
-
-    def keep(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        self.node.kill()
-
-    def restart(self, tail: float) -> None:
-        self.node.restart()
-        for name, entry in self.state.locks.items():
-            entry.expires = self.clock() + entry.ttl
-            self._watch(name, entry)
-        for waiters in self.state.queues.values():
-            for waiter in waiters.values():
-                waiter.until = self.clock() + 2.5 * waiter.ttl
-        self._changed("restart")
-
-    def failover(self, lag: float | None, offset: float) -> None:
-        self.kill()
-        self.restart(0.0)
-
-    def jump(self, seconds: float) -> None:
-        self.node.shift += seconds
-
-
-class EtcdStore(ConsensusStore):
-    """etcd: the token is the key's create revision; every change of a key counts; ttls are whole seconds."""
-
-    granularity = 0.5
-
-    def __init__(self, node: Node, network: Network, changed: Callable[[str], None]) -> None:
-        super().__init__(node, network, changed)
-        self.state.counter = 1
-
-    def granted_ttl(self, ttl: float) -> float:
-        return float(ceil(ttl))
-
-    def deleted(self) -> None:
-        self.state.counter += 1
-
-
-class ZooKeeperStore(ConsensusStore):
-    """ZooKeeper: the token is the node's czxid; sessions and deletions count too; expiry comes in ticks."""
-
-    granularity = 0.5
-
-    def mint(self) -> int:
-        self.state.counter += 2  # the session, then the ephemeral node
-        return self.state.counter
-
-    def deleted(self) -> None:
-        self.state.counter += 1
