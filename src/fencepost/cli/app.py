@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": "fencepost.cli.demo",
     "worker": "fencepost.cli.worker",
     "resource": "fencepost.cli.resource",
+    "guard": "fencepost.cli.guard",
     "sim": "fencepost.cli.sim",
     "check": "fencepost.cli.check",
 }

@@ -172,6 +172,24 @@ def reset(conn: sqlite3.Connection, resource: str, above: int, *, hooks: Iterabl
     return after
 
 
+def ddl(table: str | None = None, *, column: str | None = None) -> list[str]:
+    """The statements that prepare a database, for a migration; the first access would create the table too.
+
+    A trigger on ``table`` refuses every UPDATE that does not raise ``column``, the row's epoch, whoever makes it.
+    """
+    if table is None:
+        return [_TABLE]
+    if column is None:
+        raise ConfigError("a trigger needs column=, such as 'lock_epoch'")
+    name, epoch, trigger = ('"' + part.replace('"', '""') + '"' for part in (table, column, f"fencepost_epoch {table}"))
+    return [
+        _TABLE,
+        f"CREATE TRIGGER IF NOT EXISTS {trigger} BEFORE UPDATE ON {name} "
+        f"WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0) BEGIN "
+        f"SELECT RAISE(ABORT, 'fencepost: this UPDATE carries no newer fencing token'); END",
+    ]
+
+
 def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) -> bool:
     if not access.judged:
         return True

@@ -1,0 +1,198 @@
+"""``fencepost guard``, as its users type it."""
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from fencepost.audit import Audit
+from fencepost.audit import read as read_audit
+from fencepost.cli.app import app
+from fencepost.guards import file, postgres, sqlite
+from fencepost.guards import redis as redis_guard
+from fencepost.guards.memory import Guard
+from fencepost.guards.policy import Policy
+from fencepost.rule import Stamp
+from tests.conftest import Endpoint
+
+
+class Done:
+    def __init__(self, *arguments: str) -> None:
+        done = CliRunner().invoke(app, ["guard", *arguments])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        self.code, self.out, self.err = done.exit_code, done.stdout, done.stderr
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class TestReport:
+    """Reads what guards really wrote."""
+
+    @pytest.fixture(autouse=True)
+    def log(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "audit.jsonl"
+        self.policy = Policy("shadow")
+        self.tokens = itertools.count(100)
+        self.guard = Guard[str]([Audit(self.path, sync="never")], self.policy)
+
+    def report(self, *options: str) -> Any:
+        done = Done("report", str(self.path), "--decisions", "50", "--json", *options)
+        (row,) = done.json
+        assert done.code == (0 if row["safe"] else 1)
+        return row
+
+    def work(self, count: int = 60) -> None:
+        for number in itertools.islice(self.tokens, count):
+            self.guard.write(f"thing/{number % 7}", "x", number)
+
+    def test_nothing_against_it_goes_a_step_further(self) -> None:
+        self.work()
+        row = self.report()
+        assert (row["guard"], row["mode"], row["next"], row["safe"]) == ("memory", "shadow", "canary:1%", True)
+        text = Done("report", str(self.path), "--decisions", "50")
+        assert (text.code, text.out.splitlines()[-1]) == (0, "  safe to go on to canary:1%")
+
+    def test_too_few_decisions_or_too_many_stale_ones_hold_it_back(self) -> None:
+        self.work(10)
+        assert "only 10 decisions" in self.report()["obstacles"][0]
+        self.work(60)
+        self.guard.write("thing/1", "zombie", 1)
+        row = self.report()
+        assert row["would_have_refused"] == {"stale": 1}
+        assert "are stale" in row["obstacles"][0]
+        assert self.report("--stale", "5")["safe"]
+
+    def test_a_clash_is_never_waved_through(self) -> None:
+        self.work()
+        self.guard.write("thing/x", "x", Stamp(500, 1, "ann"))
+        self.guard.write("thing/x", "x", Stamp(500, 1, "bob"))
+        assert "fencepost bump" in self.report("--stale", "50")["obstacles"][0]
+
+    def test_only_the_mode_it_is_in_counts(self) -> None:
+        self.guard.write("thing/1", "x", 200)
+        self.guard.write("thing/1", "x", 1)
+        self.policy.mode = "canary:10%"
+        self.work()
+        row = self.report("--stale", "100")
+        assert (row["mode"], row["next"], row["would_have_refused"].get("stale", 0) < 10) == (
+            "canary:10%",
+            "canary:50%",
+            True,
+        )
+
+    def test_writes_without_a_token_keep_it_from_strict(self) -> None:
+        self.policy.mode = "enforce"
+        self.work()
+        assert self.report()["next"] == "strict"
+        self.guard.write("thing/1", "x")
+        row = self.report()
+        assert (row["without_token"], row["safe"]) == (1, False)
+        assert "without a token" in row["obstacles"][-1]
+
+    def test_an_override_asks_for_an_explanation(self) -> None:
+        self.work()
+        self.policy.override("drill", hooks=[Audit(self.path)])
+        self.work()
+        row = self.report("--stale", "100")
+        assert (row["mode"], row["overrides"]) == ("shadow", 1)
+        assert "overridden 1 times" in row["obstacles"][0]
+
+    def test_a_log_without_decisions_says_what_to_do(self, tmp_path: Path) -> None:
+        done = Done("report", str(self.path))
+        assert (done.code, "hooks=[Audit(" in done.out) == (1, True)
+        gone = Done("report", str(tmp_path / "nowhere"))
+        assert (gone.code, "cannot be read" in gone.err) == (2, True)
+
+
+def test_install_prepares_a_database_and_sets_a_trigger(postgres_server: Endpoint) -> None:
+    with psycopg.connect(postgres_server.url, autocommit=True) as conn:
+        conn.execute("CREATE SCHEMA IF NOT EXISTS cli")
+        url = f"{postgres_server.url}?options=-csearch_path%3Dcli"
+        conn.execute("SET search_path = cli")
+        conn.execute("CREATE TABLE IF NOT EXISTS account (id int, balance int)")
+        conn.execute("INSERT INTO account VALUES (42, 100)")
+        printed = Done("install", url, "account", "--resource", "account/{id}", "--print")
+        assert printed.code == 0
+        assert "CREATE OR REPLACE TRIGGER fencepost_fenced BEFORE UPDATE OR DELETE" in printed.out
+        assert conn.execute("SELECT to_regclass('cli.fencepost_mark')").fetchone() == (None,)
+        done = Done("install", url, "account", "--resource", "account/{id}")
+        assert (done.code, done.out) == (0, "installed, with a trigger on account\n")
+        with pytest.raises(psycopg.Error, match="without a fencing token for 'account/42'"):
+            conn.execute("UPDATE account SET balance = 0")
+        with conn.transaction():
+            postgres.admit(conn, "account/42", 5)
+            conn.execute("UPDATE account SET balance = 0")
+
+
+def test_install_guards_an_sqlite_table_by_its_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "app.sqlite3"
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("CREATE TABLE account (id INTEGER, balance INTEGER, lock_epoch INTEGER NOT NULL DEFAULT 0)")
+        conn.execute("INSERT INTO account VALUES (42, 100, 7)")
+        conn.commit()
+        assert Done("install", f"sqlite://{path}", "account", "--column", "lock_epoch").code == 0
+        for epoch in (6, 7):
+            with pytest.raises(sqlite3.IntegrityError, match="no newer fencing token"):
+                conn.execute("UPDATE account SET balance = 0, lock_epoch = ?", (epoch,))
+        conn.execute("UPDATE account SET balance = 0, lock_epoch = 8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("install", "redis://localhost"), "postgresql:// and sqlite:"),
+        (("install", "sqlite:x.db", "t", "--resource", "t/{id}"), "use --column"),
+        (("install", "postgresql://localhost/x", "t", "--print"), "either resource= or column="),
+        (("reset", "ftp://x", "thing", "--above", "5", "--reason", "r", "--audit", "{tmp}/a"), "no marks in 'ftp'"),
+        (("reset", "file://{tmp}", "thing", "--above", "5", "--reason", " ", "--audit", "{tmp}/a"), "needs a reason"),
+    ],
+)
+def test_wrong_usage_names_the_next_step(arguments: tuple[str, ...], complaint: str, tmp_path: Path) -> None:
+    done = Done(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
+    assert done.code == 2
+    assert complaint in done.err.replace("resource=, such as 'account/{id}', or", "resource= or")
+
+
+def test_reset_raises_a_mark_never_lowers_one_and_is_audited(
+    tmp_path: Path, postgres_url: str, redis_server: Endpoint, thing: str
+) -> None:
+    audit = tmp_path / "audit.jsonl"
+    lite = tmp_path / "app.sqlite3"
+
+    def reset(url: str, above: int) -> Any:
+        reason = f"restored {url[:4]}"
+        options = ("--above", str(above), "--reason", reason, "--audit", str(audit), "--json")
+        done = Done("reset", url, thing, *options)
+        assert done.code == 0, done.err
+        return done.json["mark"]
+
+    with (
+        closing(sqlite3.connect(lite)) as conn,
+        psycopg.connect(postgres_url, autocommit=True) as pg,
+        redis.from_url(redis_server.url) as client,
+    ):
+        marks: dict[str, Callable[[], Any]] = {
+            f"sqlite://{lite}": lambda: sqlite.mark(conn, thing),
+            postgres_url: lambda: postgres.mark(pg, thing),
+            redis_server.url: lambda: redis_guard.Guard(client).mark(thing),
+            f"file://{tmp_path}/files": lambda: file.Guard(tmp_path / "files").mark(thing),
+        }
+        for url, mark in marks.items():
+            assert [reset(url, 50), reset(url, 20)] == ["50", "50"]
+            assert mark() == Stamp(50)
+    told = [(fact["kind"], fact["token"], fact.get("seen"), fact["detail"]) for fact in read_audit(audit)]
+    assert told == [
+        line
+        for url in marks
+        for line in (("reset", 50, None, f"restored {url[:4]}"), ("reset", 20, 50, f"restored {url[:4]}"))
+    ]
