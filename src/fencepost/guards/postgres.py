@@ -12,13 +12,14 @@ for the transaction, and the decision to run it again, are the caller's.
 
 import re
 from collections.abc import Awaitable, Iterable, Mapping
+from datetime import timedelta
 from hashlib import sha256
 from importlib import resources
 from typing import Any, TypeAlias, TypeVar, cast
 
 from fencepost import check
 from fencepost.drive import run, settle
-from fencepost.errors import ConfigError
+from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Event, Hook, Hooks
 from fencepost.guards.connections import (
     Fenced,
@@ -50,6 +51,9 @@ _MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %(resour
 _RESET = """INSERT INTO fencepost_mark VALUES (%(resource)s, %(token)s, 1, '') ON CONFLICT (resource)
     DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL, writer = NULL
     WHERE fencepost_mark.token < excluded.token"""
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 7378434))"
+_TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 7378434))"
+_PATIENCE = "SELECT set_config('lock_timeout', %(patience)s, true)"
 _NAMED = re.compile(r"%\((\w+)\)s")
 _MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
 
@@ -121,6 +125,52 @@ def fenced(
         ...
     """
     return Fenced(conn, lambda conn: admit(conn, resource, offer, hooks=hooks, policy=policy))
+
+
+def locked(conn: Any, name: str, *, timeout: float | timedelta | None = None) -> Any:
+    """Return once this transaction alone holds the lock called ``name``; it does until it ends, however it ends.
+
+    For data in this same database: lock and data then live and die in one transaction, so that there is no lease
+    to lose, no token to check, and nothing to clean up after a crash. It excludes other transactions that ask here,
+    not leases of a backend, and lasts no longer than a transaction should.
+
+    Raises NotAcquired after ``timeout`` seconds: with 0 the transaction goes on, else it must be rolled back.
+    ConfigError outside a transaction.
+    """
+    check.name(name)
+    patience = None if timeout is None else check.seconds(timeout, "timeout")
+
+    async def lock(conn: Any) -> None:
+        if _alone(conn):
+            raise ConfigError(
+                f"lock {name!r} would be free again at once, for this connection is in no transaction; open one around "
+                f"locked() and what it protects"
+            )
+        if not await _lock(conn, name, patience):
+            raise NotAcquired(
+                name, patience or 0.0, f"lock {name!r} was not had in time: another transaction holds it; try again"
+            )
+
+    return _on(conn, lock)
+
+
+async def _lock(conn: Any, name: str, patience: float | None) -> bool:
+    args: Args = {"name": name}
+    if patience == 0:
+        return bool(cast(tuple[Any, ...], await _ask(conn, _TRY_LOCK, args))[0])
+    if patience is None:
+        await _ask(conn, _LOCK, args)
+        return True
+    before = cast(tuple[Any, ...], await _ask(conn, "SELECT current_setting('lock_timeout')", {}))[0]
+    await _ask(conn, _PATIENCE, {"patience": f"{max(1, round(patience * 1000))}ms"})
+    try:
+        await _ask(conn, _LOCK, args)
+    except Exception as error:
+        if _state(error) == "55P03":  # lock not available
+            return False
+        raise
+    await _ask(conn, _PATIENCE, {"patience": before})
+    return True
 
 
 def mark(conn: Any, resource: str) -> Any:
@@ -255,16 +305,19 @@ def _ask_sqlalchemy(conn: Any, sql: str, args: Args | None, answers: bool) -> tu
     return cast(tuple[Any, ...], found.fetchone()) if answers else None
 
 
-def _require_transaction(conn: Any) -> None:
+def _alone(conn: Any) -> bool:
+    """Whether each statement is a transaction by itself."""
     if is_django(conn):
-        alone = conn.get_autocommit() and not conn.in_atomic_block
-    elif is_sqlalchemy(conn):
-        alone = bool(getattr(sqlalchemy_connection(conn).connection.dbapi_connection, "autocommit", False))
-    elif is_psycopg(conn):
-        alone = conn.autocommit and not conn.info.transaction_status
-    else:
-        alone = bool(getattr(conn, "autocommit", False))
-    if alone:
+        return bool(conn.get_autocommit() and not conn.in_atomic_block)
+    if is_sqlalchemy(conn):
+        return bool(getattr(sqlalchemy_connection(conn).connection.dbapi_connection, "autocommit", False))
+    if is_psycopg(conn):
+        return bool(conn.autocommit and not conn.info.transaction_status)
+    return bool(getattr(conn, "autocommit", False))
+
+
+def _require_transaction(conn: Any) -> None:
+    if _alone(conn):
         raise ConfigError(
             "a mark outside the transaction of its write guards nothing, and this connection is in no transaction; "
             "open one around admit() and the write"
