@@ -23,11 +23,10 @@ FAULTS = (
 WEAKENED = ("off", "writes", "noseq", "noholder")
 
 
-def chaos(seed: int, *, fencing: str = "enter", calm: bool = False, backend: str | None = None) -> Scenario:
+def chaos(seed: int, *, fencing: str = "enter", calm: bool = False) -> Scenario:
     """The scenario of a seed. With ``calm`` the faults stop half-way, everything heals, and work must finish."""
     rng = Random(seed)
     kind = rng.choice(("redis", "redis", "redis", "redlock", "etcd", "zookeeper", "embedded"))
-    kind = backend or kind
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
     ttl = rng.choice((0.5, 1.0, 2.0))
     until = 8 * ttl
