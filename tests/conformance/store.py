@@ -36,6 +36,11 @@ class Store:
         return max(0.4, self.promises.min_ttl)
 
     @property
+    def kept(self) -> float:
+        """A ttl for leases that shall be renewed past it: a busy machine must still find the time to."""
+        return max(0.9, self.promises.min_ttl)
+
+    @property
     def long(self) -> float:
         """A ttl that outlives the test: whatever frees the lock, it was not expiry."""
         return min(max(300.0, self.promises.min_ttl), self.promises.max_ttl)

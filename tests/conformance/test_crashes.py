@@ -23,8 +23,8 @@ async def test_a_killed_holders_lock_goes_on_at_its_ttl(store: Store) -> None:
 async def test_a_living_holder_keeps_its_lock_past_its_ttl(store: Store) -> None:
     client = store.connect()
     worker = store.spawn()
-    said = await worker.ask("acquire", store.name, {"ttl": store.short})
-    assert await worker.ask("wait_lost", store.name, 2.5 * store.short) is False
+    said = await worker.ask("acquire", store.name, {"ttl": store.kept})
+    assert await worker.ask("wait_lost", store.name, 1.5 * store.kept) is False
     status = await client.status(store.name)
     assert status is not None
     assert status.token == said["token"]

@@ -52,7 +52,7 @@ async def _in_time(store: Store, job: Callable[[], Awaitable[Any]]) -> Any:
 
 async def test_a_lease_is_over_in_the_child_and_lives_on_in_the_parent(store: Store) -> None:
     client = store.connect()
-    lease = await client.acquire(store.name, ttl=store.short)
+    lease = await client.acquire(store.name, ttl=store.kept)
 
     async def child() -> Any:
         said: dict[str, Any] = {"lost": lease.lost, "remaining": lease.remaining, "waited": await lease.wait_lost(0.01)}
@@ -75,7 +75,7 @@ async def test_a_lease_is_over_in_the_child_and_lives_on_in_the_parent(store: St
         "renew": "it belongs to the parent process",
         "released": False,
     }
-    assert await lease.wait_lost(2.5 * store.short) is False, "the parent goes on renewing it"
+    assert await lease.wait_lost(1.5 * store.kept) is False, "the parent goes on renewing it"
     status = await client.status(store.name)
     assert status is not None
     assert status.holder == lease.holder
@@ -102,8 +102,8 @@ async def test_a_child_takes_locks_of_its_own(store: Store) -> None:
     mine = await client.acquire(f"{store.prefix}/parent")
 
     async def child() -> Any:
-        lease = await client.acquire(f"{store.prefix}/child", ttl=store.short, timeout=store.patience)
-        kept = not await lease.wait_lost(2 * store.short)
+        lease = await client.acquire(f"{store.prefix}/child", ttl=store.kept, timeout=store.patience)
+        kept = not await lease.wait_lost(1.5 * store.kept)
         return {"token": lease.token, "kept": kept, "released": await lease.release()}
 
     said = await in_child(store, child)

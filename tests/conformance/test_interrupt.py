@@ -33,9 +33,13 @@ def test_a_waiter_that_is_interrupted_leaves_nothing(store: Store) -> None:
             interrupt(done)
 
         watcher = threading.Thread(target=watch)
-        with pytest.raises(KeyboardInterrupt):
-            watcher.start()
+
+        def wait() -> None:
+            watcher.start()  # in here, for where nobody sees who waits the interrupt may come at once
             there.acquire(store.name, timeout=store.long)
+
+        with pytest.raises(KeyboardInterrupt):
+            wait()
         done.set()
         watcher.join()
         status = here.status(store.name)
