@@ -55,6 +55,7 @@ class Core(Generic[L]):
         self.backend = backend
         self.driver = driver
         self.hooks = Hooks(hooks)
+        self._hooked = bool(self.hooks)  # asked on every acquire and release, and rarely true
         self.ttl = self._ttl(ttl)
         if queue_limit < 0:
             raise ConfigError(f"queue_limit must not be negative, not {queue_limit}")
@@ -76,7 +77,7 @@ class Core(Generic[L]):
         return seconds
 
     def emit(self, kind: Kind, name: str, **facts: Any) -> None:
-        if self.hooks:
+        if self._hooked:
             self.hooks(Event(kind=kind, name=name, source=self.backend.scheme, **facts))
 
     async def acquire(
@@ -96,7 +97,8 @@ class Core(Generic[L]):
         if self._closed:
             raise ConfigError("these locks are closed; connect again")
         start = self.driver.now()
-        self.emit("attempt", name)
+        if self._hooked:
+            self.emit("attempt", name)
         while True:
             holder = self._holders()
             grant = await self._obtain(name, holder, seconds, start + patience, patience > 0)
@@ -109,7 +111,8 @@ class Core(Generic[L]):
             # This process slept through the whole lease on its way here; it is worth nothing.
             await self._leave(name, holder)
         self._renewals.watch(lease)
-        self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
+        if self._hooked:
+            self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
         return lease
 
     async def _obtain(self, name: str, holder: str, ttl: float, until: float, queue: bool) -> Grant | None:
@@ -167,8 +170,9 @@ class Core(Generic[L]):
                 await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
             raise
         if released:
-            held = self.driver.now() - lease.since
-            self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
+            if self._hooked:
+                held = self.driver.now() - lease.since
+                self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
             return True
         self.emit("not_owner", lease.name, token=lease.token, holder=lease.holder)
         if not ended:
