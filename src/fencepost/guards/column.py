@@ -15,7 +15,7 @@ from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.guards.connections import is_async, is_django, is_sqlalchemy, sqlalchemy_connection
+from fencepost.guards.connections import is_async, kind, sqlalchemy_connection
 from fencepost.guards.decision import Access
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
@@ -107,9 +107,9 @@ def _epoch(conn: Any, table: str, key: Mapping[str, Any], epoch: str) -> int:
 
 def is_sqlite(conn: Any) -> bool:
     """Whether the database is SQLite."""
-    if is_django(conn):
+    if kind(conn) == "django":
         return bool(conn.vendor == "sqlite")
-    if is_sqlalchemy(conn):
+    if kind(conn) == "sqlalchemy":
         return bool(sqlalchemy_connection(conn).dialect.name == "sqlite")
     return isinstance(conn, sqlite3.Connection)
 
@@ -118,7 +118,7 @@ def _run(conn: Any, sql: str, args: list[Any], *, rows: bool = False) -> Any:
     """The number of rows changed, or the one row found."""
     if is_async(conn):
         raise ConfigError("the column form takes blocking connections; with SQLAlchemy's asyncio ones use run_sync()")
-    if is_sqlalchemy(conn):
+    if kind(conn) == "sqlalchemy":
         link = sqlalchemy_connection(conn)
         mark = "?" if link.dialect.name == "sqlite" else "%s"
         found = link.exec_driver_sql(sql.replace("%s", mark), tuple(args))

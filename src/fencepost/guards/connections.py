@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from fencepost.errors import ConfigError
 
@@ -17,36 +17,40 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 
+Kind: TypeAlias = Literal["psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async", "django", "other"]
+_kinds: dict[type, Kind] = {}
+
+
+def kind(conn: Any) -> Kind:
+    """What kind of connection this is."""
+    known = _kinds.get(type(conn))
+    if known is None:
+        known = _kinds[type(conn)] = _look(conn)
+    return known
+
+
+def _look(conn: Any) -> Kind:
+    if hasattr(conn, "run_sync") and (hasattr(conn, "sync_connection") or hasattr(conn, "sync_session")):
+        return "sqlalchemy-async"
+    if hasattr(conn, "exec_driver_sql") or hasattr(conn, "get_bind"):
+        return "sqlalchemy"
+    if hasattr(conn, "in_atomic_block") and hasattr(conn, "ensure_connection"):
+        return "django"
+    if hasattr(conn, "pgconn") and hasattr(conn, "transaction"):
+        return "psycopg-async" if hasattr(conn, "__aenter__") else "psycopg"
+    return "other"
+
+
 def through(conn: Any, call: Callable[[Any], T]) -> T:
     """``call`` with a connection that blocks; an awaitable of its answer for SQLAlchemy's asyncio ones."""
-    if is_sqlalchemy_async(conn):
+    if kind(conn) == "sqlalchemy-async":
         return cast(T, conn.run_sync(call))
     return call(conn)
 
 
-def is_sqlalchemy_async(conn: Any) -> bool:
-    """An AsyncConnection, AsyncSession or async_scoped_session."""
-    return hasattr(conn, "run_sync") and (hasattr(conn, "sync_connection") or hasattr(conn, "sync_session"))
-
-
-def is_sqlalchemy(conn: Any) -> bool:
-    """A Connection or a Session."""
-    return hasattr(conn, "exec_driver_sql") or hasattr(conn, "get_bind")
-
-
-def is_django(conn: Any) -> bool:
-    """Django's ``connection``, or one of ``connections``."""
-    return hasattr(conn, "in_atomic_block") and hasattr(conn, "ensure_connection")
-
-
-def is_psycopg(conn: Any) -> bool:
-    """A Connection or AsyncConnection of psycopg 3."""
-    return hasattr(conn, "pgconn") and hasattr(conn, "transaction")
-
-
 def is_async(conn: Any) -> bool:
     """Whether what is done with it has to be awaited."""
-    return is_sqlalchemy_async(conn) or (is_psycopg(conn) and hasattr(conn, "__aenter__"))
+    return kind(conn) in ("psycopg-async", "sqlalchemy-async")
 
 
 def sqlalchemy_connection(conn: Any) -> Any:
@@ -87,9 +91,9 @@ class Fenced(Generic[C]):
         return self._conn
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._begun.__exit__(kind, error, trace)
+        self._begun.__exit__(cause, error, trace)
 
     async def __aenter__(self) -> C:
         if not is_async(self._conn):
@@ -104,15 +108,15 @@ class Fenced(Generic[C]):
         return self._conn
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._begun.__aexit__(kind, error, trace)
+        await self._begun.__aexit__(cause, error, trace)
 
 
 def _open(conn: Any) -> bool:
-    if is_django(conn):
+    if kind(conn) == "django":
         return bool(conn.in_atomic_block)
-    if is_psycopg(conn):
+    if kind(conn).startswith("psycopg"):
         return bool(conn.info.transaction_status)
     if getattr(conn, "autocommit", None) is False and isinstance(conn, sqlite3.Connection):
         return False  # always in one; SQLite itself refuses to let it write after an outdated read
@@ -121,11 +125,11 @@ def _open(conn: Any) -> bool:
 
 
 def _begin(conn: Any) -> Any:
-    if is_django(conn):
+    if kind(conn) == "django":
         from django.db import transaction
 
         return transaction.atomic(using=conn.alias, durable=True)
-    if is_psycopg(conn):
+    if kind(conn).startswith("psycopg"):
         return conn.transaction()
     if isinstance(conn, sqlite3.Connection):
         return _immediate(conn)

@@ -10,52 +10,36 @@ statement here creates anything inside somebody's transaction. Errors of the dri
 for the transaction, and the decision to run it again, are the caller's.
 """
 
-import re
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from hashlib import sha256
 from importlib import resources
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fencepost import check
-from fencepost.drive import run, settle
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.connections import (
-    Fenced,
-    is_async,
-    is_django,
-    is_psycopg,
-    is_sqlalchemy,
-    sqlalchemy_connection,
-    through,
-)
+from fencepost.guards.connections import Fenced
 from fencepost.guards.decision import Access
 from fencepost.guards.policy import Policy
+from fencepost.guards.postgres_ask import alone, ask, on, state
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
 
 C = TypeVar("C")
-Args: TypeAlias = dict[str, Any]
 
 # A write that raises a mark which is there takes this one statement; whatever it does not find, the function judges.
 _RAISE = """UPDATE fencepost_mark
-    SET before = token, token = %(token)s, seq = %(seq)s, holder = %(holder)s, digest = %(digest)s,
-        writer = pg_current_xact_id()
-    WHERE resource = %(resource)s
-        AND (token < %(token)s OR (token = %(token)s AND holder = %(holder)s AND seq < %(seq)s))
-    RETURNING before"""
-_JUDGE = """SELECT * FROM fencepost_judge(
-    %(resource)s, %(token)s, %(seq)s, %(holder)s, %(digest)s, %(max_jump)s, %(max_first)s)"""
-_MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %(resource)s"
-_RESET = """INSERT INTO fencepost_mark VALUES (%(resource)s, %(token)s, 1, '') ON CONFLICT (resource)
+    SET before = token, token = %s, seq = %s, holder = %s, digest = %s, writer = pg_current_xact_id()
+    WHERE resource = %s AND (token < %s OR (token = %s AND holder = %s AND seq < %s)) RETURNING before"""
+_JUDGE = "SELECT * FROM fencepost_judge(%s, %s, %s, %s, %s, %s, %s)"
+_MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %s"
+_RESET = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '') ON CONFLICT (resource)
     DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL, writer = NULL
     WHERE fencepost_mark.token < excluded.token"""
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 7378434))"
-_TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 7378434))"
-_PATIENCE = "SELECT set_config('lock_timeout', %(patience)s, true)"
-_NAMED = re.compile(r"%\((\w+)\)s")
-_MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7378434))"
+_TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 7378434))"
+_PATIENCE = "SELECT set_config('lock_timeout', %s, true)"
 
 
 def admit(
@@ -80,7 +64,7 @@ def admit(
     """
     digest = None if payload is None else sha256(payload).digest()
     access = Access("postgres", resource, offer, "write", hooks, policy)
-    return _on(conn, lambda conn: _pass(conn, resource, access, digest))
+    return on(conn, lambda conn: _pass(conn, resource, access, digest))
 
 
 def admit_all(
@@ -96,7 +80,7 @@ def admit_all(
         for resource, access in accesses:
             await _pass(conn, resource, access, None)
 
-    return _on(conn, all)
+    return on(conn, all)
 
 
 def enter(
@@ -113,7 +97,7 @@ def enter(
     async def enter(conn: Any) -> None:
         await _pass(conn, resource, access, None)
 
-    return _on(conn, enter)
+    return on(conn, enter)
 
 
 def fenced(
@@ -141,7 +125,7 @@ def locked(conn: Any, name: str, *, timeout: float | timedelta | None = None) ->
     patience = None if timeout is None else check.seconds(timeout, "timeout")
 
     async def lock(conn: Any) -> None:
-        if _alone(conn):
+        if alone(conn):
             raise ConfigError(
                 f"lock {name!r} would be free again at once, for this connection is in no transaction; open one around "
                 f"locked() and what it protects"
@@ -151,25 +135,25 @@ def locked(conn: Any, name: str, *, timeout: float | timedelta | None = None) ->
                 name, patience or 0.0, f"lock {name!r} was not had in time: another transaction holds it; try again"
             )
 
-    return _on(conn, lock)
+    return on(conn, lock)
 
 
 async def _lock(conn: Any, name: str, patience: float | None) -> bool:
-    args: Args = {"name": name}
+    args = (name,)
     if patience == 0:
-        return bool(cast(tuple[Any, ...], await _ask(conn, _TRY_LOCK, args))[0])
+        return bool(cast(tuple[Any, ...], await ask(conn, _TRY_LOCK, args))[0])
     if patience is None:
-        await _ask(conn, _LOCK, args)
+        await ask(conn, _LOCK, args)
         return True
-    before = cast(tuple[Any, ...], await _ask(conn, "SELECT current_setting('lock_timeout')", {}))[0]
-    await _ask(conn, _PATIENCE, {"patience": f"{max(1, round(patience * 1000))}ms"})
+    before = cast(tuple[Any, ...], await ask(conn, "SELECT current_setting('lock_timeout')", ()))[0]
+    await ask(conn, _PATIENCE, (f"{max(1, round(patience * 1000))}ms",))
     try:
-        await _ask(conn, _LOCK, args)
+        await ask(conn, _LOCK, args)
     except Exception as error:
-        if _state(error) == "55P03":  # lock not available
+        if state(error) == "55P03":  # lock not available
             return False
         raise
-    await _ask(conn, _PATIENCE, {"patience": before})
+    await ask(conn, _PATIENCE, (before,))
     return True
 
 
@@ -177,10 +161,10 @@ def mark(conn: Any, resource: str) -> Any:
     """The largest stamp admitted so far, as this connection sees it; None if there is none."""
 
     async def look(conn: Any) -> Stamp | None:
-        row = await _ask(conn, _MARK, {"resource": resource})
+        row = await ask(conn, _MARK, (resource,))
         return Stamp(*row) if row else None
 
-    return _on(conn, look)
+    return on(conn, look)
 
 
 def reset(conn: Any, resource: str, above: int, *, hooks: Iterable[Hook] = ()) -> Any:
@@ -189,14 +173,13 @@ def reset(conn: Any, resource: str, above: int, *, hooks: Iterable[Hook] = ()) -
     check.name(resource, "resource")
 
     async def lift(conn: Any) -> Stamp:
-        args = {"resource": resource, "token": above}
-        before = await _ask(conn, _MARK, args)
-        await _ask(conn, _RESET, args, answers=False)
+        before = await ask(conn, _MARK, (resource,))
+        await ask(conn, _RESET, (resource, above), answers=False)
         seen = before[0] if before else None
         Hooks(hooks)(Event(kind="reset", name=resource, source="postgres", token=above, seen=seen))
-        return Stamp(*cast(tuple[int, int, str], await _ask(conn, _MARK, args)))
+        return Stamp(*cast(tuple[int, int, str], await ask(conn, _MARK, (resource,))))
 
-    return _on(conn, lift)
+    return on(conn, lift)
 
 
 def install(conn: Any, table: str | None = None, *, resource: str | None = None, column: str | None = None) -> Any:
@@ -205,9 +188,9 @@ def install(conn: Any, table: str | None = None, *, resource: str | None = None,
 
     async def run_all(conn: Any) -> None:
         for statement in statements:
-            await _ask(conn, statement, None, answers=False)
+            await ask(conn, statement, None, answers=False)
 
-    return _on(conn, run_all)
+    return on(conn, run_all)
 
 
 def ddl(table: str | None = None, *, resource: str | None = None, column: str | None = None) -> list[str]:
@@ -234,13 +217,6 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
     ]
 
 
-def _on(conn: Any, job: Any) -> Any:
-    """The answer of a coroutine function that uses ``conn``: at once, or to be awaited if the connection is."""
-    if is_async(conn) and not hasattr(conn, "run_sync"):
-        return job(conn)
-    return through(conn, lambda conn: run(job(conn)))
-
-
 async def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) -> bool:
     if not access.judged:
         return True
@@ -249,85 +225,24 @@ async def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) 
     quick = access.action == "write" and max_jump is None and max_first is None
     while True:
         offer = access.take()
-        args: Args = {"resource": resource, **offer._asdict(), "digest": digest}
-        if quick and (row := await _ask(conn, _RAISE, args)):
-            return access.conclude(Stamp(row[0]), offer, Verdict.ADMIT)
-        row = await _ask(conn, _JUDGE, {**args, "max_jump": max_jump, "max_first": max_first})
-        verdict, done, token, seq, holder = cast(tuple[Any, ...], row)
+        token, seq, holder = offer
+        if quick:
+            row = await ask(conn, _RAISE, (token, seq, holder, digest, resource, token, token, holder, seq))
+            if row:
+                return access.conclude(Stamp(row[0]), offer, Verdict.ADMIT)
+        row = await ask(conn, _JUDGE, (resource, token, seq, holder, digest, max_jump, max_first))
+        verdict, done, *mark = cast(tuple[Any, ...], row)
         if verdict == Verdict.LATE and retry:
             # Threads that share a lease overtook each other on the way. Now the row is ours: the next stamp is newer.
             retry = False
             continue
-        return access.conclude(
-            None if token is None else Stamp(token, seq, holder), offer, Verdict(verdict), done=bool(done)
-        )
-
-
-async def _ask(conn: Any, sql: str, args: Args | None, *, answers: bool = True) -> tuple[Any, ...] | None:
-    """The first row that a statement answers."""
-    try:
-        if is_sqlalchemy(conn):
-            return _ask_sqlalchemy(sqlalchemy_connection(conn), sql, args, answers)
-        if is_django(conn):
-            with conn.cursor() as cursor:
-                cursor.execute(sql, args)
-                return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
-        if is_psycopg(conn):
-            from psycopg.rows import tuple_row
-
-            cursor = conn.cursor(row_factory=tuple_row)
-        elif hasattr(conn, "cursor"):
-            cursor = conn.cursor()
-        else:
-            raise ConfigError(
-                f"guards.postgres takes a connection of psycopg, SQLAlchemy or Django, not {type(conn)!r}"
-            )
-        await settle(cast(Awaitable[Any], cursor.execute(sql, args)))
-        return cast(tuple[Any, ...], await settle(cursor.fetchone())) if answers else None
-    except Exception as error:
-        if _state(error) in _MISSING and "fencepost" in str(error):
-            raise ConfigError(
-                "this database has no fencepost_mark in its search_path; run 'fencepost guard install URL' once, or "
-                "the statements of guards.postgres.ddl() in a migration"
-            ) from error
-        raise
-
-
-def _ask_sqlalchemy(conn: Any, sql: str, args: Args | None, answers: bool) -> tuple[Any, ...] | None:
-    if args is None:
-        conn.exec_driver_sql(sql)
-        return None
-    from sqlalchemy import text
-
-    named = _NAMED.sub(r":\1", sql)
-    wanted = {name: args[name] for name in _NAMED.findall(sql)}
-    found = conn.execute(text(named), wanted)
-    return cast(tuple[Any, ...], found.fetchone()) if answers else None
-
-
-def _alone(conn: Any) -> bool:
-    """Whether each statement is a transaction by itself."""
-    if is_django(conn):
-        return bool(conn.get_autocommit() and not conn.in_atomic_block)
-    if is_sqlalchemy(conn):
-        return bool(getattr(sqlalchemy_connection(conn).connection.dbapi_connection, "autocommit", False))
-    if is_psycopg(conn):
-        return bool(conn.autocommit and not conn.info.transaction_status)
-    return bool(getattr(conn, "autocommit", False))
+        before = None if mark[0] is None else Stamp(*mark)
+        return access.conclude(before, offer, Verdict(verdict), done=bool(done))
 
 
 def _require_transaction(conn: Any) -> None:
-    if _alone(conn):
+    if alone(conn):
         raise ConfigError(
             "a mark outside the transaction of its write guards nothing, and this connection is in no transaction; "
             "open one around admit() and the write"
         )
-
-
-def _state(error: BaseException) -> str | None:
-    """The SQLSTATE of a driver's error, however deep a toolkit has wrapped it."""
-    for each in (error, getattr(error, "orig", None), error.__cause__):
-        for name in ("sqlstate", "pgcode"):
-            if state := getattr(each, name, None):
-                return cast(str, state)
-    return None

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, overload
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.connections import Fenced, is_django, is_sqlalchemy, sqlalchemy_connection, through
+from fencepost.guards.connections import Fenced, kind, sqlalchemy_connection, through
 from fencepost.guards.decision import Access
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
@@ -206,10 +206,10 @@ def _link(conn: Any) -> tuple[Any, Any]:
     """What gives cursors, and what knows whether it is in a transaction."""
     if isinstance(conn, sqlite3.Connection):
         return conn, conn
-    if is_django(conn):
+    if kind(conn) == "django":
         conn.ensure_connection()
         return conn.connection, conn.connection
-    if is_sqlalchemy(conn):
+    if kind(conn) == "sqlalchemy":
         adapted = sqlalchemy_connection(conn).connection
         if hasattr(adapted.driver_connection, "in_transaction"):
             return adapted, adapted.driver_connection

@@ -1,0 +1,90 @@
+"""One statement of the Postgres guard through whatever connection its caller has."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import cache
+from typing import Any, cast
+
+from fencepost.drive import run, settle
+from fencepost.errors import ConfigError
+from fencepost.guards.connections import kind, sqlalchemy_connection, through
+
+_MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
+
+
+def on(conn: Any, job: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+    """The answer of a coroutine function that uses ``conn``: at once, or to be awaited if the connection is."""
+    if kind(conn) == "psycopg-async":
+        return job(conn)
+    return through(conn, lambda conn: run(job(conn)))
+
+
+async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: bool = True) -> tuple[Any, ...] | None:
+    """The first row that a statement answers. Errors of the driver come through, but for one: ConfigError where the
+    database was not prepared."""
+    what = kind(conn)
+    try:
+        if what == "psycopg":
+            cursor = conn.cursor(row_factory=_tuple_row())
+            cursor.execute(sql, args)
+            return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
+        if what == "sqlalchemy":
+            return _ask_sqlalchemy(sqlalchemy_connection(conn), sql, args, answers)
+        if what == "django":
+            with conn.cursor() as cursor:
+                cursor.execute(sql, args)
+                return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
+        if what == "psycopg-async":
+            cursor = conn.cursor(row_factory=_tuple_row())
+        elif hasattr(conn, "cursor"):
+            cursor = conn.cursor()
+        else:
+            raise ConfigError(f"this guard takes a connection of psycopg, SQLAlchemy or Django, not {type(conn)!r}")
+        await settle(cast(Awaitable[Any], cursor.execute(sql, args)))
+        return cast(tuple[Any, ...], await settle(cursor.fetchone())) if answers else None
+    except Exception as error:
+        if state(error) in _MISSING and "fencepost" in str(error):
+            raise ConfigError(
+                "this database has no fencepost_mark in its search_path; run 'fencepost guard install URL' once, or "
+                "the statements of guards.postgres.ddl() in a migration"
+            ) from error
+        raise
+
+
+@cache
+def _tuple_row() -> Any:
+    from psycopg.rows import tuple_row
+
+    return tuple_row
+
+
+def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool) -> tuple[Any, ...] | None:
+    if args is None:
+        conn.exec_driver_sql(sql)
+        return None
+    from sqlalchemy import text
+
+    parts = sql.split("%s")
+    named = "".join(f"{part}:p{number}" for number, part in enumerate(parts[:-1])) + parts[-1]
+    found = conn.execute(text(named), {f"p{number}": value for number, value in enumerate(args)})
+    return cast(tuple[Any, ...], found.fetchone()) if answers else None
+
+
+def alone(conn: Any) -> bool:
+    """Whether each statement is a transaction by itself."""
+    what = kind(conn)
+    if what == "django":
+        return bool(conn.get_autocommit() and not conn.in_atomic_block)
+    if what == "sqlalchemy":
+        return bool(getattr(sqlalchemy_connection(conn).connection.dbapi_connection, "autocommit", False))
+    if what.startswith("psycopg"):
+        return bool(conn.autocommit and not conn.pgconn.transaction_status)
+    return bool(getattr(conn, "autocommit", False))
+
+
+def state(error: BaseException) -> str | None:
+    """The SQLSTATE of a driver's error, however deep a toolkit has wrapped it."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        for name in ("sqlstate", "pgcode"):
+            if found := getattr(each, name, None):
+                return cast(str, found)
+    return None
