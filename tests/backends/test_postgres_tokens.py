@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import fencepost
+from tests import token_run
 from tests.backends.postgres import LONG, PATIENCE, crowd, session
 from tests.processes import wait_until
 from tests.servers import Postgres
@@ -100,3 +101,17 @@ def test_locks_out_of_use_can_be_forgotten_without_losing_the_order(server: Post
         assert sorted(left) == [(bumped,), (held,)], "neither what is held nor what only its row remembers"
         kept.check()
         assert locks.acquire(name).token > used.token
+
+
+def test_they_grow_over_many_processes_killed_holders_and_a_crashed_server() -> None:
+    """`python -m tests.token_run` does the same with 10,000 acquisitions."""
+    with Postgres() as server:
+
+        def crash() -> None:
+            server.kill()
+            server.start()
+
+        found = token_run.run(server.url, processes=4, acquisitions=300, kills=3, ttl=0.4, restart=crash, restarts=1)
+    assert found.violations == ()
+    assert found.acquired >= 300
+    assert (found.killed_holders, found.restarts) == (3, 1)
