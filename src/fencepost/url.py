@@ -69,7 +69,7 @@ def parse(url: str) -> Address:
     """Take a URL apart; ConfigError, which never repeats a password, if that cannot be done."""
     match = _URL.fullmatch(url)
     if not match:
-        raise ConfigError(f"{_masked(url)!r} is not a URL; write it like redis://localhost:6379/0")
+        raise ConfigError(f"{masked(url)!r} is not a URL; write it like redis://localhost:6379/0")
     scheme, netloc, path, query = match.groups()
     login, _, places = (netloc or "").rpartition("@")
     user, colon, password = login.partition(":")
@@ -78,17 +78,17 @@ def parse(url: str) -> Address:
         found = _HOST.fullmatch(place)
         if not found:
             raise ConfigError(
-                f"{_masked(url)!r}: a host is written like host:1234 or [::1]:1234, and / ? # in a password "
+                f"{masked(url)!r}: a host is written like host:1234 or [::1]:1234, and / ? # in a password "
                 f"like %2F %3F %23"
             )
         port = int(found[3]) if found[3] else None
         if port is not None and not 0 < port < 65536:
-            raise ConfigError(f"{_masked(url)!r}: a port lies between 1 and 65535")
+            raise ConfigError(f"{masked(url)!r}: a port lies between 1 and 65535")
         hosts.append((found[1] or found[2], port))
     pairs = parse_qsl(query or "", keep_blank_values=True)
     params = dict(pairs)
     if len(params) < len(pairs):
-        raise ConfigError(f"an option of {_masked(url)!r} is given twice")
+        raise ConfigError(f"an option of {masked(url)!r} is given twice")
     return Address(
         scheme.lower(),
         tuple(hosts),
@@ -129,7 +129,8 @@ def _hint(word: str, known: Any, tail: str = "") -> str:
     return f"; did you mean '{close[0]}{tail}'?" if close else ""
 
 
-def _masked(url: str) -> str:
+def masked(url: str) -> str:
+    """The URL without its user and password, for messages."""
     login, at, rest = url.rpartition("@")
     scheme, slashes, _ = login.partition("//")
     return f"{scheme if slashes else ''}{slashes}***@{rest}" if at else url

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -304,45 +303,6 @@ def test_with_fencing_off_everything_is_accepted_and_what_is_wrong_is_counted(un
     assert unfenced.metric('fencing_reject_total{verdict="stale"}') == 0
     assert unfenced.metric("critical_write_without_token_total") == 1
     assert unfenced.metric("resource_writes_accepted_total") == 3
-
-
-def test_acknowledged_writes_and_their_marks_survive_kill_9() -> None:
-    tokens = itertools.count(1)
-    tried: dict[str, int] = {}
-    acknowledged: dict[str, int] = {}
-
-    def write(service: Service, name: str, enough: threading.Event) -> None:
-        mine = 0
-        # The service dies under this writer: whatever it had not answered may or may not be there.
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            while True:
-                token = tried[name] = next(tokens)
-                assert service.put(name, b"%d" % token, token).status == 200
-                acknowledged[name] = token
-                mine += 1
-                if mine >= 10:
-                    enough.set()
-
-    with Service() as service:
-        for _ in range(5):
-            enough = [threading.Event() for _ in range(4)]
-            writers = [
-                threading.Thread(target=write, args=(service, f"k{number}", event))
-                for number, event in enumerate(enough)
-            ]
-            for writer in writers:
-                writer.start()
-            assert all(event.wait(60) for event in enough), "the service was under load when it was killed"
-            service.kill()
-            for writer in writers:
-                writer.join()
-            service.start()
-            for name, token in acknowledged.items():
-                found = service.get(name)
-                mark = int(found.headers["X-Fence-Mark"])
-                assert mark in (token, tried[name])
-                assert found.body == b"%d" % mark
-                assert service.put(name, b"zombie", token).status == 409
 
 
 def test_told_to_stop_it_answers_the_request_under_way_and_exits_with_0() -> None:

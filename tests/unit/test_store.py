@@ -1,6 +1,7 @@
 """The resource's store where no client can look: what it asks of the disk, and what happens when that fails."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken
-from fencepost.events import Event
-from fencepost.resource.store import Found, Store
+from fencepost.events import Event, Hook
+from fencepost.resource.ledger import Found, Ledger, SqliteLedger
+from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
 
 
@@ -20,18 +22,24 @@ def path(tmp_path: Path) -> Path:
 
 
 def with_store(path: Path, use: Callable[[Store], Coroutine[Any, Any, None]], told: list[Event]) -> None:
-    store = Store(path, hooks=[told.append])
+    store = Store(opener(path), hooks=[told.append])
     try:
         asyncio.run(use(store))
     finally:
         store.close()
 
 
+def conn(store: Store) -> sqlite3.Connection:
+    ledger = store._writer._ledger
+    assert isinstance(ledger, SqliteLedger)
+    return ledger.conn
+
+
 def test_every_commit_waits_for_the_disk(path: Path) -> None:
-    store = Store(path)
+    store = Store(opener(path))
     try:
-        assert store._conn.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert store._conn.execute("PRAGMA synchronous").fetchone() == (2,), "FULL: survives a power loss"
+        assert conn(store).execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert conn(store).execute("PRAGMA synchronous").fetchone() == (2,), "FULL: survives a power loss"
     finally:
         store.close()
 
@@ -43,12 +51,12 @@ def test_accesses_that_wait_together_share_a_commit_and_each_gets_its_own_answer
     async def use(store: Store) -> None:
         busy, gate = threading.Event(), threading.Event()
 
-        def hold() -> bool:
+        def hold(ledger: Ledger, hook: Hook) -> bool:
             busy.set()
             return gate.wait(60)
 
-        store._conn.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
-        held = asyncio.ensure_future(store._writer.run(hold, lambda: None))
+        conn(store).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+        held = asyncio.ensure_future(store._writer.run("", hold))
         assert await asyncio.to_thread(busy.wait, 60)
         offers = [Stamp(token, 1, "ann") for token in (5, 9, 7)]
         waiting = [asyncio.ensure_future(store.write("thing", b"%d" % o.token, o)) for o in offers]
@@ -71,8 +79,8 @@ def test_when_the_disk_fails_everybody_is_told_and_nothing_has_changed(path: Pat
 
     async def use(store: Store) -> None:
         await store.write("thing", b"before", Stamp(5, 1, "ann"))
-        pages = store._conn.execute("PRAGMA page_count").fetchone()[0]
-        store._conn.execute(f"PRAGMA max_page_count = {pages}")
+        pages = conn(store).execute("PRAGMA page_count").fetchone()[0]
+        conn(store).execute(f"PRAGMA max_page_count = {pages}")
         retry = Stamp(6, 1, "bob")
         failed = await asyncio.gather(
             store.write("thing", bytes(100_000), retry),
@@ -83,7 +91,7 @@ def test_when_the_disk_fails_everybody_is_told_and_nothing_has_changed(path: Pat
         assert failed[0].ambiguous
         assert await store.read("thing") == Found(b"before", Stamp(5, 1, "ann"))
         assert len([event for event in told if event.token == 6]) == 0, "what did not happen is not told"
-        store._conn.execute(f"PRAGMA max_page_count = {pages + 1000}")
+        conn(store).execute(f"PRAGMA max_page_count = {pages + 1000}")
         assert (await store.write("thing", bytes(100_000), retry)).replay is False
 
     with_store(path, use, told)
@@ -105,4 +113,4 @@ def test_what_it_holds_is_there_when_it_is_opened_again(path: Path) -> None:
 
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
-        Store(tmp_path)
+        Store(opener(tmp_path))

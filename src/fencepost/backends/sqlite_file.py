@@ -41,6 +41,24 @@ _SCHEMA = (
 _BLOCK = 10_000
 
 
+def patiently(db: sqlite3.Connection, statement: str, *args: object, busy: float) -> sqlite3.Cursor:
+    """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds.
+
+    SQLite does not wait at all for some statements, such as the change to WAL of a file that others open too.
+    """
+    nap = 0.00005
+    until = 0.0
+    while True:
+        try:
+            return db.execute(statement, args)
+        except sqlite3.OperationalError as error:
+            until = until or time.monotonic() + busy
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(nap)
+        nap = min(nap * 1.5, 0.002)
+
+
 class File:
     """One connection to the file, for one thread at a time; opened on first use."""
 
@@ -97,18 +115,7 @@ class File:
         self._reserved = reserved
 
     def _patiently(self, db: sqlite3.Connection, statement: str, *args: object) -> sqlite3.Cursor:
-        """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds."""
-        nap = 0.00005
-        until = 0.0
-        while True:
-            try:
-                return db.execute(statement, args)
-            except sqlite3.OperationalError as error:
-                until = until or time.monotonic() + self._busy
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                    raise
-            time.sleep(nap)
-            nap = min(nap * 1.5, 0.002)
+        return patiently(db, statement, *args, busy=self._busy)
 
     def close(self) -> None:
         with self._gate:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fencepost.cli.options import Json
+from fencepost.cli.options import Duration, Json
 
 app = typer.Typer(add_completion=False)
 
@@ -21,33 +21,75 @@ class Fence(StrEnum):
     OFF = "off"
 
 
+def _new_token(name: str | None) -> None:
+    if name is not None:
+        from fencepost.resource import clients
+
+        token, table = clients.new(name)
+        print(table)
+        print(f"the client's token, shown only now: {token}", file=sys.stderr)
+        raise typer.Exit
+
+
 @app.command()
 def resource(
     store: Annotated[
-        Path | None, typer.Option(help="SQLite file that holds the values; default: in your state folder.")
+        str | None,
+        typer.Option(help="Where the values live: an SQLite file, or postgresql://...; default: in your state folder."),
     ] = None,
     fence: Annotated[Fence, typer.Option(help="off: accept everything, and only count what is wrong.")] = Fence.ON,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8700,
     max_body: Annotated[int, typer.Option(help="Largest body accepted, in bytes.")] = 1 << 20,
+    max_connections: Annotated[int, typer.Option(help="Most connections; the idlest gives way to a new one.")] = 1000,
+    timeout: Annotated[float, Duration(help="How long a client may take over each part of a request.")] = 30.0,
+    clients: Annotated[
+        Path | None, typer.Option("--clients", "--tokens", help="File of those who may use it, and of their prefixes.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The service's certificate, in PEM: serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, if it is not in the same file.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="Demand a certificate of every client, signed by one of these.")
+    ] = None,
+    new_token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", callback=_new_token, is_eager=True, help="Make a client's token and its table, and stop."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve values over HTTP, and refuse writes from holders that have been replaced.
 
-    PUT /r/KEY with X-Fence-Token, GET /r/KEY, /metrics, /healthz. The first line printed says where.
+    PUT /r/KEY with X-Fence-Token, GET /r/KEY, /metrics, /healthz, /openapi.json. The first line printed says where.
     """
     from fencepost.resource import serve
+    from fencepost.url import masked
 
-    file = serve.default_store() if store is None else store.absolute()
-    options = serve.Options(store=file, fence=fence is Fence.ON, host=host, port=port, max_body=max_body)
+    place = str(serve.default_store()) if store is None else store
+    if "://" not in place:
+        place = str(Path(place).absolute())
+    options = serve.Options(
+        store=place,
+        fence=fence is Fence.ON,
+        host=host,
+        port=port,
+        max_body=max_body,
+        max_connections=max_connections,
+        timeout=timeout,
+        clients=clients,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        client_ca=client_ca,
+    )
 
     def ready(sock: socket) -> None:
-        url = serve.url(sock)
+        url = serve.url(sock, options.scheme)
         if as_json:
-            print(json.dumps({"url": url, "fence": fence, "store": str(file)}), flush=True)
+            print(json.dumps({"url": url, "fence": fence, "store": masked(place)}), flush=True)
         else:
-            print(f"{url}  fence {fence}, store {file}; Ctrl-C stops", flush=True)
-        if serve.is_public(sock):
-            print(f"fencepost: {url} is open to other machines, and anybody there may write", file=sys.stderr)
+            print(f"{url}  fence {fence}, store {masked(place)}; Ctrl-C stops", flush=True)
+        if serve.is_public(sock) and not options.tls_cert:
+            print(f"fencepost: {url} takes tokens in the clear; add --tls-cert, or a proxy that does", file=sys.stderr)
 
     serve.serve(options, ready=ready)

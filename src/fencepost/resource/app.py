@@ -1,5 +1,6 @@
-"""The service's HTTP face: ``PUT`` and ``GET /r/{key}``, ``/metrics``, ``/healthz``."""
+"""The service's HTTP face: ``PUT`` and ``GET /r/{key}``, ``/metrics``, ``/healthz``, ``/openapi.json``."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from logging import getLogger
 
@@ -10,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError, Refused
-from fencepost.resource import wire
+from fencepost.resource import openapi, wire
+from fencepost.resource.clients import ANYBODY, Client, Clients
 from fencepost.resource.store import Store
 
 MAX_BODY = 1 << 20
@@ -22,16 +24,36 @@ class _TooLarge(Exception):
     pass
 
 
-class App:
-    """An ASGI application over one store. A bad request never gets a 5xx."""
+class _Unknown(Exception):
+    pass
 
-    def __init__(self, store: Store, registry: CollectorRegistry, *, max_body: int = MAX_BODY) -> None:
+
+class App:
+    """An ASGI application over one store. A bad request never gets a 5xx.
+
+    ``clients`` are those who may use it, each within its prefixes; None lets everybody in. A body that has not come
+    whole within ``patience`` seconds is given up.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: CollectorRegistry,
+        *,
+        max_body: int = MAX_BODY,
+        clients: Clients | None = None,
+        patience: float = 30.0,
+    ) -> None:
         self._store = store
         self._registry = registry
         self._max_body = max_body
+        self._clients = clients
+        self._patience = patience
+        self._document = wire.encode(openapi.document(secured=clients is not None, max_body=max_body))
         self._pages: dict[bytes, Callable[[], Awaitable[Response]]] = {
             b"/metrics": self._metrics,
             b"/healthz": self._health,
+            b"/openapi.json": self._openapi,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,10 +66,15 @@ class App:
             response = wire.refusal(error)
         except ConfigError as error:
             response = wire.answer(400, {"error": str(error)})
+        except _Unknown:
+            response = wire.answer(401, {"error": "send Authorization: Bearer TOKEN"}, WWW_Authenticate="Bearer")
+        except TimeoutError:
+            said = {"error": f"the body did not come whole within {self._patience:g} s"}
+            response = wire.answer(408, said, Connection="close")
         except _TooLarge:
-            response = wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
+            response = wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"}, Connection="close")
         except BackendError as error:
-            response = wire.answer(503, {"error": str(error)})
+            response = wire.answer(503, {"error": str(error)}, Retry_After="1")
         except ClientDisconnect:
             return
         except Exception:
@@ -59,21 +86,39 @@ class App:
         # The raw path: Starlette's own is decoded leniently, and two keys could become one.
         raw: bytes = request.scope["raw_path"]
         if raw.startswith(_PREFIX):
-            if request.method == "PUT":
-                return await self._put(request, wire.key(raw[len(_PREFIX) :]))
-            if request.method == "GET":
-                return await self._get(request, wire.key(raw[len(_PREFIX) :]))
-            return _not_allowed("GET, PUT")
+            if request.method not in ("GET", "PUT"):
+                return _not_allowed("GET, PUT")
+            client = self._client(request)
+            key = wire.key(raw[len(_PREFIX) :])
+            if not client.may(key):
+                return wire.answer(403, {"error": f"client {client.name!r} may not use this key"})
+            return await (self._put(request, key) if request.method == "PUT" else self._get(request, key))
         if page := self._pages.get(raw):
-            return await page() if request.method == "GET" else _not_allowed("GET")
+            if request.method != "GET":
+                return _not_allowed("GET")
+            if page == self._metrics:
+                self._client(request)
+            return await page()
         return wire.answer(404, {"error": "no such page; resources live under /r/"})
+
+    def _client(self, request: Request) -> Client:
+        if self._clients is None:
+            return ANYBODY
+        given = request.headers.getlist("Authorization")
+        certificate = request.scope.get("state", {}).get("certificate")
+        client = self._clients.find(given[0] if given else None, certificate) if len(given) < 2 else None
+        if client is None:
+            raise _Unknown
+        return client
 
     async def _put(self, request: Request, key: str) -> Response:
         offer = wire.offer(request.headers)
         if offer is not None:
             check.stamp(offer)
         self._store.require(key, offer)
-        written = await self._store.write(key, await self._body(request), offer)
+        async with asyncio.timeout(self._patience):
+            body = await self._body(request)
+        written = await self._store.write(key, body, offer)
         fence = check.json_number(written.mark.token) if written.mark else 0
         return wire.answer(200, {"written": True, "replay": written.replay, "max_fence": fence}, written.mark)
 
@@ -105,6 +150,9 @@ class App:
     async def _health(self) -> Response:
         await self._store.read("healthz")
         return wire.answer(200, {"status": "ok"})
+
+    async def _openapi(self) -> Response:
+        return Response(self._document, 200, media_type="application/json")
 
 
 def _not_allowed(methods: str) -> Response:

@@ -1,102 +1,113 @@
 """Group commit: many accesses, one transaction, one wait for the disk.
 
-One thread owns the writing connection. It takes everything that waits, runs each access in a savepoint
-of one transaction, commits once, and only then answers all of them.
+One thread owns the writing ledger. It takes everything that waits, runs all of it in one transaction,
+commits once, and only then answers.
 """
 
 import asyncio
 import logging
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from fencepost.errors import BackendError, FencepostError
+from fencepost.errors import FencepostError
+from fencepost.events import Event, Hook
+from fencepost.resource.ledger import Ledger
 
 T = TypeVar("T")
 
-_GROUP = 256  # bounds how long the first of a group waits for the last
+GROUP = 256  # bounds how long the first of a group waits for the last
 _log = logging.getLogger("fencepost")
 
 
 @dataclass(slots=True, eq=False)
 class _Access:
-    run: Callable[[], Any]
-    told: Callable[[], None]
+    key: str
+    run: Callable[[Ledger, Hook], Any]
     reply: "asyncio.Future[Any]"
+    told: list[Event] = field(default_factory=list)
     outcome: Any = None
     error: Exception | None = None
 
 
 class Writer:
-    """The one thread that writes through ``conn``, which must be in autocommit mode."""
+    """The one thread that writes through ``ledger``, at most ``group`` accesses at a time."""
 
-    def __init__(self, conn: sqlite3.Connection) -> None:
-        self._conn = conn
+    def __init__(self, ledger: Ledger, tell: Hook, *, group: int = GROUP) -> None:
+        self._ledger = ledger
+        self._tell = tell
+        self._group = group
         self._queue: SimpleQueue[_Access | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="fencepost-writer", daemon=True)
         self._thread.start()
 
-    async def run(self, access: Callable[[], T], told: Callable[[], None]) -> T:
-        """Run ``access`` in the writer's transaction; returns what it did once that is on disk.
+    async def run(self, key: str, access: Callable[[Ledger, Hook], T]) -> T:
+        """Run ``access``, which touches only ``key``, in the writer's transaction; its result, once that is on disk.
 
-        ``told`` is called after the commit and before the answer, also when the access was refused.
-        Raises what the access raises, which then changed nothing, and BackendError, ambiguous, if the
-        group could not be committed.
+        What the access tells its hook is passed on after the commit and before the answer, also when it was
+        refused. Raises what the access raises, which then changed nothing, and BackendError if the store failed.
         """
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Access(access, told, reply))
+        self._queue.put(_Access(key, access, reply))
         return await reply
 
     def close(self) -> None:
-        """Finish what was asked before, then end the thread and close the connection."""
+        """Finish what was asked before, then end the thread and close the ledger."""
         self._queue.put(None)
         self._thread.join()
-        self._conn.close()
+        self._ledger.close()
 
     def _work(self) -> None:
         closing = False
         while not closing:
             waiting = [self._queue.get()]
-            while len(waiting) < _GROUP and not self._queue.empty():
+            while len(waiting) < self._group and not self._queue.empty():
                 waiting.append(self._queue.get())
             group = [access for access in waiting if access is not None]
             closing = len(group) < len(waiting)
             if group:
+                # In the order of the keys, so that two services on one store never wait for each other in a circle.
+                # Accesses to one key stay in the order they came in.
+                group.sort(key=lambda access: access.key)
                 self._commit(group)
                 _answer(group)
 
     def _commit(self, group: Sequence[_Access]) -> None:
         try:
-            self._conn.execute("BEGIN IMMEDIATE")
+            self._ledger.begin()
             for access in group:
                 self._attempt(access)
-            self._conn.execute("COMMIT")
-        except sqlite3.Error as error:
-            _log.error("the store failed, and %d accesses with it: %s", len(group), error)
-            if self._conn.in_transaction:
-                self._conn.execute("ROLLBACK")
-            message = f"the store failed: {error}; send the same request again, with the same stamp"
-            for access in group:
-                access.error = BackendError(message, backend="sqlite", ambiguous=True)
+            self._ledger.commit()
+        except Exception as error:
+            with suppress(Exception):
+                self._ledger.rollback()
+            if len(group) > 1:
+                # Whatever it was, it need not be everybody's: each gets a transaction of its own.
+                for access in group:
+                    self._commit([access])
+                return
+            failure = self._ledger.failure(error)
+            if failure is None:
+                _log.exception("an access failed")
+            else:
+                _log.error("an access failed: %s", failure)
+            group[0].error = failure or error
             return
         for access in group:
-            access.told()
+            for event in access.told:
+                self._tell(event)
 
     def _attempt(self, access: _Access) -> None:
-        self._conn.execute("SAVEPOINT access")
+        access.told.clear()
+        access.outcome = access.error = None
         try:
-            access.outcome = access.run()
-        except sqlite3.Error:
-            raise
-        except Exception as error:
-            if not isinstance(error, FencepostError):
-                _log.exception("an access failed")
+            access.outcome = access.run(self._ledger, access.told.append)
+        except FencepostError as error:
+            # A guard that refuses has changed nothing, so the transaction goes on without this one.
             access.error = error
-            self._conn.execute("ROLLBACK TO access")
-        self._conn.execute("RELEASE access")
 
 
 def _answer(group: Sequence[_Access]) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import ipaddress
 import os
+import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +21,18 @@ try:
 
     from fencepost.metrics import Metrics
     from fencepost.resource.app import MAX_BODY, App
+    from fencepost.resource.connection import MAX_HEAD, kind
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("fencepost"):
         raise
     raise ConfigError(
         f"the resource service needs the package {error.name!r}: pip install 'fencepost[service]'"
     ) from error
-from fencepost.resource.store import Store
+from fencepost.resource import clients
+from fencepost.resource.store import Store, opener
 
 _GRACE = 10  # seconds that requests under way get to finish when the service is told to stop
+_SPARE = 64  # file descriptors that are not connections
 
 
 def default_store() -> Path:
@@ -40,11 +45,18 @@ def default_store() -> Path:
 class Options:
     """How the service runs. ConfigError for what cannot be meant."""
 
-    store: Path = field(default_factory=default_store)
+    store: str | Path = field(default_factory=default_store)
     fence: bool = True
     host: str = "127.0.0.1"
     port: int = 8700
     max_body: int = MAX_BODY
+    max_connections: int = 1000
+    timeout: float = 30.0
+    """Seconds a client gets for the head of a request, then for its body, then to take the answer."""
+    clients: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -52,10 +64,26 @@ class Options:
         # SQLite keeps a value in one piece, in memory, several times over.
         if not 0 <= self.max_body <= 256 << 20:
             raise ConfigError(f"bodies are limited to at most 256 MiB, not {self.max_body} bytes")
+        if self.max_connections < 1:
+            raise ConfigError(f"a service needs at least one connection, not {self.max_connections}")
+        if not self.timeout > 0:
+            raise ConfigError(f"a client needs more than {self.timeout:g} s for its request")
+        if (self.tls_key or self.client_ca) and not self.tls_cert:
+            raise ConfigError("a TLS key or a client CA needs the service's own certificate: add --tls-cert")
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether clients must show who they are."""
+        return bool(self.clients or self.client_ca)
+
+    @property
+    def scheme(self) -> str:
+        """http or https."""
+        return "https" if self.tls_cert else "http"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; ConfigError if the address cannot be had."""
+def listen(host: str, port: int, *, public: bool) -> socket.socket:
+    """A listening socket; ConfigError if the address cannot be had, or others can reach it and may not."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -64,8 +92,13 @@ def listen(host: str, port: int) -> socket.socket:
         try:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(address)
+            if not public and is_public(server):
+                raise ConfigError(
+                    f"{host!r} is open to other machines, where anybody could write; let in only those you know, "
+                    f"with --clients or --client-ca, or listen on 127.0.0.1"
+                )
             server.listen(2048)
-        except OSError:
+        except (OSError, ConfigError):
             server.close()
             raise
     except OSError as error:
@@ -73,10 +106,10 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
-def url(server: socket.socket) -> str:
+def url(server: socket.socket, scheme: str = "http") -> str:
     """Where clients reach a listening socket."""
     host, port = server.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def is_public(server: socket.socket) -> bool:
@@ -91,21 +124,12 @@ def serve(options: Options, *, ready: Callable[[socket.socket], None], hooks: It
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
     registry = CollectorRegistry()
-    with listen(options.host, options.port) as sock:
-        store = Store(options.store, fence=options.fence, hooks=(Metrics(registry), *hooks))
+    known = clients.load(options.clients) if options.clients else None
+    with listen(options.host, options.port, public=options.authenticates) as sock:
+        store = Store(opener(options.store), fence=options.fence, hooks=(Metrics(registry), *hooks))
         try:
-            app = App(store, registry, max_body=options.max_body)
-            config = uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                proxy_headers=False,
-                server_header=False,
-                access_log=False,
-                log_level="warning",
-                timeout_graceful_shutdown=_GRACE,
-            )
-            server = uvicorn.Server(config)
+            app = App(store, registry, max_body=options.max_body, clients=known, patience=options.timeout)
+            server = uvicorn.Server(configure(app, options))
 
             def stop(number: int, frame: FrameType | None) -> None:
                 server.should_exit = True
@@ -117,3 +141,31 @@ def serve(options: Options, *, ready: Callable[[socket.socket], None], hooks: It
             asyncio.run(server.serve(sockets=[sock]))
         finally:
             store.close()
+
+
+def configure(app: App, options: Options) -> uvicorn.Config:
+    """uvicorn's settings; ConfigError if the certificates cannot be used."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    config = uvicorn.Config(
+        app,
+        http=kind(
+            idle=options.timeout, busy=2 * options.timeout, most=max(1, min(options.max_connections, files - _SPARE))
+        ),
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_level="error",  # a warning for each malformed request would let anybody fill the log
+        h11_max_incomplete_event_size=MAX_HEAD,
+        timeout_graceful_shutdown=_GRACE,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+        ssl_ca_certs=str(options.client_ca) if options.client_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if options.client_ca else ssl.CERT_NONE,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the TLS certificate, key or client CA cannot be used: {error}") from error
+    return config

@@ -1,36 +1,18 @@
-"""Values and their marks in one SQLite file: an answered write and its mark survive a power loss."""
+"""Values behind their marks, for many requests at once: an answered write and its mark survive a power loss."""
 
 import asyncio
-import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fencepost.errors import BackendError, ConfigError, Refused
-from fencepost.events import Event, Hook, Hooks
-from fencepost.guards import sqlite
+from fencepost.events import Hook, Hooks
 from fencepost.guards.decision import Access
-from fencepost.resource.group import Writer
+from fencepost.guards.policy import Policy
+from fencepost.resource.group import GROUP, Writer
+from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
 from fencepost.rule import Stamp
-
-# FULL makes every commit wait for the disk; fullfsync does so where fsync alone does not (macOS).
-_SETUP = """
-PRAGMA journal_mode = WAL;
-PRAGMA synchronous = FULL;
-PRAGMA fullfsync = ON;
-CREATE TABLE IF NOT EXISTS value (resource TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL) STRICT;
-"""
-_READ = "SELECT data FROM value WHERE resource = ?"
-_WRITE = "INSERT OR REPLACE INTO value (resource, data) VALUES (?, ?)"
-
-
-class Found(NamedTuple):
-    """A resource as one transaction saw it."""
-
-    data: bytes | None
-    mark: Stamp | None
+from fencepost.url import find, parse
 
 
 class Written(NamedTuple):
@@ -40,103 +22,80 @@ class Written(NamedTuple):
     mark: Stamp | None
 
 
+def opener(place: str | Path) -> Opener:
+    """What opens a connection to the store at ``place``: a postgresql:// URL, or the path of an SQLite file."""
+    if not isinstance(place, Path) and place.startswith(("postgresql://", "postgres://")):
+        address = parse(place)
+        find("postgresql")  # names the pip command if psycopg is missing
+        from fencepost.resource.ledger_postgres import PostgresLedger
+
+        return lambda: PostgresLedger(address)
+    return lambda: SqliteLedger(Path(place))
+
+
 class Store:
     """The values of one service, each behind its mark.
 
     With ``fence`` off every access passes, and what the rule says about it is only told to the hooks;
-    the mark remains the largest stamp the rule admits. Raises ConfigError if the file cannot be used.
-    The coroutines raise the Refused of the verdict, and BackendError if the disk failed.
+    the mark remains the largest stamp the rule admits. Raises ConfigError if the store cannot be used.
+    The coroutines raise the Refused of the verdict, and BackendError if the store failed. ``group`` is how many
+    accesses share a commit at most.
     """
 
-    def __init__(self, path: Path, *, fence: bool = True, hooks: Iterable[Hook] = ()) -> None:
-        self._fence = fence
+    def __init__(self, open: Opener, *, fence: bool = True, hooks: Iterable[Hook] = (), group: int = GROUP) -> None:
         self._hooks = Hooks(hooks)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._conn = _open(path)
-            self._conn.executescript(_SETUP)
-            self._view = _open(path)
-            self._view.execute("PRAGMA query_only = ON")
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"the store {str(path)!r} cannot be used: {error}; name another") from error
-        self._writer = Writer(self._conn)
+        self._policy = None if fence else Policy("shadow")
+        ledger = open()
+        self._view = open()
+        self.name = ledger.name
+        self._writer = Writer(ledger, self._hooks, group=group)
         self._reader = ThreadPoolExecutor(1, "fencepost-reader")
 
     def require(self, key: str, offer: Stamp | None) -> None:
         """Return if a write with this offer is worth looking at; MissingToken if it carries none."""
-        if self._fence and offer is None:
-            Access("sqlite", key, None, "write", (self._hooks,), inherit=False)
+        if self._policy is None and offer is None:
+            self._bare(key, self._hooks)
 
     async def write(self, key: str, data: bytes, offer: Stamp | None) -> Written:
         """Keep ``data`` under ``key``; returns once it and its mark are on disk."""
-        told: list[Event] = []
 
-        def judged() -> bool:
+        def access(ledger: Ledger, hook: Hook) -> Written:
             if offer is None:
-                Access("sqlite", key, None, "write", (told.append,), inherit=False)
-                return True
-            return sqlite.admit(self._conn, key, offer, payload=data, hooks=(told.append,))
+                self._bare(key, hook)
+                fresh = True
+            else:
+                fresh = ledger.admit(key, offer, data, hook, self._policy)
+            if fresh:
+                ledger.keep(key, data)
+            # Enforced, what passed is the mark now; else the mark may be larger.
+            return Written(not fresh, offer if self._policy is None else ledger.find(key).mark)
 
-        def access() -> Written:
-            if fresh := self._passes(judged, told):
-                self._conn.execute(_WRITE, (key, data))
-            return Written(not fresh, sqlite.mark(self._conn, key))
-
-        return await self._writer.run(access, lambda: self._tell(told))
+        return await self._writer.run(key, access)
 
     async def enter(self, key: str, offer: Stamp) -> Found:
         """Enter ``key``, and read it in the same transaction."""
-        told: list[Event] = []
 
-        def judged() -> bool:
-            sqlite.enter(self._conn, key, offer, hooks=(told.append,))
-            return True
+        def access(ledger: Ledger, hook: Hook) -> Found:
+            ledger.enter(key, offer, hook, self._policy)
+            return ledger.find(key)
 
-        def access() -> Found:
-            self._passes(judged, told)
-            return _find(self._conn, key)
-
-        return await self._writer.run(access, lambda: self._tell(told))
+        return await self._writer.run(key, access)
 
     async def read(self, key: str) -> Found:
         """Read ``key`` as it is, without entering."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._snapshot, key)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._find, key)
 
     def close(self) -> None:
-        """Finish what was asked before, then close the file."""
+        """Finish what was asked before, then disconnect."""
         self._reader.shutdown()
         self._view.close()
         self._writer.close()
 
-    def _passes(self, judged: Callable[[], bool], told: list[Event]) -> bool:
+    def _bare(self, key: str, hook: Hook) -> None:
+        Access(self.name, key, None, "write", (hook,), self._policy, inherit=False)
+
+    def _find(self, key: str) -> Found:
         try:
-            return judged()
-        except Refused:
-            if self._fence:
-                raise
-            told[-1] = replace(told[-1], enforced=False)
-            return True
-
-    def _tell(self, told: Iterable[Event]) -> None:
-        for event in told:
-            self._hooks(event)
-
-    def _snapshot(self, key: str) -> Found:
-        try:
-            # One transaction, so that the mark is not newer than the value it is shown with.
-            self._view.execute("BEGIN")
-            try:
-                return _find(self._view, key)
-            finally:
-                self._view.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise BackendError(f"the store failed: {error}", backend="sqlite", ambiguous=False) from error
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-
-
-def _find(conn: sqlite3.Connection, key: str) -> Found:
-    row = conn.execute(_READ, (key,)).fetchone()
-    return Found(row[0] if row else None, sqlite.mark(conn, key))
+            return self._view.find(key)
+        except Exception as error:
+            raise self._view.failure(error) or error from error

@@ -61,8 +61,12 @@ def answer(status: int, body: Mapping[str, Any], mark: Stamp | None = None, **he
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     if mark is not None:
         names["X-Fence-Mark"] = str(mark.token)
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return Response(text.encode(), status, names, "application/json")
+    return Response(encode(body), status, names, "application/json")
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """JSON without a byte too many."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def refusal(error: Refused) -> Response:

@@ -1,0 +1,126 @@
+"""Where values and their marks are kept: the contract, and its implementation for SQLite.
+
+A ledger is one connection, used by one thread at a time. What is admitted and kept between ``begin`` and ``commit``
+is there together or not at all, also after a power loss.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from fencepost.backends.sqlite_file import patiently
+from fencepost.errors import BackendError, ConfigError
+from fencepost.events import Hook
+from fencepost.guards import sqlite
+from fencepost.guards.policy import Policy
+from fencepost.rule import Stamp
+
+
+class Found(NamedTuple):
+    """A resource as of one moment."""
+
+    data: bytes | None
+    mark: Stamp | None
+
+
+class Ledger(Protocol):
+    """One connection to a store."""
+
+    name: str
+
+    def begin(self) -> None:
+        """Start a transaction, on a new connection if the old one broke."""
+
+    def commit(self) -> None:
+        """Return once everything since ``begin`` is on disk."""
+
+    def rollback(self) -> None:
+        """Undo everything since ``begin``."""
+
+    def admit(self, key: str, offer: Stamp, data: bytes, hook: Hook, policy: Policy | None) -> bool:
+        """Whether to keep ``data``, or False if it is kept already. Raises the Refused of the verdict."""
+
+    def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
+        """Raise the mark without writing. Raises the Refused of the verdict."""
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Replace the value."""
+
+    def find(self, key: str) -> Found:
+        """The value and its mark, inside the transaction, or as of one moment outside one."""
+
+    def failure(self, error: Exception) -> BackendError | None:
+        """What an error of the driver means; None if it is not one."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+Opener = Callable[[], Ledger]
+
+AGAIN = "send the same request again, with the same stamp"
+_BUSY = 30.0
+# FULL makes every commit wait for the disk; fullfsync does so where fsync alone does not (macOS).
+_SETUP = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA fullfsync = ON",
+    "CREATE TABLE IF NOT EXISTS value (resource TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL) STRICT",
+)
+_READ = "SELECT data FROM value WHERE resource = ?"
+_WRITE = "INSERT OR REPLACE INTO value (resource, data) VALUES (?, ?)"
+
+
+class SqliteLedger:
+    """A ledger in one SQLite file, which several processes may share. ConfigError if the file cannot be used."""
+
+    name = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.conn = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+            for statement in _SETUP:
+                patiently(self.conn, statement, busy=_BUSY)
+            self.conn.execute(f"PRAGMA busy_timeout = {_BUSY * 1000:.0f}")
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"the store {str(path)!r} cannot be used: {error}; name another") from error
+
+    def begin(self) -> None:
+        patiently(self.conn, "BEGIN IMMEDIATE", busy=_BUSY)
+
+    def commit(self) -> None:
+        self.conn.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self.conn.in_transaction:
+            self.conn.execute("ROLLBACK")
+
+    def admit(self, key: str, offer: Stamp, data: bytes, hook: Hook, policy: Policy | None) -> bool:
+        return sqlite.admit(self.conn, key, offer, payload=data, hooks=(hook,), policy=policy)
+
+    def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
+        sqlite.enter(self.conn, key, offer, hooks=(hook,), policy=policy)
+
+    def keep(self, key: str, data: bytes) -> None:
+        self.conn.execute(_WRITE, (key, data))
+
+    def find(self, key: str) -> Found:
+        alone = not self.conn.in_transaction
+        if alone:  # one transaction, so that the mark is not newer than the value it is shown with
+            self.conn.execute("BEGIN")
+        try:
+            row = self.conn.execute(_READ, (key,)).fetchone()
+            return Found(row[0] if row else None, sqlite.mark(self.conn, key))
+        finally:
+            if alone:
+                self.conn.execute("COMMIT")
+
+    def failure(self, error: Exception) -> BackendError | None:
+        if not isinstance(error, sqlite3.Error):
+            return None
+        return BackendError(f"the store failed: {error}; {AGAIN}", backend="sqlite", ambiguous=True)
+
+    def close(self) -> None:
+        self.conn.close()

@@ -1,0 +1,219 @@
+"""Who may use the resource: bearer tokens, client certificates, prefixes, and no public address without them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+
+from fencepost.errors import ConfigError
+from fencepost.resource import clients
+from tests.processes import HOST
+from tests.service import Answer, Service
+
+TOKEN = "X-Fence-Token"
+
+
+@dataclass
+class Guarded:
+    """A service that knows two clients, and their tokens."""
+
+    service: Service
+    billing: str
+    admin: str
+
+    def put(self, key: str, authorization: str | None, token: int = 1) -> Answer:
+        headers = {TOKEN: str(token)} | ({"Authorization": authorization} if authorization is not None else {})
+        return self.service.ask("PUT", f"/r/{key}", b"x", headers)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    file = tmp_path_factory.mktemp("clients") / "clients.toml"
+    billing, table = clients.new("billing")
+    admin, every = clients.new('the "admin"')
+    file.write_text(table.replace('[""]', '["account/", "invoice/"]') + "\n" + every)
+    assert billing not in file.read_text()
+    with Service(args=["--clients", str(file)]) as service:
+        yield Guarded(service, billing, admin)
+
+
+def test_a_known_token_reads_and_writes_within_its_prefixes(guarded: Guarded) -> None:
+    assert guarded.put("account%2F1", f"Bearer {guarded.billing}").status == 200
+    assert guarded.put("invoice/1", f"bearer {guarded.billing}").status == 200
+    read = guarded.service.get("account/1", Authorization=f"Bearer {guarded.billing}")
+    assert (read.status, read.body) == (200, b"x")
+    assert guarded.put("anything", f"Bearer {guarded.admin}").status == 200
+
+
+@pytest.mark.parametrize("key", ["accounts", "account", "Account/1", "x/account/1", "%2Faccount%2F1", "account%252F1"])
+def test_a_key_outside_the_prefixes_gets_403_and_nothing_happens(guarded: Guarded, key: str) -> None:
+    refused = guarded.put(key, f"Bearer {guarded.billing}")
+    assert refused.status == 403
+    assert "billing" in refused.json["error"]
+    assert guarded.service.ask("GET", f"/r/{key}", headers={"Authorization": f"Bearer {guarded.billing}"}).status == 403
+    assert guarded.service.ask("GET", f"/r/{key}", headers={"Authorization": f"Bearer {guarded.admin}"}).status == 404
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic dXNlcjpwYXNz", "Bearer \u00e9", "{token}"]
+)
+def test_anybody_else_gets_401_before_anything_is_looked_at(guarded: Guarded, authorization: str | None) -> None:
+    value = authorization.replace("{token}", guarded.admin) if authorization else authorization
+    refused = guarded.put("account/2", value)
+    assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert guarded.service.get("account/2", Authorization=f"Bearer {guarded.admin}").status == 404
+
+
+def test_two_authorization_headers_are_not_one(guarded: Guarded) -> None:
+    with contextlib.closing(guarded.service.connection()) as connection:
+        connection.putrequest("GET", "/r/account/1")
+        for token in (guarded.billing, guarded.admin):
+            connection.putheader("Authorization", f"Bearer {token}")
+        connection.endheaders()
+        assert connection.getresponse().status == 401
+
+
+def test_metrics_are_for_clients_and_health_is_for_everybody(guarded: Guarded) -> None:
+    ask = guarded.service.ask
+    assert ask("GET", "/metrics").status == 401
+    assert ask("GET", "/metrics", headers={"Authorization": f"Bearer {guarded.billing}"}).status == 200
+    assert ask("GET", "/healthz").status == 200
+    document = ask("GET", "/openapi.json").json
+    assert document["security"] == [{"bearer": []}]
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def tls(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the service's certificate, and the CA that signs its clients'."""
+    folder = tmp_path_factory.mktemp("tls")
+    ca.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(str(folder / "service.pem"))
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    (folder / "clients.toml").write_text(
+        '[[client]]\nname = "reports"\ncertificate = "reports"\nprefixes = ["account/"]\n'
+    )
+    return folder
+
+
+class Secure(Service):
+    """The service behind TLS, asked as whoever holds a certificate."""
+
+    context: ssl.SSLContext
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPSConnection(HOST, self.port, timeout=30, context=self.context)
+
+
+def trusting(ca: trustme.CA, client: trustme.LeafCert | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    if client is not None:
+        client.configure_cert(context)
+    return context
+
+
+def test_with_a_client_ca_only_certificates_of_it_get_in_and_their_names_are_clients(ca: trustme.CA, tls: Path) -> None:
+    args = ["--tls-cert", str(tls / "service.pem"), "--client-ca", str(tls / "ca.pem")]
+    service = Secure(args=[*args, "--clients", str(tls / "clients.toml")])
+    reports = trusting(ca, ca.issue_cert("reports.internal", common_name="reports"))
+    service.context = reports
+    with service:
+        assert service.put("account/1", b"x", 1).status == 200
+        assert service.put("other", b"x", 1).status == 403
+        service.context = trusting(ca, ca.issue_cert("somebody.internal", common_name="somebody"))
+        assert service.put("account/1", b"x", 2).status == 401
+        stranger = trustme.CA()
+        for context in (trusting(ca), trusting(ca, stranger.issue_cert("x", common_name="reports"))):
+            service.context = context
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                service.put("account/1", b"x", 3)
+        service.context = reports
+        assert service.get("account/1").headers["X-Fence-Mark"] == "1"
+
+
+def test_a_client_ca_alone_lets_its_clients_use_every_key(ca: trustme.CA, tls: Path) -> None:
+    service = Secure(args=["--tls-cert", str(tls / "service.pem"), "--client-ca", str(tls / "ca.pem")])
+    service.context = trusting(ca, ca.issue_cert("anyone.internal", common_name="anyone"))
+    with service:
+        assert service.put("any/key", b"x", 1).status == 200
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fencepost", "resource", "--port", "0", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_public_address_is_refused_without_authentication(tmp_path: Path, host: str) -> None:
+    done = run("--host", host, "--store", str(tmp_path / "store"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--clients" in done.stderr
+    assert "127.0.0.1" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_tls_alone_is_no_authentication(tls: Path, tmp_path: Path) -> None:
+    done = run("--host", "0.0.0.0", "--store", str(tmp_path / "store"), "--tls-cert", str(tls / "service.pem"))
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "one or more"),
+        ("client = 3", "one or more"),
+        ("[[client]\n", "cannot be read"),
+        ('[[client]]\nsha256 = "x"\nprefixes = [""]', "needs a name"),
+        ('[[client]]\nname = "a"\nprefixes = [""]', "either sha256"),
+        ('[[client]]\nname = "a"\nsha256 = "secret"\nprefixes = [""]', "64 lower-case"),
+        ('[[client]]\nname = "a"\ncertificate = "a"\nprefixes = []', "needs prefixes"),
+        ('[[client]]\nname = "a"\ncertificate = "a"\nprefixes = "x"', "needs prefixes"),
+        ('[[client]]\nname = "a"\ncertificate = "a"\nprefixes = ["x"]\nadmin = true', "no field 'admin'"),
+        ('[[client]]\nname = "a"\ncertificate = "a"\nprefixes = ["x"]\n' * 2, "share a token"),
+    ],
+)
+def test_a_clients_file_that_cannot_be_meant_is_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "clients.toml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=complaint):
+        clients.load(file)
+
+
+def test_what_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path, tls: Path) -> None:
+    (tmp_path / "bad.pem").write_text("no certificate")
+    store = ["--store", str(tmp_path / "store")]
+    for args in (
+        ["--clients", str(tmp_path / "missing")],
+        ["--tls-cert", str(tmp_path / "bad.pem")],
+        ["--tls-key", str(tls / "service.pem")],
+        ["--client-ca", str(tls / "ca.pem")],
+        ["--max-connections", "0"],
+        ["--timeout", "0"],
+    ):
+        done = run(*store, *args)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (args, done)
+
+
+def test_a_new_token_is_printed_once_and_its_table_holds_only_its_hash(tmp_path: Path) -> None:
+    done = run("--new-token", "billing")
+    assert done.returncode == 0
+    token = done.stderr.split()[-1]
+    assert token not in done.stdout
+    (tmp_path / "clients.toml").write_text(done.stdout)
+    found = clients.load(tmp_path / "clients.toml").find(f"Bearer {token}", None)
+    assert found is not None
+    assert (found.name, found.prefixes) == ("billing", ("",))

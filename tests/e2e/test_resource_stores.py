@@ -1,0 +1,178 @@
+"""The resource on each of its stores: shared by several processes, and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from fencepost.rule import Stamp
+from tests.conftest import Endpoint, unavailable
+from tests.processes import Missing, wait_until
+from tests.servers import Postgres
+from tests.service import Service
+
+_serial = itertools.count()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A new and empty store."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "folder" / "store.sqlite3")
+        return
+    server: Endpoint = request.getfixturevalue("postgres_server")
+    name = f"store_{next(_serial)}"
+    with psycopg.connect(server.url, autocommit=True) as conn:
+        conn.execute(f"CREATE DATABASE {name}")
+        yield f"{server.url.rpartition('/')[0]}/{name}"
+        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextlib.contextmanager
+def services(place: str, count: int) -> Iterator[Sequence[Service]]:
+    """So many services on one store, all started at the same moment."""
+    with contextlib.ExitStack() as stack:
+        several = [Service(args=["--store", place]) for _ in range(count)]
+        threads = [threading.Thread(target=stack.enter_context, args=(each,)) for each in several]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(each.running for each in several)
+        yield several
+
+
+def test_services_that_start_at_once_on_a_new_store_share_it(place: str) -> None:
+    with services(place, 5) as several:
+        for token, service in enumerate(several, 1):
+            assert service.put("thing", b"%d" % token, token).status == 200
+        for service in several:
+            assert service.get("thing").body == b"5"
+            refused = service.put("thing", b"zombie", 4)
+            assert (refused.status, refused.json["seen"]) == (409, 5)
+            assert service.get("thing", X_Fence_Token="4").status == 409
+
+
+def test_through_several_services_admitted_tokens_never_go_back(place: str) -> None:
+    """Writers of every service at the same keys: what is admitted last has the largest token, and is what is read."""
+    tokens = itertools.count(1)
+    admitted: dict[str, list[int]] = {f"key-{number}": [] for number in range(3)}
+    strange: list[int] = []
+
+    def write(service: Service, keys: Sequence[str]) -> None:
+        with contextlib.closing(service.connection()) as connection:
+            for round in range(30):
+                key, token = keys[round % len(keys)], next(tokens)
+                headers = {"X-Fence-Token": str(token)}
+                answer = service.ask("PUT", f"/r/{key}", b"%d" % token, headers, over=connection)
+                if answer.status == 200:
+                    admitted[key].append(token)
+                elif answer.status != 409:
+                    strange.append(answer.status)
+
+    with services(place, 2) as several:
+        keys = list(admitted)
+        # Half of them go through the keys backwards: services must not wait for each other in a circle.
+        threads = [
+            threading.Thread(target=write, args=(service, order))
+            for service in several
+            for order in (keys, keys[::-1], keys, keys[::-1])
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not strange
+        for key, tokens_in in admitted.items():
+            assert len(tokens_in) > 10
+            assert several[0].get(key).body == b"%d" % max(tokens_in)
+
+
+@pytest.mark.timeout(300)
+def test_every_acknowledged_write_is_found_again_after_each_kill(place: str) -> None:
+    tokens = itertools.count(1)
+    tried: dict[str, int] = {}
+    acknowledged: dict[str, int] = {}
+
+    def write(service: Service, name: str, enough: threading.Event) -> None:
+        # The service dies under this writer: whatever it had not answered may or may not be there.
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(service.connection()) as connection,
+        ):
+            for mine in itertools.count(1):
+                token = tried[name] = next(tokens)
+                headers = {"X-Fence-Token": str(token)}
+                assert service.ask("PUT", f"/r/{name}", b"%d" % token, headers, over=connection).status == 200
+                acknowledged[name] = token
+                if mine >= 5:
+                    enough.set()
+
+    with Service(args=["--store", place]) as service:
+        for _ in range(4 if place.startswith("postgresql") else 10):
+            enough = [threading.Event() for _ in range(8)]
+            writers = [
+                threading.Thread(target=write, args=(service, f"k{number}", event))
+                for number, event in enumerate(enough)
+            ]
+            for writer in writers:
+                writer.start()
+            assert all(event.wait(60) for event in enough), "the service was under load when it was killed"
+            service.kill()
+            for writer in writers:
+                writer.join()
+            service.start()
+            assert len(acknowledged) == 8
+            for name, token in acknowledged.items():
+                found = service.get(name)
+                mark = int(found.headers["X-Fence-Mark"])
+                assert mark in (token, tried[name])
+                assert found.body == b"%d" % mark
+                assert service.put(name, b"zombie", token).status == 409
+
+
+def test_when_postgres_dies_clients_get_503_and_nothing_acknowledged_is_lost() -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            postgres = stack.enter_context(Postgres(fsync=True))
+        except Missing as missing:
+            unavailable(str(missing))
+        service = stack.enter_context(Service(args=["--store", postgres.url]))
+        assert service.put("thing", b"kept", Stamp(5, 1, "ann")).status == 200
+        postgres.kill()
+        refused = service.put("thing", b"lost?", Stamp(5, 2, "ann"))
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert service.get("thing").status == 503
+        assert service.ask("GET", "/healthz").status == 503
+        postgres.restart()
+        assert wait_until(lambda: service.ask("GET", "/healthz").status == 200, timeout=30)
+        assert service.get("thing").body == b"kept"
+        assert service.put("thing", b"next", Stamp(5, 2, "ann")).status == 200
+        assert service.put("thing", b"zombie", Stamp(5, 1, "ann")).status == 409
+
+
+def test_no_line_it_prints_has_the_password_of_its_store(postgres_server: Endpoint) -> None:
+    place = postgres_server.url.replace("postgres@", "postgres:secret-word@")
+    command = [sys.executable, "-m", "fencepost", "resource", "--port", "0", "--store", place]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "postgresql://***@" in line
+            assert "secret-word" not in line
+        finally:
+            process.kill()
+    wrong = subprocess.run(
+        [*command[:-1], "postgresql://ann:secret-word@127.0.0.1:1/nowhere"], capture_output=True, text=True, timeout=60
+    )
+    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+    assert "secret-word" not in wrong.stderr
