@@ -28,7 +28,7 @@ TTL = 30.0
 
 def raw_cycle(port: int) -> Callable[[], None]:
     """The limit: fencepost's own two scripts over a bare socket, with everything packed in advance but the token."""
-    parts, keys = scripts("clock"), Layout("raw:", "clock", False).keys("lock")
+    parts, keys = scripts("clock"), Layout("raw:", "clock", False).keys("lock")[:4]
     wire = socket.create_connection((HOST, port))
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     reader = hiredis.Reader()

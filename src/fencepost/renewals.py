@@ -211,7 +211,7 @@ class Renewals(Generic[L]):
 
     async def _tend_all(self) -> None:
         """Renew what is due and end what is over, until there is nothing to watch any more."""
-        rest = 0.0
+        rest = 1.0  # a task may find that the lease it was started for is over already
         while not self._closed:
             self._nudge.clear()
             batch = self._look()

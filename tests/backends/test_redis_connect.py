@@ -233,7 +233,7 @@ def test_a_slot_that_moves_takes_its_waiters_along() -> None:
 def watched() -> Iterator[tuple[Redis, Redis, str]]:
     """A master, its replica, and three sentinels who agree that the master is well."""
     with contextlib.ExitStack() as stack:
-        master = stack.enter_context(Redis())
+        master = stack.enter_context(Redis(args=["--repl-diskless-sync-delay", "0"]))
         replica = stack.enter_context(Redis(args=["--replicaof", HOST, str(master.port)]))
         link: Any = redis.Redis(port=replica.port, decode_responses=True)
         assert wait_until(lambda: link.info("replication")["master_link_status"] == "up", timeout=PATIENCE)
@@ -283,7 +283,10 @@ def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> Non
 
 
 def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
-    with Redis() as master, Redis(args=["--replicaof", HOST, str(master.port)]) as replica:
+    with (
+        Redis(args=["--repl-diskless-sync-delay", "0"]) as master,
+        Redis(args=["--replicaof", HOST, str(master.port)]) as replica,
+    ):
         there: Any = redis.Redis(port=replica.port, decode_responses=True)
         assert wait_until(lambda: there.info("replication")["master_link_status"] == "up", timeout=PATIENCE)
         url = f"{master.url}?wait_replicas=1&timeout=1s"

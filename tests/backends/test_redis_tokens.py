@@ -80,7 +80,11 @@ def test_a_plain_counter_that_starts_again_is_refused_until_it_is_bumped(
 @contextlib.contextmanager
 def lagging() -> Iterator[tuple[Redis, Redis, Proxy]]:
     """A master and its replica, whose stream goes through a proxy."""
-    with Redis() as master, Proxy(master.port) as proxy, Redis(args=["--replicaof", HOST, str(proxy.port)]) as replica:
+    with (
+        Redis(args=["--repl-diskless-sync-delay", "0"]) as master,
+        Proxy(master.port) as proxy,
+        Redis(args=["--replicaof", HOST, str(proxy.port)]) as replica,
+    ):
         link = redis.Redis(port=replica.port, decode_responses=True)
         assert wait_until(lambda: link.info("replication")["master_link_status"] == "up", timeout=30)
         yield master, replica, proxy
@@ -95,7 +99,7 @@ def test_failing_over_to_a_lagging_replica(fence: str) -> None:
     with lagging() as (master, replica, proxy):
         there = redis.Redis(port=replica.port, decode_responses=True)
         counter = "lock:\x1ftoken" if fence == "clock" else "fence:{lock:a}"
-        with fencepost.connect(f"{master.url}?fence={fence}") as locks:
+        with fencepost.connect(f"{master.url}?fence={fence}", ttl=2) as locks:
             with locks.lock("a") as lease:
                 control = lease.token
             assert wait_until(lambda: there.get(counter) == str(control), timeout=10), "in sync before the cut"

@@ -42,6 +42,10 @@ class Node(ABC):
         """Whether messages arrive."""
 
     @abstractmethod
+    def at_hand(self) -> Pool | Stream | None:
+        """``wire``, if it can be used right now."""
+
+    @abstractmethod
     async def ready(self) -> Pool | Stream:
         """``wire``, connected first where there is none."""
 
@@ -70,9 +74,13 @@ class TaskNode(Node):
     listening = False
     _opening: "asyncio.Task[Stream] | None" = None
 
+    def at_hand(self) -> Stream | None:
+        wire = self.wire
+        return wire if wire is not None and wire.open and wire.loop is asyncio._get_running_loop() else None
+
     async def ready(self) -> Stream:
-        if self.wire is not None and self.wire.open and self.wire.loop is asyncio.get_running_loop():
-            return self.wire
+        if (wire := self.at_hand()) is not None:
+            return wire
         if self._opening is None or self._opening.get_loop() is not asyncio.get_running_loop():
             # Not the caller's to cancel: others wait for the same connection.
             self._opening = asyncio.create_task(self._open(), name="fencepost-redis-connect")
@@ -133,6 +141,9 @@ class ThreadNode(Node):
     @property
     def listening(self) -> bool:
         return self._ear is not None and self._ear.up.is_set()
+
+    def at_hand(self) -> Pool:
+        return self.wire
 
     async def ready(self) -> Pool:
         return self.wire

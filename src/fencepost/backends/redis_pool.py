@@ -1,10 +1,13 @@
 """Blocking connections: hiredis packs and parses, nothing else stands between us and the socket."""
 
+import select
 import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Sequence
-from queue import SimpleQueue
+from math import inf
+from time import monotonic
 from typing import Any, NoReturn
 
 from hiredis import Reader
@@ -13,12 +16,14 @@ from fencepost.backends.fork import sever
 from fencepost.backends.redis_dial import NOTHING, Dial, Locate, Place
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
+_IDLE = 0.02  # seconds after which to look whether the server is still there before asking it
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 
 class Socket:
     """One blocking connection, for one thread at a time."""
 
-    __slots__ = ("_feed", "_gets", "_recv", "_send", "place", "raw")
+    __slots__ = ("_feed", "_gets", "_recv", "_send", "place", "raw", "used")
 
     def __init__(self, dial: Dial, place: Place) -> None:
         try:
@@ -42,12 +47,22 @@ class Socket:
     def call(self, request: bytes) -> Any:
         """One round trip; OSError if the connection broke: what was asked may have happened."""
         self._send(request)
-        return self.read()
+        while True:
+            data = self._recv(4096)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            self._feed(data)
+            reply = self._gets()
+            if reply is not NOTHING:
+                self.used = monotonic()
+                return reply
 
     def calls(self, requests: Sequence[bytes]) -> list[Any]:
         """Several requests in one write."""
         self._send(b"".join(requests))
-        return [self.read() for _ in requests]
+        replies = [self.read() for _ in requests]
+        self.used = monotonic()
+        return replies
 
     def post(self, request: bytes) -> None:
         """Send without reading the reply."""
@@ -71,10 +86,14 @@ class Socket:
 
     def fresh(self) -> bool:
         """Whether the server has not closed an idle connection in the meantime."""
-        if isinstance(self.raw, ssl.SSLSocket):
+        if monotonic() - self.used < _IDLE:
             return True
+        if isinstance(self.raw, ssl.SSLSocket):
+            poll = select.poll()
+            poll.register(self.raw, select.POLLIN)
+            return not poll.poll(0)
         try:
-            self.raw.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self.raw.recv(1, _PEEK)
         except BlockingIOError:
             return True
         except OSError:
@@ -91,35 +110,31 @@ class Pool:
         self._dial = dial
         self._locate = locate
         self._idle: deque[Socket] = deque()
-        self._turns: SimpleQueue[None] = SimpleQueue()  # counts like a semaphore, in C
-        for _ in range(_MOST):
-            self._turns.put(None)
+        self._room = threading.Condition()
+        self._opened = 0
+        self._queued = 0
 
     async def call(self, request: bytes) -> Any:
-        self._turns.get()
+        wire = self._spare() or await self._open()
         try:
-            wire = self._spare() or Socket(self._dial, await self._locate())
-            try:
-                reply = wire.call(request)
-            except BaseException as error:
-                self._broken(wire, error)
-            self._idle.append(wire)
-            return reply
-        finally:
-            self._turns.put(None)
+            reply = wire.call(request)
+        except BaseException as error:
+            self._broken(wire, error)
+        self._idle.append(wire)
+        if self._queued:
+            self._next()
+        return reply
 
     async def calls(self, requests: Sequence[bytes]) -> list[Any]:
-        self._turns.get()
+        wire = self._spare() or await self._open()
         try:
-            wire = self._spare() or Socket(self._dial, await self._locate())
-            try:
-                replies = wire.calls(requests)
-            except BaseException as error:
-                self._broken(wire, error)
-            self._idle.append(wire)
-            return replies
-        finally:
-            self._turns.put(None)
+            replies = wire.calls(requests)
+        except BaseException as error:
+            self._broken(wire, error)
+        self._idle.append(wire)
+        if self._queued:
+            self._next()
+        return replies
 
     def _spare(self) -> Socket | None:
         while self._idle:
@@ -129,11 +144,42 @@ class Pool:
                 break  # another thread was faster
             if wire.fresh():
                 return wire
-            wire.raw.close()
+            self._drop(wire)
         return None
 
-    def _broken(self, wire: Socket, error: BaseException) -> NoReturn:
+    async def _open(self) -> Socket:
+        with self._room:
+            while self._opened >= _MOST:
+                self._queued += 1
+                try:
+                    self._room.wait(0.05)  # who gave one back just now may not have seen us
+                finally:
+                    self._queued -= 1
+                if (wire := self._spare()) is not None:
+                    return wire
+            self._opened += 1
+        try:
+            return Socket(self._dial, await self._locate())
+        except BaseException:
+            with self._room:
+                self._opened -= 1
+                self._room.notify()
+            raise
+
+    def _next(self) -> None:
+        with self._room:
+            self._room.notify()
+
+    def _drop(self, wire: Socket) -> None:
         wire.raw.close()
+        with self._room:
+            self._opened -= 1
+            self._room.notify()
+
+    def _broken(self, wire: Socket, error: BaseException) -> NoReturn:
+        self._drop(wire)
+        for other in tuple(self._idle):
+            other.used = -inf  # what broke this one may have broken them all: look before using them
         if isinstance(error, OSError):
             why = "no answer in time" if isinstance(error, (BlockingIOError, TimeoutError)) else error
             raise self._dial.error(wire.place, why, ambiguous=True) from error
@@ -143,7 +189,7 @@ class Pool:
         """Drop every idle connection; the next request opens a new one."""
         while self._idle:
             try:
-                self._idle.pop().raw.close()
+                self._drop(self._idle.pop())
             except IndexError:
                 return
 

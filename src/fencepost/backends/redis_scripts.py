@@ -4,7 +4,8 @@ import functools
 import hashlib
 import re
 from binascii import crc_hqx
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ class Script(NamedTuple):
     name: str
     text: str
     sha: str
+
+    def head(self, keys: int, args: int) -> str:
+        """How a request for it begins, up to its keys."""
+        return f"*{3 + keys + args}\r\n$7\r\nEVALSHA\r\n$40\r\n{self.sha}\r\n$1\r\n{keys}\r\n"
 
 
 class Scripts(NamedTuple):
@@ -69,6 +74,10 @@ class Keys(NamedTuple):
     """Set of holders whose late requests are refused; only after a connection broke, and not for long."""
     counter: str
     """The last token."""
+    to_take: str
+    """The first four as a request has them."""
+    to_release: str
+    """Lock, queue and counter as a request has them."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +94,17 @@ class Layout:
         if self.cluster and "{" in self.prefix and not _TAG.search(self.prefix):
             raise ConfigError(f"prefix {self.prefix!r} opens a hash tag that it does not close; write it like {{app}}:")
 
-    def keys(self, name: str) -> Keys:
+        object.__setattr__(self, "keys", functools.lru_cache(1024)(self._keys))
+
+    keys: Callable[[str], Keys] = field(init=False, repr=False, compare=False)
+    """The keys of a lock, by its name."""
+
+    def _keys(self, name: str) -> Keys:
         lock = self.prefix + name
         if not self.cluster:
             side = self.prefix + MARK
             fence = f"{side}token" if self.fence == "clock" else self._own(lock, f"fence:{{{lock}}}")
-            return Keys(lock, f"{lock}{MARK}queue", f"{lock}{MARK}gone", fence)
+            return _packed(lock, f"{lock}{MARK}queue", f"{lock}{MARK}gone", fence)
         home = slot(lock)
         tag = tags()[home]
         side = f"{self.prefix}{MARK}{{{tag}}}"
@@ -100,7 +114,7 @@ class Layout:
             fence = self._own(lock, f"fence:{{{lock}}}")
             if slot(fence) != home:
                 fence = f"fence:{{{tag}}}{MARK}{lock}"
-        return Keys(lock, f"{side}{lock}{MARK}queue", f"{side}{lock}{MARK}gone", fence)
+        return _packed(lock, f"{side}{lock}{MARK}queue", f"{side}{lock}{MARK}gone", fence)
 
     def name(self, raw: bytes) -> str | None:
         """The lock that a key belongs to; None for every other key."""
@@ -115,6 +129,11 @@ class Layout:
         if lock.startswith("fence:{"):
             raise ConfigError(f"a lock cannot be kept in the key {lock!r}, which is a counter's; give it a ?prefix=")
         return fence
+
+
+def _packed(lock: str, queue: str, gone: str, counter: str) -> Keys:
+    first, second, third, fourth = (f"${len(key.encode())}\r\n{key}\r\n" for key in (lock, queue, gone, counter))
+    return Keys(lock, queue, gone, counter, first + second + third + fourth, first + second + fourth)
 
 
 def slot(key: str) -> int:
