@@ -43,6 +43,7 @@ __all__ = [
     "ZooKeeperEnsemble",
     "ask",
     "http_json",
+    "http_text",
     "wait_until",
 ]
 
@@ -56,6 +57,15 @@ def ask(port: int, request: bytes, *, timeout: float = 2) -> bytes:
 
 def http_json(port: int, method: str, path: str, body: str | None = None, *, timeout: float = 5) -> Any:
     """One HTTP request to a loopback port, past any proxy; the decoded answer. Raises OSError unless 200."""
+    return json.loads(_http(port, method, path, body, timeout))
+
+
+def http_text(port: int, path: str, *, timeout: float = 5) -> str:
+    """What a loopback port answers to a GET, past any proxy. Raises OSError unless 200."""
+    return _http(port, "GET", path, None, timeout).decode()
+
+
+def _http(port: int, method: str, path: str, body: str | None, timeout: float) -> bytes:
     connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     with contextlib.closing(connection):
         connection.request(method, path, body)
@@ -63,7 +73,7 @@ def http_json(port: int, method: str, path: str, body: str | None = None, *, tim
         text = answer.read()
         if answer.status != 200:
             raise OSError(f"{method} {path}: {answer.status} {text[:200]!r}")
-        return json.loads(text)
+        return text
 
 
 class Redis(Server):

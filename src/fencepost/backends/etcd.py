@@ -193,7 +193,7 @@ class Etcd(Backend):
     def _judge(self, entry: Entry) -> None:
         """A put that may take effect at any time later is only undone by the end of its session."""
         if entry.sent.doubtful:
-            entry.session.doubtful = True
+            self._sessions.distrust(entry.session)
 
     async def _line(self, name: str, *, keys_only: bool = True) -> list[keys.KV]:
         """All contenders, the holder first."""

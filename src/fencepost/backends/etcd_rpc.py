@@ -13,6 +13,9 @@ from fencepost.drive import Blocking, Driver, run
 from fencepost.errors import BackendError
 from fencepost.url import Address
 
+# A call that had this long and got no answer speaks against its connection, not only against the server.
+_SILENCE = 1.0
+
 
 class Rpc:
     """Single requests, blocking or awaited as the driver has it. ``twin`` shares the connections."""
@@ -42,12 +45,14 @@ class Rpc:
         share = max(patience / len(wires.hosts), 0.3)
         pause, logins, ambiguous = 0.02, 0, False
         while True:
-            place = wires.place
+            place, dial = wires.place, wires.dial
             try:
                 left = min(share, max(until - self._driver.now(), 0.05))
                 return await self.once(method, request, place, left, sent)
             except grpc.RpcError as error:
                 fault = Fault.of(error)
+                if fault.silent and left >= _SILENCE:
+                    wires.hang_up(dial)  # the connection may be dead, and nobody has told us
                 if fault.ambiguous:
                     ambiguous = True
                     if sent is not None:

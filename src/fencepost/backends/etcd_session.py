@@ -147,6 +147,13 @@ class Sessions:
                 session.idle = self._driver.now()
             if self._entries.get(entry.holder) is entry:
                 del self._entries[entry.holder]
+        if session.doubtful:
+            self._nudge.set()
+
+    def distrust(self, session: Session) -> None:
+        """Something that was put under it, and given up, may still take effect: nobody may use it any more."""
+        session.doubtful = True
+        self._nudge.set()
 
     def hold(self, entry: Entry, since: float) -> None:
         """The key's owner holds the lock until a ttl after ``since``, then the key is to go."""

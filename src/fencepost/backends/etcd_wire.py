@@ -67,6 +67,7 @@ class Fault(NamedTuple):
     passing: bool
     ambiguous: bool
     login: bool
+    silent: bool
     words: str
 
     @classmethod
@@ -79,7 +80,8 @@ class Fault(NamedTuple):
             unsent = ("failed to connect", "refused", "no leader", "name resolution", "dns", "too many requests")
             sent = not any(sign in low for sign in unsent)
             full = code is grpc.StatusCode.RESOURCE_EXHAUSTED and sent
-            return cls(not full, sent and not full, login, f"{words or code.name}")
+            return cls(not full, sent and not full, login, False, f"{words or code.name}")
         lost = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
         passing = code in (*lost, grpc.StatusCode.INTERNAL)
-        return cls(passing, passing, login, f"{words} ({code.name.lower().replace('_', ' ')})")
+        silent = code is grpc.StatusCode.DEADLINE_EXCEEDED
+        return cls(passing, passing, login, silent, f"{words} ({code.name.lower().replace('_', ' ')})")

@@ -102,6 +102,8 @@ class Wires:
         self.hosts = [f"{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
         self.secure = bool(options.get("tls") or options.keys() & {"ca", "cert", "key"})
         self.place = 0
+        self.dial = 0
+        """How often we have hung up."""
         self.closed = False
         self._secrets = options.get("ca"), options.get("key"), options.get("cert")
         self._gate = threading.Lock()
@@ -152,9 +154,12 @@ class Wires:
         if place == self.place:
             self.place = (place + 1) % len(self.hosts)
 
-    def hang_up(self) -> None:
-        """End every call and stream; what comes next connects anew."""
+    def hang_up(self, dial: int | None = None) -> None:
+        """End every call and stream, unless that was done since ``dial``; what comes next connects anew."""
         with self._gate:
+            if dial not in (None, self.dial):
+                return
+            self.dial += 1
             channels, self._channels, self._calls = self._channels, {}, {}
         for channel in channels.values():
             channel.close()

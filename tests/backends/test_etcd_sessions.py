@@ -1,0 +1,129 @@
+"""What locks in etcd cost, and what a session shared by many of them must not change."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import fencepost
+from fencepost import sync
+from tests.backends.etcd import LONG, PATIENCE, QUICK, counts, etcdctl
+from tests.processes import wait_until
+from tests.servers import Etcd
+
+WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
+
+
+@pytest.fixture
+def server() -> Iterator[Etcd]:
+    with Etcd(args=QUICK) as started:
+        yield started
+
+
+@pytest.fixture
+def locks(server: Etcd) -> Iterator[sync.Locks]:
+    with fencepost.connect(server.url, ttl=LONG) as connected:
+        yield connected
+
+
+def queued(locks: sync.Locks, name: str, count: int) -> bool:
+    status = locks.status(name)
+    return status is not None and len(status.waiters) == count
+
+
+def leases(server: Etcd) -> int:
+    return len(etcdctl(server.url, "lease", "list").get("leases") or ())
+
+
+def test_an_uncontended_acquire_is_one_transaction_and_a_release_one(server: Etcd, locks: sync.Locks) -> None:
+    assert locks.acquire("first").release()
+    before = counts(server, *WORK)
+    for number in range(20):
+        assert locks.acquire(f"lock-{number % 3}").release()
+    spent = [after - earlier for after, earlier in zip(counts(server, *WORK), before, strict=True)]
+    assert dict(zip(WORK, spent, strict=True)) == dict.fromkeys(WORK, 0) | {"Txn": 40}
+
+
+def test_all_locks_of_one_ttl_share_one_lease(server: Etcd, locks: sync.Locks) -> None:
+    held = [locks.acquire(f"lock-{number}") for number in range(20)]
+    assert leases(server) == 1
+    other = locks.acquire("another", ttl=LONG / 2)
+    assert leases(server) == 2
+    assert all(lease.release() for lease in [*held, other])
+
+
+def test_waiters_for_one_lock_share_it_too(server: Etcd, locks: sync.Locks) -> None:
+    holder = locks.acquire("hot")
+    crowd = [threading.Thread(target=lambda: locks.acquire("hot", timeout=LONG).release()) for _ in range(5)]
+    for each in crowd:
+        each.start()
+    assert wait_until(lambda: queued(locks, "hot", 5), timeout=PATIENCE)
+    assert leases(server) == 1
+    assert holder.release()
+    for each in crowd:
+        each.join(PATIENCE)
+    assert locks.status("hot") is None
+
+
+@pytest.mark.parametrize("size", [50, 200])
+def test_a_hand_over_wakes_one_waiter_in_its_turn(server: Etcd, locks: sync.Locks, size: int) -> None:
+    """Each waiter puts its key, looks whom it follows, is woken once, looks once more, and deletes its key."""
+    served: list[int] = []
+
+    def turn() -> None:
+        lease = locks.acquire("hot", timeout=LONG)
+        served.append(lease.token)
+        assert lease.release()
+
+    holder = locks.acquire("hot")
+    before = counts(server, "Txn")[0]
+    crowd = [threading.Thread(target=turn) for _ in range(size)]
+    for each in crowd:
+        each.start()
+    assert wait_until(lambda: queued(locks, "hot", size), timeout=PATIENCE)
+    assert holder.release()
+    for each in crowd:
+        each.join(PATIENCE)
+    assert len(served) == size
+    assert served == sorted(served), "0 inversions"
+    assert counts(server, "Txn")[0] - before == 4 * size + 1
+
+
+def test_a_hold_that_is_not_renewed_ends_at_its_own_ttl_while_its_session_lives_on(server: Etcd) -> None:
+    with fencepost.connect(server.url, ttl=2) as locks, fencepost.connect(server.url, ttl=LONG) as others:
+        kept = locks.acquire("kept")
+        left = locks.acquire("left", renew=False)
+        assert leases(server) == 1
+        got = others.acquire("left", timeout=PATIENCE)
+        assert left.lost
+        assert got.token > left.token
+        kept.check()
+        assert others.try_acquire("kept") is None
+        assert leases(server) == 2
+        assert kept.release()
+
+
+def test_the_granted_ttl_is_the_one_that_counts(server: Etcd) -> None:
+    with Etcd() as usual, fencepost.connect(usual.url) as locks:
+        assert locks.acquire("short", ttl=1).ttl == 2.0, "etcd as it comes takes nothing shorter"
+        assert locks.acquire("odd", ttl=2.5).ttl == 3.0, "nor parts of a second"
+
+
+def test_closing_leaves_no_lease_behind(server: Etcd) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        locks.acquire("held")
+        assert leases(server) == 1
+    assert leases(server) == 0
+
+
+def test_a_revoked_session_is_news_to_all_its_holders_and_to_nobody_else(server: Etcd) -> None:
+    with fencepost.connect(server.url, ttl=2) as locks, fencepost.connect(server.url, ttl=LONG) as others:
+        held = [locks.acquire(f"lock-{number}") for number in range(3)]
+        other = others.acquire("other")
+        for lease in etcdctl(server.url, "lease", "list")["leases"]:
+            identity = f"{lease['id']:x}"
+            if etcdctl(server.url, "lease", "timetolive", identity)["granted-ttl"] == 2:
+                etcdctl(server.url, "lease", "revoke", identity)
+        assert all(lease.lost.wait(PATIENCE) for lease in held)
+        other.check()
+        assert locks.acquire("lock-0", timeout=PATIENCE).token > held[0].token
