@@ -9,12 +9,15 @@ import psycopg
 
 import fencepost
 from bench.harness import Sides, bench
+from fencepost import aio
 from tests.servers import Postgres
 
 
 def _bare(url: str) -> "psycopg.Connection[Any]":
     bare = psycopg.connect(url, autocommit=True)
-    bare.execute("CREATE TABLE IF NOT EXISTS bare (name text PRIMARY KEY, holder text, n bigint) WITH (fillfactor = 50)")
+    bare.execute(
+        "CREATE TABLE IF NOT EXISTS bare (name text PRIMARY KEY, holder text, n bigint) WITH (fillfactor = 50)"
+    )
     bare.execute("INSERT INTO bare VALUES ('bench', '', 0) ON CONFLICT DO NOTHING")
     return bare
 
@@ -29,7 +32,7 @@ def _sides(server: Postgres) -> Iterator[Sides]:
     with fencepost.connect(server.url) as locks, _bare(server.url) as bare:
         sides: dict[str, Any] = {"fencepost": lambda: locks.acquire("bench").release()}
         if importlib.util.find_spec("tooz") and importlib.util.find_spec("psycopg2"):
-            from tooz import coordination
+            from tooz import coordination  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
             host, port = server.address.split(":")
             coordinator = coordination.get_coordinator(f"postgresql://postgres@{host}:{port}/postgres", b"bench")
@@ -55,3 +58,41 @@ def uncontended() -> Iterator[Sides]:
 def durable() -> Iterator[Sides]:
     with Postgres(fsync=True) as server:
         yield from _sides(server)
+
+
+def hot(size: int) -> Iterator[Sides]:
+    """Everybody waits for the same lock at once, and takes it once. The native recipe takes a session each."""
+    with Postgres(args=["-c", "max_connections=320"]) as server, asyncio.Runner() as loop:
+        locks = aio.connect(server.url)
+        crowd = [loop.run(psycopg.AsyncConnection.connect(server.url, autocommit=True)) for _ in range(size)]
+
+        async def ours() -> None:
+            async def one() -> None:
+                await (await locks.acquire("hot")).release()
+
+            await asyncio.gather(*(one() for _ in range(size)))
+
+        async def theirs() -> None:
+            async def one(session: "psycopg.AsyncConnection[Any]") -> None:
+                await session.execute("SELECT pg_advisory_lock(1)")
+                await session.execute("SELECT pg_advisory_unlock(1)")
+
+            await asyncio.gather(*map(one, crowd))
+
+        yield {
+            f"fencepost, {size} tasks": lambda: loop.run(ours()),
+            f"advisory locks, {size} sessions": lambda: loop.run(theirs()),
+        }
+        for session in crowd:
+            loop.run(session.close())
+        loop.run(locks.close())
+
+
+@bench("postgres: hot key, 50 waiters, each once", iterations=1, rounds=20)
+def hot_50() -> Iterator[Sides]:
+    yield from hot(50)
+
+
+@bench("postgres: hot key, 200 waiters, each once", iterations=1, rounds=10)
+def hot_200() -> Iterator[Sides]:
+    yield from hot(200)
