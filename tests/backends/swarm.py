@@ -43,14 +43,22 @@ class Swarm:
     seed: int = 7
     workers: list[Peer] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
+    _notes: list[Note] = field(default_factory=list)
+    _read: int = 0
 
     def spawn(self) -> None:
         arguments = [self.url, self.name, str(self.file), str(self.ttl)]
         self.workers.append(Peer([sys.executable, "-m", "tests.backends.swarm", *arguments]))
 
     def notes(self) -> list[Note]:
-        lines = (line.split() for line in self.file.read_text().splitlines())
-        return [Note(int(pid), what, int(token), float(at)) for pid, what, token, at in lines]
+        with self.file.open() as lines:
+            lines.seek(self._read)
+            text = lines.read()
+        whole, _, _ = text.rpartition("\n")
+        self._read += len(whole) + 1 if whole else 0
+        for pid, what, token, at in map(str.split, whole.splitlines()):
+            self._notes.append(Note(int(pid), what, int(token), float(at)))
+        return self._notes
 
     def grants(self) -> list[Note]:
         return sorted((note for note in self.notes() if note.what == "got"), key=lambda note: note.at)
