@@ -33,6 +33,7 @@ def reasons(tally: Tally) -> str:
     return "\n".join(f"{each.replay('enter', False)}: {each.violations[0]}" for each in tally.failures)
 
 
+@pytest.mark.timeout(600)
 def test_no_promise_is_broken_whatever_fails() -> None:
     tally = try_many(0, 1500)
     assert not tally.failures, reasons(tally)
@@ -43,6 +44,7 @@ def test_no_promise_is_broken_whatever_fails() -> None:
         assert tally.counts[f"fault:{fault}"] > 50, fault
 
 
+@pytest.mark.timeout(600)
 def test_once_the_faults_stop_all_work_gets_done() -> None:
     tally = try_many(0, 300, calm=True)
     assert not tally.failures, reasons(tally)

@@ -75,8 +75,8 @@ class Task:
             self._advance(lambda: self._job.throw(Cancelled()))
 
     def _step(self, wakeup: Wakeup | None) -> None:
-        # What it waited for may have come just before it was cancelled out of that wait.
-        if wakeup is self._awaited and not self.over:
+        # A task that was cancelled goes on where that is thrown, even if what it waited for has come as well.
+        if wakeup is self._awaited and not self.over and not self._thrown:
             self._advance(lambda: self._job.send(None))
 
     def _advance(self, move: Callable[[], Wakeup]) -> None:
