@@ -222,10 +222,11 @@ class TestTrigger:
                 pg.execute("UPDATE wallet SET cents = 61 WHERE id = 1")
 
     def test_entering_is_no_leave_to_write(self, pg: Conn) -> None:
-        with pg.transaction():
-            postgres.enter(pg, "wallet/1", 20)
-            with pytest.raises(psycopg.Error, match="without a fencing token"), pg.transaction():
-                pg.execute("UPDATE wallet SET cents = 61 WHERE id = 1")
+        for token in (20, 21):  # the first finds no mark, the second raises one
+            with pg.transaction():
+                postgres.enter(pg, "wallet/1", token)
+                with pytest.raises(psycopg.Error, match="without a fencing token"), pg.transaction():
+                    pg.execute("UPDATE wallet SET cents = 61 WHERE id = 1")
 
     def test_an_epoch_that_is_not_raised_is_refused(self, pg: Conn) -> None:
         assert "without a new fencing token" in self.psql("UPDATE ledger SET cents = 0")
