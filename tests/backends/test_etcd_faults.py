@@ -164,6 +164,29 @@ def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
         assert kept.release()
 
 
+def test_asyncio_gives_up_a_silent_connection_too(server: Etcd) -> None:
+    name = secrets.token_hex(4)
+
+    async def whole(proxy: Proxy, others: sync.Locks) -> None:
+        async with aio.connect(f"etcd://{HOST}:{proxy.port}?timeout=4s", ttl=6) as locks:
+            kept = await locks.acquire("kept")
+            holder = others.acquire(name)
+            waiter = asyncio.create_task(locks.acquire(name, timeout=LONG))
+            assert await asyncio.to_thread(queued, others, name)
+            proxy.cut(newcomers=False)
+            assert await asyncio.to_thread(wait_until, lambda: proxy.held > 0, timeout=PATIENCE)
+            assert holder.release()
+            async with asyncio.timeout(PATIENCE):
+                got = await waiter
+            assert got.token > holder.token
+            assert await got.release()
+            kept.check()
+            assert await kept.release()
+
+    with Proxy(server.port) as proxy, fencepost.connect(server.url, ttl=LONG) as others:
+        asyncio.run(whole(proxy, others))
+
+
 def test_a_put_that_arrives_after_all_holds_nobody_up(server: Etcd) -> None:
     """Its acquire has failed long ago, and its process keeps the session alive for another lock."""
     name = secrets.token_hex(4)

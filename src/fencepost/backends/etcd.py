@@ -5,11 +5,13 @@ from math import inf
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import etcd_keys as keys
+from fencepost.backends import etcd_view as view
 from fencepost.backends.etcd_doctor import examine
+from fencepost.backends.etcd_keeper import Entry, Session
 from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_session import Entry, Session, Sessions
+from fencepost.backends.etcd_session import Sessions
 from fencepost.backends.etcd_watch import Watches
-from fencepost.backends.etcd_wire import RANGE, TIME_TO_LIVE, TXN, LeaseGone, Outage, Sent
+from fencepost.backends.etcd_wire import RANGE, TXN, LeaseGone, Outage, Sent
 from fencepost.backends.proto import etcd_pb2 as pb
 from fencepost.drive import Blocking, Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
@@ -18,7 +20,6 @@ from fencepost.url import Address
 
 # etcd refuses transactions of more than 128 operations, unless told otherwise.
 _BATCH = 100
-_PAGE = 5000
 
 
 class Etcd(Backend):
@@ -81,8 +82,8 @@ class Etcd(Backend):
             return await self._grant(entry)
         mine, oldest = (part.response_range.kvs for part in answer.responses)
         if mine:
-            entry.revision = mine[0].create_revision  # an earlier try got through after all
-        elif keys.contends(oldest[0], keys.prefix(name)) or await self._line(name):
+            entry.revision = mine[0].create_revision
+        elif keys.contends(oldest[0], keys.prefix(name)) or await view.line(self._rpc, name):
             self._sessions.leave(entry)
             return None
         else:
@@ -102,12 +103,12 @@ class Etcd(Backend):
         if answer.succeeded:
             entry.revision = answer.header.revision
         else:
-            entry.revision = mine.response_range.kvs[0].create_revision
+            entry.revision = mine.response_range.kvs[0].create_revision  # an earlier try got through after all
         first, count = oldest.response_range.kvs[0], oldest.response_range.count
         if first.key == entry.key:
             return await self._grant(entry)
         if not keys.contends(first, keys.prefix(name)) or count - 2 >= queue:
-            line = [kv.key for kv in await self._line(name)]
+            line = [kv.key for kv in await view.line(self._rpc, name)]
             place = line.index(entry.key) if entry.key in line else 1
             if place == 0:
                 return await self._grant(entry)
@@ -126,8 +127,8 @@ class Etcd(Backend):
             watch = None
             signal.clear()
             try:
-                if entry is None or entry.session.gone:
-                    grant = await self.take(name, holder, ttl, 2**62)
+                if entry is None or entry.session.gone or not entry.revision:
+                    grant = await self._rejoin(entry, name, holder, ttl)
                     if grant is not None:
                         return grant
                     continue
@@ -159,18 +160,27 @@ class Etcd(Backend):
                 if watch is not None:
                     self._watches.remove(watch)
 
+    async def _rejoin(self, entry: Entry | None, name: str, holder: str, ttl: float) -> Grant | None:
+        """Stand in line again, at its end; or find out what became of the last attempt to."""
+        if entry is None or entry.session.gone:
+            return await self.take(name, holder, ttl, 2**62)
+        try:
+            return await self._join(entry, inf)
+        except LeaseGone:
+            self._sessions.lose(entry.session, "etcd no longer knows its session")
+            return None
+
     async def _look(self, entry: Entry) -> Grant | tuple[bytes, int] | None:
         """A grant; or else the key before ours, and the revision to watch it from; None to look again."""
         session, start = entry.session, keys.prefix(entry.name)
-        if self.driver.now() - session.since > session.ttl / 10:
-            self._sessions.ping(session)
+        self._sessions.freshen(session)
         answer = await self._rpc.call(TXN, keys.look(entry.name, entry.key, entry.revision))
         mine, before = (list(part.response_range.kvs) for part in answer.responses)
         if not mine or mine[0].create_revision != entry.revision:
             self._sessions.leave(entry)
             return None
         if before and not keys.contends(before[0], start):
-            before = [kv for kv in await self._line(entry.name) if kv.create_revision < entry.revision][-1:]
+            before = [kv for kv in await view.line(self._rpc, entry.name) if kv.create_revision < entry.revision][-1:]
         if before:
             return before[0].key, answer.header.revision + 1
         return await self._grant(entry)
@@ -194,12 +204,6 @@ class Etcd(Backend):
         """A put that may take effect at any time later is only undone by the end of its session."""
         if entry.sent.doubtful:
             self._sessions.distrust(entry.session)
-
-    async def _line(self, name: str, *, keys_only: bool = True) -> list[keys.KV]:
-        """All contenders, the holder first."""
-        found = await self._rpc.call(RANGE, keys.line(name, keys_only=keys_only))
-        start = keys.prefix(name)
-        return [kv for kv in found.kvs if keys.contends(kv, start)]
 
     async def leave(self, name: str, holder: str) -> None:
         entry = self._sessions.find(holder)
@@ -278,38 +282,10 @@ class Etcd(Backend):
         return answer
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
-        if name is None:
-            return [found for each in await self._names(prefix) for found in await self.status(each)]
-        line = await self._line(name, keys_only=False)
-        if not line:
-            return []
-        left = await self._rpc.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=line[0].lease))
-        if left.TTL < 0:
-            return []
-        # etcd rounds down what is left; it is gone for certain only after the whole second.
-        remaining = min(float(left.TTL + 1), float(left.grantedTTL))
-        holder, *waiters = map(keys.holder, line)
-        return [Status(name, holder, line[0].create_revision, remaining, tuple(waiters))]
-
-    async def _names(self, prefix: str) -> list[str]:
-        """The locks under a prefix that somebody contends for."""
-        start = prefix.encode()
-        names: set[str] = set()
-        request = pb.RangeRequest(key=start or b"\0", range_end=keys.end(start), keys_only=True, limit=_PAGE)
-        while True:
-            page = await self._rpc.call(RANGE, request)
-            names |= {keys.name(kv.key) for kv in page.kvs if keys.native(kv)}
-            if not page.more:
-                return sorted(name for name in names if name and name.startswith(prefix))
-            request.key = page.kvs[-1].key + b"\0"
+        return await view.status(self._rpc, name, prefix)
 
     async def evict(self, name: str) -> Status | None:
-        for found in await self.status(name):
-            for kv in await self._line(name, keys_only=False):
-                if kv.create_revision == found.token:
-                    answer = await self._rpc.call(TXN, keys.remove(kv.key, revision=found.token))
-                    return found if answer.succeeded else None
-        return None
+        return await view.evict(self._rpc, name)
 
     async def bump(self, name: str, above: int) -> None:
         found = await self._rpc.call(RANGE, pb.RangeRequest(key=keys.prefix(name), count_only=True))

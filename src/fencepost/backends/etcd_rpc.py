@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from fencepost.backends.etcd_wire import AUTHENTICATE, Fault, LeaseGone, Method, Outage, Q, R, Sent
+from fencepost.backends.etcd_wire import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd_wires import Wires, forks
 from fencepost.backends.proto import etcd_pb2 as pb
 from fencepost.drive import Blocking, Driver, run
@@ -86,8 +86,7 @@ class Rpc:
             return
         pending.add_done_callback(lambda _: arrived.set())
         await arrived.wait()
-        error = pending.exception()
-        if error is not None and Fault.of(error).ambiguous:
+        if pending.code() is not grpc.StatusCode.OK and Fault.of(pending).ambiguous:
             sent.doubtful = True
 
     async def _send(self, method: Method[Q, R], request: Q, place: int, timeout: float, sent: Sent | None = None) -> R:
@@ -96,6 +95,8 @@ class Rpc:
             try:
                 call = self.wires.call(method, place)
                 return call(request, timeout=timeout, metadata=self._metadata())  # type: ignore[no-any-return]
+            except ValueError:  # as gRPC says that a channel is closed
+                raise HungUp from None
             finally:
                 forks.end()
         loop = asyncio.get_running_loop()
@@ -114,6 +115,9 @@ class Rpc:
 
         try:
             call = self.wires.call(method, place).future(request, timeout=timeout, metadata=self._metadata())
+        except ValueError:
+            forks.end()
+            raise HungUp from None
         except BaseException:
             forks.end()
             raise
@@ -126,6 +130,8 @@ class Rpc:
             else:
                 sent.pending = call
             raise
+        if call.code() is not grpc.StatusCode.OK:
+            raise call  # a future would tell of a closed channel with an error of its own
         return call.result()  # type: ignore[no-any-return]
 
     async def _log_in(self, place: int) -> None:

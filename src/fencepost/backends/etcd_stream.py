@@ -16,7 +16,11 @@ class Stream(Generic[Q, R]):
     """A two-way stream, read by a thread of its own; ``over`` is called there, however it ends."""
 
     def __init__(
-        self, rpc: Rpc, method: Method[Q, R], heard: Callable[[R], None], over: Callable[["Stream[Q, R]", str], None]
+        self,
+        rpc: Rpc,
+        method: Method[Q, R],
+        heard: Callable[["Stream[Q, R]", R], None],
+        over: Callable[["Stream[Q, R]", str], None],
     ) -> None:
         self._rpc = rpc
         self._method = method
@@ -44,7 +48,7 @@ class Stream(Generic[Q, R]):
             if self._closed:
                 self._call.cancel()
             for answer in self._call:
-                self._heard(answer)
+                self._heard(self, answer)
         except grpc.RpcError as error:
             fault = Fault.of(error)
             why = fault.words

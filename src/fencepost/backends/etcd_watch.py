@@ -71,7 +71,7 @@ class Watches:
 
     close = restart
 
-    def _heard(self, answer: pb.WatchResponse) -> None:
+    def _heard(self, stream: Stream[pb.WatchRequest, pb.WatchResponse], answer: pb.WatchResponse) -> None:
         if not answer.canceled and not answer.events:
             return
         with self._gate:

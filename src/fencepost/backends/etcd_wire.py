@@ -49,6 +49,16 @@ class LeaseGone(BackendError):
     """etcd does not know the lease, or knows it no longer."""
 
 
+class HungUp(grpc.RpcError):
+    """The connection was closed under a call that was about to be sent."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "failed to connect in time: hung up"
+
+
 class Sent:
     """What may still become of a request that must not take effect unnoticed."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from fencepost import check
-from fencepost.backends.etcd_wire import Method, Q, R
+from fencepost.backends.etcd_wire import HungUp, Method, Q, R
 from fencepost.errors import BackendError, ConfigError
 from fencepost.url import Address
 
@@ -129,6 +129,8 @@ class Wires:
             with self._gate:
                 opened = self._channel(self.place).stream_stream(method.path, _bytes, method.answer.FromString)
             return opened(requests, metadata=metadata)
+        except ValueError:  # as gRPC says that a channel is closed
+            raise HungUp from None
         finally:
             forks.end()
 
