@@ -124,8 +124,8 @@ def work(url: str, name: str, file: str, ttl: float, going: Callable[[], bool]) 
             with contextlib.suppress(BackendError, LeaseLost):
                 lease = locks.acquire(name)
                 note("got", lease.token)
-                if luck.random() < 0.05:
-                    time.sleep(0.02)  # long enough to be caught
+                if luck.random() < 0.02:
+                    time.sleep(0.1)  # long enough to be caught
                 note("gave", lease.token)
                 lease.release()
 

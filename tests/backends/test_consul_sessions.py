@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import fencepost
 from fencepost.backends import consul_names
 from fencepost.drive import Blocking, run
 from fencepost.errors import BackendError, ConfigError
 from fencepost.url import connect
+from tests.backends.certificate import self_signed
 from tests.processes import HOST, Port, wait_until
 from tests.servers import Consul, http_json
 
@@ -158,7 +153,7 @@ def _may_write(port: int, headers: dict[str, str]) -> bool:
 
 
 def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
-    certificate, key = _self_signed(tmp_path)
+    certificate, key = self_signed(tmp_path)
     port = Port()
     config = {"ports": {"https": port.number}, "cert_file": str(certificate), "key_file": str(key)}
     try:
@@ -173,28 +168,3 @@ def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
                 locks.acquire("x", timeout=1)
     finally:
         port.close()
-
-
-def _self_signed(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fencepost test")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "cert.pem", folder / "key.pem"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    paths[1].write_bytes(private)
-    return paths

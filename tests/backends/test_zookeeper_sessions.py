@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,9 @@ from fencepost import sync
 from fencepost.backends.zookeeper import ZooKeeper as Backend
 from fencepost.drive import boottime
 from fencepost.errors import BackendError, ConfigError
+from tests.backends.certificate import self_signed
 from tests.backends.zookeeper import LONG, PATIENCE, kazoo
-from tests.processes import wait_until
+from tests.processes import HOST, Port, program, wait_until
 from tests.servers import ZooKeeper, ZooKeeperEnsemble, ask
 
 
@@ -135,3 +138,49 @@ def test_a_follower_without_its_leader_confirms_nothing() -> None:
                 assert boottime() - lease.deadline < 1.0
             finally:
                 leader.resume()
+
+
+@dataclass(kw_only=True, eq=False)
+class SecureZooKeeper(ZooKeeper):
+    """A server with a second port that speaks TLS, under a certificate of its own."""
+
+    secure_port: int
+
+    def prepare(self) -> None:
+        super().prepare()
+        certificate, key = self_signed(self.folder)
+        both = self.folder / "both.pem"
+        both.write_text(key.read_text() + certificate.read_text())
+        settings = {
+            "secureClientPort": self.secure_port,
+            "secureClientPortAddress": HOST,
+            "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "ssl.keyStore.location": both,
+            "ssl.trustStore.location": certificate,
+            "ssl.clientAuth": "none",
+        }
+        with (self.folder / "zoo.cfg").open("a") as config:
+            config.writelines(f"{key}={value}\n" for key, value in settings.items())
+
+    def command(self) -> list[str]:
+        # Debian's jar names only some of the Netty jars that its TLS needs.
+        plain = program("ZOOKEEPER_CLASSPATH")
+        netty = Path(plain.split(":")[0]).parent.glob("netty-*.jar")
+        whole = ":".join([plain, *map(str, netty)])
+        return [whole if part == plain else part for part in super().command()]
+
+
+# kazoo leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
+def test_tls_with_a_ca_of_ones_own() -> None:
+    port = Port()
+    try:
+        with SecureZooKeeper(secure_port=port.number) as server:
+            url = f"zk://{HOST}:{port.number}/tls"
+            with fencepost.connect(f"{url}?ca={server.folder}/cert.pem") as locks, locks.lock("x") as lease:
+                lease.renew()
+            stranger = fencepost.connect(f"{url}?tls=1&connect_timeout=1s")
+            with stranger, pytest.raises(BackendError):
+                stranger.acquire("x", timeout=1)
+    finally:
+        port.close()
