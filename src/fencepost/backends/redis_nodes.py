@@ -73,6 +73,7 @@ class TaskNode(Node):
     wire: Stream | None
     listening = False
     _opening: "asyncio.Task[Stream] | None" = None
+    _keeper: "asyncio.Task[None] | None" = None
 
     def at_hand(self) -> Stream | None:
         wire = self.wire
@@ -94,9 +95,24 @@ class TaskNode(Node):
             self.wire = stream
             if self.listening:
                 stream.listen(self.channel)
+            self._keeper = asyncio.create_task(self._keep(stream), name="fencepost-redis-connection")
             return stream
         finally:
             self._opening = None
+
+    async def _keep(self, stream: Stream) -> None:
+        """Close the connection when the event loop ends, should nobody have done so."""
+        try:
+            await stream.gone()
+        except asyncio.CancelledError:
+            # Those who wait are cancelled too: what they clean up goes first.
+            await asyncio.sleep(0.05)
+            try:
+                await stream.call(pack(("PING",)))
+            except BackendError:
+                pass
+            stream.close()
+            await stream.gone()
 
     def _dropped(self, stream: Stream) -> None:
         if self.wire is stream:
@@ -112,18 +128,18 @@ class TaskNode(Node):
         self.wire = None
 
     async def end(self) -> None:
-        stream, opening = self.wire, self._opening
+        opening = self._opening
         self.close()
         if opening is not None and opening.get_loop() is asyncio.get_running_loop():
             opening.cancel()
             await asyncio.wait([opening])
-        if stream is not None:
-            await stream.gone()
+        if self._keeper is not None and self._keeper.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([self._keeper])
 
     def forked(self) -> None:
         if self.wire is not None:
             self.wire.forked()
-        self.wire = self._opening = None
+        self.wire = self._opening = self._keeper = None
         self.listening = False
 
 
