@@ -85,6 +85,10 @@ class App:
     async def _respond(self, request: Request) -> Response:
         # The raw path: Starlette's own is decoded leniently, and two keys could become one.
         raw: bytes = request.scope["raw_path"]
+        if wire.too_large(request.scope):
+            return wire.answer(
+                431, {"error": f"path and headers have at most {wire.MAX_HEAD} bytes"}, Connection="close"
+            )
         if raw.startswith(_PREFIX):
             if request.method not in ("GET", "PUT"):
                 return _not_allowed("GET, PUT")

@@ -7,15 +7,13 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_HEAD = 16 << 10
-
 
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 connection, with a deadline for whatever the client is to do next.
 
     A client has ``idle`` seconds to send the head of a request, from when it connected or got its last answer, and
     ``busy`` seconds to send the body and take the answer. When there are more than ``most`` connections, the
-    one that has kept us waiting longest for a request is closed, so that half-open ones cannot lock others out.
+    one that has kept us waiting longest is closed, so that half-open ones cannot lock others out.
     """
 
     idle = 15.0
@@ -59,8 +57,11 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(self.busy if working else self.idle, self.transport.abort)
 
     def _make_room(self) -> None:
-        waiting = [each for each in self.connections if isinstance(each, Connection) and not each._working]
-        min(waiting, key=lambda each: each._since, default=self).transport.abort()
+        """Close the connection that has kept us waiting longest, for a request or for the rest of one."""
+        open = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]
+        waiting = [each for each in open if not each._working or each.cycle.more_body]
+        if len(open) > self.most:
+            min(waiting, key=lambda each: each._since, default=self).transport.abort()
 
 
 def _common_name(transport: asyncio.Transport) -> str | None:

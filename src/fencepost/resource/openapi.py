@@ -19,7 +19,11 @@ _KEY: Json = {
 
 def document(*, secured: bool, max_body: int) -> Json:
     """The description of a service that asks for bearer tokens, if ``secured``, and takes so large a body."""
-    everywhere: Json = {"400": _error("The key or a header is malformed."), "503": _error("The store failed.")}
+    everywhere: Json = {
+        "400": _error("The key or a header is malformed."),
+        "431": _error("The path and the headers are too large."),
+        "503": _error("The store failed."),
+    }
     if secured:
         everywhere |= {
             "401": _error("No token, or one that is not known.", **{"WWW-Authenticate": {"type": "string"}}),

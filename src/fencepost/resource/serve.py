@@ -21,14 +21,14 @@ try:
 
     from fencepost.metrics import Metrics
     from fencepost.resource.app import MAX_BODY, App
-    from fencepost.resource.connection import MAX_HEAD, kind
+    from fencepost.resource.connection import kind
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("fencepost"):
         raise
     raise ConfigError(
         f"the resource service needs the package {error.name!r}: pip install 'fencepost[service]'"
     ) from error
-from fencepost.resource import clients
+from fencepost.resource import clients, wire
 from fencepost.resource.store import Store, opener
 
 _GRACE = 10  # seconds that requests under way get to finish when the service is told to stop
@@ -157,7 +157,7 @@ def configure(app: App, options: Options) -> uvicorn.Config:
         server_header=False,
         access_log=False,
         log_level="error",  # a warning for each malformed request would let anybody fill the log
-        h11_max_incomplete_event_size=MAX_HEAD,
+        h11_max_incomplete_event_size=wire.MAX_HEAD,
         timeout_graceful_shutdown=_GRACE,
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,

@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import Scope
 
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
@@ -16,6 +17,8 @@ from fencepost.guards import http
 from fencepost.lease import Signed
 from fencepost.rule import Stamp
 
+MAX_HEAD = 16 << 10
+"""The bytes that a path and the headers of a request may have in all."""
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
 
@@ -37,6 +40,12 @@ def offer(headers: Headers) -> Stamp | None:
     """The stamp in a request's headers, None without a token; ConfigError if it is malformed."""
     found = http.offer(headers.getlist)
     return found.stamp if isinstance(found, Signed) else found
+
+
+def too_large(scope: Scope) -> bool:
+    """Whether the head of a request is larger than any honest one."""
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    return size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEAD
 
 
 def wants_json(headers: Headers) -> bool:
