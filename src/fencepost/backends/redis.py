@@ -83,6 +83,8 @@ class Redis(Backend):
         nodes = self._nodes
         node = nodes.only or await nodes.at(keys.lock)
         wire = node.at_hand() or await node.ready()
+        if queue is not None and wire.ordered and not node.listening:
+            await node.listen()  # a connection that has messages anyway: it goes out with the request
         joins = queue is not None and node.listening
         asking = self._lines.asking
         while True:
@@ -100,7 +102,7 @@ class Redis(Backend):
                     await self._confirm(keys, holder, int(reply), ttl)
                 return Grant(int(reply), ttl, sent)
             if reply == 0 and queue is not None and not joins:
-                # Only one who has to wait needs to listen.
+                # Listening takes a connection and a thread of its own: only one who has to wait does.
                 await node.listen()
                 wire = await node.ready()
                 joins = True
