@@ -25,6 +25,7 @@ check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	@for script in scripts/model scripts/servers; do $(PY) -m mypy $$script || exit 1; done  # each its own __main__
 
 format: setup ## Rewrite the code in the house style
 	$(PY) -m ruff check --fix .

@@ -6,6 +6,7 @@ import json
 import pkgutil
 import random
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import bench
@@ -46,16 +47,18 @@ def main() -> int:
 
     load()
 
+    def names(benches: Sequence[Bench], counts: Sequence[Fact]) -> Iterator[str]:
+        yield from (each.name for each in benches)
+        yield from (each.name for each in counts)
+
     def named(subject: Bench | Fact) -> bool:
         return all(word.lower() in subject.name.lower() for word in options.words)
 
     chosen, counted = [*filter(named, registry)], [*filter(named, facts)]
     if not chosen and not counted:
-        parser.error(
-            f"no bench matches {' '.join(options.words)!r}; there are: {[each.name for each in (*registry, *facts)]}"
-        )
+        parser.error(f"no bench matches {' '.join(options.words)!r}; there are: {[*names(registry, facts)]}")
     if options.list:
-        print("\n".join(each.name for each in (*chosen, *counted)))
+        print("\n".join(names(chosen, counted)))
         return 0
 
     results: list[Result] = []

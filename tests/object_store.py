@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import boto3
 from botocore.config import Config
+
 from tests.processes import HOST
 
 Fault = Callable[[dict[str, Any]], str | None]

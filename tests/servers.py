@@ -165,9 +165,7 @@ class ZooKeeper(Server):
             "4lw.commands.whitelist": "*",
         }
         if len(self.peers) > 1:
-            settings |= {
-                f"server.{peer.number}": f"{HOST}:{peer.ports[1]}:{peer.ports[2]}" for peer in self.peers
-            }
+            settings |= {f"server.{peer.number}": f"{HOST}:{peer.ports[1]}:{peer.ports[2]}" for peer in self.peers}
         (self.folder / "zoo.cfg").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         (self.folder / "data").mkdir()
         (self.folder / "data" / "myid").write_text(str(self.number))
@@ -303,9 +301,7 @@ class EtcdCluster(Cluster[Etcd]):
     """A cluster of etcd members, three unless `size` says otherwise."""
 
     def __init__(self, *, size: int = 3, args: Sequence[str] = ()) -> None:
-        super().__init__(
-            lambda number, peers: Etcd(name=f"member-{number}", peers=peers, args=args), size=size
-        )
+        super().__init__(lambda number, peers: Etcd(name=f"member-{number}", peers=peers, args=args), size=size)
 
 
 class ZooKeeperEnsemble(Cluster[ZooKeeper]):
@@ -319,6 +315,4 @@ if __name__ == "__main__":
     for kind in (Redis, Etcd, ZooKeeper, Consul, Postgres, EtcdCluster, ZooKeeperEnsemble):
         begun = time.monotonic()
         with kind() as server:
-            sys.stdout.write(
-                f"{kind.__name__:18} ready in {time.monotonic() - begun:5.2f} s at {server.url}\n"
-            )
+            sys.stdout.write(f"{kind.__name__:18} ready in {time.monotonic() - begun:5.2f} s at {server.url}\n")

@@ -79,9 +79,7 @@ class Reader:
         """Execute `block`; raises BadSnippet when it does not hold."""
         match block.language:
             case "":
-                raise self.bad(
-                    block.line - 1, "the fence names no language; use `text` if it is not to be run"
-                )
+                raise self.bad(block.line - 1, "the fence names no language; use `text` if it is not to be run")
             case "python":
                 self.python(block)
             case "sh" | "bash":

@@ -31,9 +31,7 @@ def registered(clock: Clock, *, aim: float) -> Bench:
 
 def test_a_ratio_is_against_the_last_side_and_the_aim_is_the_first_sides() -> None:
     clock = Clock()
-    slow, fast = measure(
-        registered(clock, aim=1.5), rounds=8, order=random.Random(1), clock=lambda: clock.now
-    )
+    slow, fast = measure(registered(clock, aim=1.5), rounds=8, order=random.Random(1), clock=lambda: clock.now)
     assert (slow.side, slow.seconds, slow.ratio, slow.met) == ("slow", 0.5, 2.0, False)
     assert (fast.side, fast.seconds, fast.ratio, fast.met) == ("fast", 0.25, 1.0, None)
 
