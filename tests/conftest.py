@@ -14,7 +14,7 @@ import pytest
 from tests.bouncer import PgBouncer
 from tests.object_store import ObjectStore
 from tests.redis_servers import RedisCluster
-from tests.servers import Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
+from tests.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
 
 
 class Endpoint(Protocol):
@@ -66,13 +66,13 @@ def redis_cluster() -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator[Endpoint]:
-    with provided("ETCD", Etcd()) as server:
+    with provided("ETCD", Etcd(args=QUICK_ETCD)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def etcd_cluster() -> Iterator[Endpoint]:
-    with provided("ETCD", EtcdCluster()) as server:
+    with provided("ETCD", EtcdCluster(args=QUICK_ETCD)) as server:
         yield server
 
 

@@ -30,6 +30,7 @@ from tests.processes import HOST, Cluster, Missing, Server, StartFailed, credent
 
 __all__ = [
     "HOST",
+    "QUICK_ETCD",
     "Cluster",
     "Consul",
     "Etcd",
@@ -97,6 +98,10 @@ class Redis(Server):
 
     def ping(self) -> bool:
         return ask(self.port, b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))
+
+
+QUICK_ETCD = ("--heartbeat-interval", "50", "--election-timeout", "500")
+"""With these, a new leader is found within a second, and a second is the shortest ttl."""
 
 
 @dataclass(kw_only=True, eq=False)

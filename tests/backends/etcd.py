@@ -16,9 +16,6 @@ PATIENCE = 30.0
 LONG = 300.0
 """A ttl or timeout that outlives the test."""
 
-QUICK = ("--heartbeat-interval", "50", "--election-timeout", "500")
-"""A second is the shortest ttl then, and a new leader is found in about as long."""
-
 
 def etcdctl(url: str, *arguments: str) -> Any:
     """What etcdctl answers, decoded."""

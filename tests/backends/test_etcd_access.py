@@ -11,16 +11,16 @@ import trustme
 import fencepost
 from fencepost.drive import run
 from fencepost.errors import BackendError, ConfigError
-from tests.backends.etcd import PATIENCE, QUICK, etcdctl
+from tests.backends.etcd import PATIENCE, etcdctl
 from tests.conftest import Endpoint
 from tests.processes import wait_until
-from tests.servers import Etcd, ask
+from tests.servers import QUICK_ETCD, Etcd, ask
 
 
 @pytest.fixture
 def guarded() -> Iterator[Etcd]:
     """An etcd that asks who is there, forgets tokens after a second, and lets `me` see only `mine/`."""
-    with Etcd(args=[*QUICK, "--auth-token-ttl", "1"]) as server:
+    with Etcd(args=[*QUICK_ETCD, "--auth-token-ttl", "1"]) as server:
         for command in (
             "user add root:top",
             "user grant-role root root",
@@ -135,7 +135,7 @@ def test_the_doctor_tells_members_limits_and_risks(etcd_server: Endpoint, etcd_c
         told = "\n".join(f"{each.level} {each.what}: {each.means}" for each in findings)
         assert "runs etcd 3." in told
         assert "leader" in told
-        assert "shortest ttl is 2 s" in told
+        assert "shortest ttl is 1 s" in told
         assert "--bump-revision" in told
         if "," not in endpoint.url:
             assert "risk the cluster has one member" in told

@@ -13,23 +13,23 @@ import fencepost
 from fencepost import aio, sync
 from fencepost.drive import ThreadSignal, run
 from fencepost.errors import BackendError
-from tests.backends.etcd import LONG, PATIENCE, QUICK, etcdctl, leader
+from tests.backends.etcd import LONG, PATIENCE, etcdctl, leader
 from tests.processes import HOST, state_of, wait_until
 from tests.redis_servers import Proxy
-from tests.servers import Etcd, EtcdCluster
+from tests.servers import QUICK_ETCD, Etcd, EtcdCluster
 
 TTL = 2.0
 
 
 @pytest.fixture
 def server() -> Iterator[Etcd]:
-    with Etcd(args=QUICK) as started:
+    with Etcd(args=QUICK_ETCD) as started:
         yield started
 
 
 @pytest.fixture
 def cluster() -> Iterator[EtcdCluster]:
-    with EtcdCluster(args=QUICK) as started:
+    with EtcdCluster(args=QUICK_ETCD) as started:
         yield started
 
 

@@ -7,16 +7,16 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from tests.backends.etcd import LONG, PATIENCE, QUICK, counts, etcdctl
+from tests.backends.etcd import LONG, PATIENCE, counts, etcdctl
 from tests.processes import wait_until
-from tests.servers import Etcd
+from tests.servers import QUICK_ETCD, Etcd
 
 WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
 
 
 @pytest.fixture
 def server() -> Iterator[Etcd]:
-    with Etcd(args=QUICK) as started:
+    with Etcd(args=QUICK_ETCD) as started:
         yield started
 
 

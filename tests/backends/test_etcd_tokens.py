@@ -12,10 +12,10 @@ import pytest
 
 import fencepost
 from fencepost.errors import ConfigError
-from tests.backends.etcd import QUICK, leader
+from tests.backends.etcd import leader
 from tests.backends.swarm import Swarm
 from tests.conftest import Endpoint
-from tests.servers import Etcd, EtcdCluster
+from tests.servers import QUICK_ETCD, Etcd, EtcdCluster
 
 GRANTS = int(os.environ.get("FENCEPOST_SWARM", "600"))
 KILLS = max(2, GRANTS // 400)
@@ -41,7 +41,7 @@ def whirl(swarm: Swarm, upset: Callable[[], None]) -> None:
 
 
 def test_over_a_killed_server(tmp_path: Path) -> None:
-    with Etcd(args=QUICK) as server:
+    with Etcd(args=QUICK_ETCD) as server:
 
         def restart() -> None:
             server.kill()
@@ -51,7 +51,7 @@ def test_over_a_killed_server(tmp_path: Path) -> None:
 
 
 def test_over_a_killed_leader(tmp_path: Path) -> None:
-    with EtcdCluster(args=QUICK) as cluster:
+    with EtcdCluster(args=QUICK_ETCD) as cluster:
 
         def behead() -> None:
             old = leader(cluster)
