@@ -13,7 +13,7 @@ import pytest
 
 from tests.bouncer import PgBouncer
 from tests.object_store import ObjectStore
-from tests.redis_servers import RedisCluster
+from tests.redis_servers import Independent, RedisCluster
 from tests.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
 
 
@@ -62,6 +62,12 @@ def redis_server() -> Iterator[Endpoint]:
 def redis_cluster() -> Iterator[Endpoint]:
     with provided("REDIS_CLUSTER", RedisCluster()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def redlock_servers() -> Iterator[Endpoint]:
+    with provided("REDLOCK", Independent()) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="session")

@@ -62,6 +62,17 @@ class RedisCluster(Cluster[Member]):
         return all(wanted <= set(member.tell("CLUSTER", "INFO").split()) for member in self.members)
 
 
+class Independent(Cluster[Redis]):
+    """Servers that know nothing of each other, five unless `size` says otherwise, for a Redlock."""
+
+    def __init__(self, *, size: int = 5) -> None:
+        super().__init__(lambda number, peers: Redis(args=["--save", ""]), size=size)
+
+    @property
+    def url(self) -> str:
+        return f"redlock://{','.join(member.address for member in self.members)}/0"
+
+
 @dataclass(kw_only=True, eq=False)
 class Watcher(Redis):
     """One sentinel, watching the server that listens on `master`."""

@@ -37,6 +37,7 @@ BACKENDS = [
     Row("redis", lambda fixture: f"{fixture('redis_server').url}?prefix={secrets.token_hex(4)}:"),
     Row("redis", lambda fixture: f"{fixture('redis_server').url}?fence=counter", variant="counter"),
     Row("redis+cluster", lambda fixture: f"{fixture('redis_cluster').url}?prefix={secrets.token_hex(4)}:"),
+    Row("redlock", lambda fixture: f"{fixture('redlock_servers').url}?prefix={secrets.token_hex(4)}:"),
     Row("zookeeper", lambda fixture: f"{fixture('zookeeper_server').url}/{secrets.token_hex(4)}"),
     Row(
         "consul",

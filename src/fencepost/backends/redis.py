@@ -9,10 +9,11 @@ from hiredis import ReplyError
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import redis_doctor
-from fencepost.backends.redis_dial import pack
+from fencepost.backends.redis_dial import LATER, pack, refusal
 from fencepost.backends.redis_line import Line, Lines, Waiter
 from fencepost.backends.redis_nodes import Node
 from fencepost.backends.redis_pool import Pool
+from fencepost.backends.redis_scan import held
 from fencepost.backends.redis_scripts import Keys, Layout, Script, scripts
 from fencepost.backends.redis_servers import Masters, Single, fixed, sentinel
 from fencepost.backends.redis_stream import Stream
@@ -26,10 +27,6 @@ _KEEP = 60_000  # ms that a queue outlives its last live waiter
 _GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
 _ANY = 2**31  # one who is queued already is never one too many
 _PRUNE = 5.0  # seconds between two searches of a full queue for dead waiters
-
-# The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
-_LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
-_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE")
 
 
 class Redis(Backend):
@@ -223,7 +220,9 @@ class Redis(Backend):
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is not None:
             return [found] if (found := await self._status(name)) else []
-        names = {each for node in await self._nodes.all() for each in await self._names(node, prefix)}
+        names: set[str] = set()
+        for node in await self._nodes.all():
+            names.update(await held(await node.ready(), self.layout, prefix, self.scheme))
         found_all = [await self._status(each) for each in sorted(names)]
         # Without a prefix of our own, a key that is not one of ours is anybody's.
         return [found for found in found_all if found and (found.token or self.layout.prefix)]
@@ -232,20 +231,6 @@ class Redis(Backend):
         keys = self.layout.keys(name)
         wire = await (await self._nodes.at(keys.lock)).ready()
         return _seen(name, await self._run(wire, self.scripts.status, (keys.lock, keys.queue)))
-
-    async def _names(self, node: Node, prefix: str) -> list[str]:
-        wire = await node.ready()
-        pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in self.layout.prefix + prefix) + "*"
-        names: list[str] = []
-        cursor = b"0"
-        while True:
-            reply = await wire.call(pack(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "string")))
-            if reply.__class__ is ReplyError:
-                raise self._error(reply)
-            cursor, keys = reply
-            names += [name for key in keys if (name := self.layout.name(key)) is not None]
-            if cursor == b"0":
-                return names
 
     async def evict(self, name: str) -> Status | None:
         keys = self.layout.keys(name)
@@ -346,22 +331,15 @@ class Redis(Backend):
             if text.startswith(("MOVED", "ASK")):
                 node, once = self._nodes.moved(text)
             else:
-                if text.startswith(_LATER) and self.driver.now() < until:
+                if text.startswith(LATER) and self.driver.now() < until:
                     self._nodes.forget()
                     await self.driver.sleep(0.1)
                 elif not text.startswith("NOSCRIPT"):
-                    raise self._error(reply)
+                    raise refusal(reply, self.scheme)
                 node = await self._nodes.at(keys[0])
             wire = await node.ready()
             reply = (await wire.calls([pack(("ASKING",)), request] if once else [request]))[-1]
         return reply
-
-    def _error(self, reply: Any) -> BackendError:
-        text = str(reply)
-        if "WRONGTYPE" in text:
-            text += "; the lock's key is in use for something else: give locks a ?prefix= of their own"
-        known = text.startswith((*_LATER, *_NEVER)) or any(word in text for word in _NEVER)
-        return BackendError(f"Redis: {text}", backend=self.scheme, ambiguous=not known)
 
 
 class Cluster(Redis):

@@ -20,6 +20,10 @@ pack = cast("Callable[[tuple[Any, ...]], bytes]", pack_command)  # its stub know
 NOTHING = object()
 """What a parser returns that needs more bytes."""
 
+# The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
+LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE")
+
 
 @dataclass(frozen=True)
 class Dial:
@@ -79,6 +83,15 @@ class Dial:
         else:
             raw.settimeout(self.timeout)
         return raw
+
+
+def refusal(reply: Any, scheme: str) -> BackendError:
+    """What a server's error means for the lock that was asked for."""
+    text = str(reply)
+    if "WRONGTYPE" in text:
+        text += "; the lock's key is in use for something else: give locks a ?prefix= of their own"
+    known = text.startswith((*LATER, *_NEVER)) or any(word in text for word in _NEVER)
+    return BackendError(f"Redis: {text}", backend=scheme, ambiguous=not known)
 
 
 def spell(place: Place) -> str:

@@ -115,28 +115,25 @@ class Pool:
         self._queued = 0
 
     async def call(self, request: bytes) -> Any:
-        wire = self._spare() or await self._open()
+        wire = self.spare() or await self.open()
         try:
             reply = wire.call(request)
         except BaseException as error:
-            self._broken(wire, error)
-        self._idle.append(wire)
-        if self._queued:
-            self._next()
+            self.broken(wire, error)
+        self.back(wire)
         return reply
 
     async def calls(self, requests: Sequence[bytes]) -> list[Any]:
-        wire = self._spare() or await self._open()
+        wire = self.spare() or await self.open()
         try:
             replies = wire.calls(requests)
         except BaseException as error:
-            self._broken(wire, error)
-        self._idle.append(wire)
-        if self._queued:
-            self._next()
+            self.broken(wire, error)
+        self.back(wire)
         return replies
 
-    def _spare(self) -> Socket | None:
+    def spare(self) -> Socket | None:
+        """An idle connection, for the caller alone until it gives it ``back`` or drops it; None if there is none."""
         while self._idle:
             try:
                 wire = self._idle.pop()
@@ -144,10 +141,11 @@ class Pool:
                 break  # another thread was faster
             if wire.fresh():
                 return wire
-            self._drop(wire)
+            self.drop(wire)
         return None
 
-    async def _open(self) -> Socket:
+    async def open(self) -> Socket:
+        """One more connection, for the caller alone; its turn has to come if there are many."""
         with self._room:
             while self._opened >= _MOST:
                 self._queued += 1
@@ -155,7 +153,7 @@ class Pool:
                     self._room.wait(0.05)  # who gave one back just now may not have seen us
                 finally:
                     self._queued -= 1
-                if (wire := self._spare()) is not None:
+                if (wire := self.spare()) is not None:
                     return wire
             self._opened += 1
         try:
@@ -166,18 +164,21 @@ class Pool:
                 self._room.notify()
             raise
 
-    def _next(self) -> None:
-        with self._room:
-            self._room.notify()
+    def back(self, wire: Socket) -> None:
+        """Take back a connection on which everything was answered."""
+        self._idle.append(wire)
+        if self._queued:
+            with self._room:
+                self._room.notify()
 
-    def _drop(self, wire: Socket) -> None:
+    def drop(self, wire: Socket) -> None:
         wire.raw.close()
         with self._room:
             self._opened -= 1
             self._room.notify()
 
-    def _broken(self, wire: Socket, error: BaseException) -> NoReturn:
-        self._drop(wire)
+    def broken(self, wire: Socket, error: BaseException) -> NoReturn:
+        self.drop(wire)
         for other in tuple(self._idle):
             other.used = -inf  # what broke this one may have broken them all: look before using them
         if isinstance(error, OSError):
@@ -189,7 +190,7 @@ class Pool:
         """Drop every idle connection; the next request opens a new one."""
         while self._idle:
             try:
-                self._drop(self._idle.pop())
+                self.drop(self._idle.pop())
             except IndexError:
                 return
 

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import re
 from binascii import crc_hqx
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import NamedTuple
@@ -44,23 +44,25 @@ class Scripts(NamedTuple):
     prune: Script
 
 
-@functools.cache
-def scripts(fence: str, cluster: bool = False) -> Scripts:
-    """The scripts that mint by ``fence``: ``clock`` or ``counter``."""
+def build(name: str, variants: Mapping[str, str]) -> Script:
+    """The script in a file of that name, with the parts it needs before it; ``variants`` says which file has a part."""
     folder = files(__package__) / "lua"
-    variants = {"mint": f"mint_{fence}", "tell": "tell_cluster" if cluster else "tell"}
 
     def part(name: str) -> str:
         return (folder / f"{name}.lua").read_text("utf-8")
 
-    def build(name: str) -> Script:
-        text = part(name)
-        needs = _NEEDS.search(text)
-        for need in reversed(needs[1].split(", ") if needs else []):
-            text = part(variants.get(need, need)) + text
-        return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    text = part(name)
+    needs = _NEEDS.search(text)
+    for need in reversed(needs[1].split(", ") if needs else []):
+        text = part(variants.get(need, need)) + text
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
-    return Scripts(*map(build, Scripts._fields))
+
+@functools.cache
+def scripts(fence: str, cluster: bool = False) -> Scripts:
+    """The scripts that mint by ``fence``: ``clock`` or ``counter``."""
+    variants = {"mint": f"mint_{fence}", "tell": "tell_cluster" if cluster else "tell"}
+    return Scripts(*(build(name, variants) for name in Scripts._fields))
 
 
 class Keys(NamedTuple):

@@ -1,0 +1,18 @@
+-- Take one node's share of a lock, for one attempt; no token goes with it yet.
+-- KEYS: lock, gone, counter
+-- ARGV: holder, number of the attempt, ttl in ms
+-- Answers: {last token, time in us}, if granted; ms left or -1, if another holds it; -2, if this one has left.
+-- needs: clock
+local holder, attempt = ARGV[1], ARGV[2]
+local own = holder .. ':-' .. attempt
+if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then
+    if redis.call('SISMEMBER', KEYS[2], holder) == 1 or redis.call('SISMEMBER', KEYS[2], own) == 1 then return -2 end
+    local value = redis.call('GET', KEYS[1])
+    if value then
+        -- An earlier attempt of the same holder may have been cut off; a later one is not to be undone by this.
+        local owner, other = string.match(value, '^(.*):%-(%d+)$')
+        if owner ~= holder or tonumber(other) > tonumber(attempt) then return redis.call('PTTL', KEYS[1]) end
+    end
+end
+redis.call('SET', KEYS[1], own, 'PX', ARGV[3])
+return {redis.call('GET', KEYS[3]) or '0', clock()}

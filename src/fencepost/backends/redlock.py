@@ -1,0 +1,292 @@
+"""Locks in a majority of independent Redis or Valkey servers."""
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from math import ceil, inf
+from typing import Any
+
+from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import redis_doctor
+from fencepost.backends.consul_lines import Lines
+from fencepost.backends.redis_dial import spell
+from fencepost.backends.redis_scan import held
+from fencepost.backends.redis_scripts import Keys, Layout
+from fencepost.backends.redis_url import Options, dial, options
+from fencepost.backends.redlock_nodes import Call, Member, Members, shares
+from fencepost.drive import Driver, Signal
+from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.lease import Grant
+from fencepost.rule import MAX_TOKEN
+from fencepost.url import Address
+
+_GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
+_DRIFT, _STEP = 0.01, 0.002  # how much faster than ours a node's clock may run, and how coarsely
+_SOON, _LATEST = 0.01, 0.25  # seconds between two attempts of a waiter
+
+
+class Exhausted(BackendError):
+    """No token is left, and waiting does not help."""
+
+
+class Redlock(Backend):
+    """``redlock://h1:6379,h2,h3,h4,h5/0?node_timeout=500ms``: each lock is held in a majority of independent servers.
+
+    Every node has the key ``prefix + name``. An attempt takes it where it is free, learns from each such node
+    the last token it knows, and has a majority remember a larger one before that token is anybody's: any
+    two majorities share a node, and there the second attempt comes after the first.
+    """
+
+    scheme = "redlock"
+    promises = Promises(
+        reach="everybody who reaches a majority of the servers",
+        fair=False,
+        consensus=False,
+        failover="locks and tokens survive the loss of a minority; a node that restarts without its data within a ttl "
+        "can help two to hold at once; tokens still grow, unless counters and clocks are lost together",
+        clock="each server's own wall clock, trusted to run at most 1 % faster than the holder's",
+        token="larger than the last of each node of a majority, and than their time in us; a majority remembers it "
+        "before it is used",
+        wakeup="the first waiter of each process asks again, after 10 ms and then ever later up to 250 ms, jittered; "
+        "each time is one request to every server",
+        min_ttl=0.05,
+    )
+
+    def __init__(self, address: Address, driver: Driver) -> None:
+        super().__init__(address, driver)
+        self.options = _options(address)
+        self.layout = Layout(self.options.prefix, "clock", False)
+        self._dial = dial(address, self.options, shares())
+        self._start()
+
+    def _start(self) -> None:
+        self._nodes = Members(self.driver, self._dial, self.options.places)
+        self._lines = Lines()
+        self._standing: dict[str, Signal] = {}
+        self._attempts = count(1)
+        self._unsettled: set[str] = set()
+        """Holders of whom a node may still carry out a request that it did not answer."""
+
+    # The contract
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
+            return grant
+        if queue is not None and not self._lines.join(name, holder, queue):
+            raise QueueFull(name, queue)
+        return None
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        now = self.driver.now
+        until = inf if timeout is None else now() + timeout
+        signal = self._lines.await_turn(name, holder, self.driver.signal())
+        while (left := until - now()) > 0:
+            if not self._lines.first(name, holder):
+                await signal.wait(None if left == inf else left)
+            elif grant := await self._stand(name, holder, ttl, until):
+                self._lines.leave(name, holder)
+                return grant
+        return None
+
+    async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
+        """Ask, as the first of this process, until the lock is granted; None once ``until`` has passed."""
+        now, pause = self.driver.now, _SOON
+        self._standing[name] = signal = self.driver.signal()
+        try:
+            while (left := until - now()) > 0:
+                signal.clear()
+                try:
+                    if grant := await self._attempt(name, holder, ttl):
+                        return grant
+                except Exhausted:
+                    raise
+                except BackendError:
+                    pause = _LATEST  # a waiter outlives connections and servers; only its timeout ends it
+                left = until - now()
+                # Those who collided must not meet again.
+                if await signal.wait(max(min(left, pause * random.uniform(0.5, 1.5)), 0.0)):
+                    pause = _SOON
+                pause = min(2 * pause, _LATEST)
+            return None
+        finally:
+            if self._standing.get(name) is signal:
+                del self._standing[name]
+
+    async def leave(self, name: str, holder: str) -> None:
+        self._lines.leave(name, holder)
+        said = await self._give_up(name, holder, "", late=holder in self._unsettled)
+        self._unsettled.discard(holder)
+        self._majority(said)
+
+    async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
+        calls = [
+            Call(shares().renew, (self.layout.keys(each.name).lock,), (f"{each.holder}:{each.token}", _ms(each.ttl)))
+            for each in holds
+        ]
+        heard = await self._nodes.ask(calls)
+        answered = [replies for replies in heard.values() if isinstance(replies, list)]
+        if len(answered) < self._nodes.quorum:
+            raise self._nodes.lacking([each for each in heard.values() if isinstance(each, BackendError)])
+        return [self._renewal([replies[index] for replies in answered]) for index in range(len(holds))]
+
+    def _renewal(self, replies: Sequence[Any]) -> Renewal:
+        yes, no = (sum(reply == answer for reply in replies) for answer in (1, 0))
+        if yes >= self._nodes.quorum:
+            return Renewal.RENEWED
+        return Renewal.LOST if len(self._nodes.all) - no < self._nodes.quorum else Renewal.UNKNOWN
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        said = await self._give_up(name, f"{holder}:{token}", holder, late=holder in self._unsettled)
+        self._unsettled.discard(holder)
+        if waiter := self._standing.get(name):
+            waiter.set()
+        answer = self._renewal([reply for reply in said.values() if not isinstance(reply, BackendError)])
+        if answer is Renewal.UNKNOWN:
+            raise self._nodes.lacking(
+                [each for each in said.values() if isinstance(each, BackendError)], ambiguous=True
+            )
+        return answer is Renewal.RENEWED
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        names = {name} if name is not None else await self._names(prefix)
+        found = [await self._status(each, shares().status) for each in sorted(names)]
+        return [each for each in found if each and (each.token or self.layout.prefix or name is not None)]
+
+    async def evict(self, name: str) -> Status | None:
+        found = await self._status(name, shares().evict)
+        if waiter := self._standing.get(name):
+            waiter.set()
+        return found
+
+    async def bump(self, name: str, above: int) -> None:
+        said = await self._nodes.one(Call(shares().bump, (self.layout.keys(name).counter,), (above,)))
+        self._majority(said)
+
+    async def doctor(self) -> list[Finding]:
+        findings = [self._size()]
+        for member in self._nodes.all:
+            try:
+                of_one = await redis_doctor.examine(await member.node.ready(), self.options)
+            except BackendError as error:
+                of_one = [Finding("risk", str(error), "one more that is down brings it closer to no majority")]
+            findings += [dataclasses.replace(each, what=f"{spell(member.place)}: {each.what}") for each in of_one]
+        return findings
+
+    async def close(self) -> None:
+        await self._nodes.close()
+
+    def forked(self) -> None:
+        self._nodes.forked()
+        self._start()
+
+    # The pieces
+
+    async def _attempt(self, name: str, holder: str, ttl: float) -> Grant | None:
+        """Take the lock at a majority; None if others have too much of it, and then nothing is left of this."""
+        nodes, keys = self._nodes, self.layout.keys(name)
+        attempt = next(self._attempts)
+        own = f"{holder}:-{attempt}"
+        start = self.driver.now()
+        self._unsettled.add(holder)
+        said = await nodes.one(Call(shares().take, (keys.lock, keys.gone, keys.counter), (holder, attempt, _ms(ttl))))
+        errors = [reply for reply in said.values() if isinstance(reply, BackendError)]
+        granted = {member: reply for member, reply in said.items() if isinstance(reply, list)}
+        token = max((max(int(last) + 1, time) for last, time in granted.values()), default=0)
+        if len(granted) >= nodes.quorum and token <= MAX_TOKEN:
+            keep = Call(shares().keep, (keys.lock, keys.counter), (own, f"{holder}:{token}", token))
+            kept = await nodes.one(keep, list(granted))
+            if sum(reply == 1 for reply in kept.values()) >= nodes.quorum and self.driver.now() - start < ttl:
+                if not errors and not any(isinstance(reply, BackendError) for reply in kept.values()):
+                    self._unsettled.discard(holder)
+                return Grant(token, ttl, start)
+            own = holder  # some may remember it under the token
+        if doubtful := [member for member, reply in said.items() if not isinstance(reply, int)]:
+            await self._give_up(name, own, "", late=False, members=doubtful)
+        self._unsettled.discard(holder)
+        if token > MAX_TOKEN:
+            raise Exhausted(
+                f"the last token of {name!r} was {MAX_TOKEN}, and there is no larger one; lock under another name",
+                backend=self.scheme,
+                ambiguous=False,
+            )
+        if len(errors) > len(nodes.all) - nodes.quorum:
+            raise nodes.lacking(errors)
+        return None
+
+    async def _give_up(
+        self, name: str, own: str, holder: str, *, late: bool, members: Sequence[Member] | None = None
+    ) -> dict[Member, Any]:
+        """Give up what ``own`` says, everywhere: who does not answer is told later, and refuses what comes late."""
+        keys = self.layout.keys(name)
+        now, then = (
+            Call(shares().leave, (keys.lock, keys.gone), (own, holder, _GONE if each else 0)) for each in (late, True)
+        )
+        return await self._nodes.tell(now, members, late=then)
+
+    def _majority(self, said: dict[Member, Any]) -> None:
+        errors = [reply for reply in said.values() if isinstance(reply, BackendError)]
+        if len(errors) > len(said) - self._nodes.quorum:
+            raise self._nodes.lacking(errors, ambiguous=True)
+
+    async def _status(self, name: str, script: Any) -> Status | None:
+        """The lock as the nodes see it: held by whoever may have a majority, counting those that do not answer."""
+        keys: Keys = self.layout.keys(name)
+        wanted = (keys.lock, keys.queue) if script is shares().status else (keys.lock, keys.queue, keys.counter)
+        said = await self._nodes.one(Call(script, wanted))
+        self._majority(said)
+        silent = sum(isinstance(reply, BackendError) for reply in said.values())
+        seen = [(reply[0].decode("utf-8", "replace"), reply[1]) for reply in said.values() if isinstance(reply, list)]
+        values = Counter(value for value, _ in seen)
+        for value, votes in values.most_common(1):
+            holder, _, token = value.rpartition(":")
+            if votes + silent < self._nodes.quorum or token.removeprefix("-") != token:
+                return None
+            if not token.isdecimal() or not holder:
+                holder, token = value, "0"  # somebody else's client holds it
+            left = sorted((inf if each < 0 else each / 1000 for own, each in seen if own == value), reverse=True)
+            lapse = left[min(self._nodes.quorum, len(left)) - 1]
+            return Status(name, holder, int(token), max((lapse - _STEP) / (1 + _DRIFT), 0.0), ())
+        return None
+
+    async def _names(self, prefix: str) -> set[str]:
+        names: set[str] = set()
+        errors: list[BackendError] = []
+        for member in self._nodes.all:
+            try:
+                if member.out is not None:
+                    raise member.out
+                names.update(await held(await member.node.ready(), self.layout, prefix, self.scheme))
+            except BackendError as error:
+                errors.append(error)
+        if len(errors) > len(self._nodes.all) - self._nodes.quorum:
+            raise self._nodes.lacking(errors)
+        return names
+
+    def _size(self) -> Finding:
+        size, quorum = len(self._nodes.all), self._nodes.quorum
+        what = f"{size} nodes, majority {quorum}"
+        if size < 3 or size % 2 == 0:
+            return Finding("warn", what, f"{size - 1} nodes would survive the loss of as many; use 3 or 5")
+        return Finding(
+            "ok", what, f"{size - quorum} may be down; each has to be independent of the others, no replicas"
+        )
+
+
+def _options(address: Address) -> Options:
+    """A Redis URL, except that the one timeout is a node's."""
+    for key in ("fence", "wait_replicas", "timeout", "connect_timeout"):
+        if key in address.params:
+            raise ConfigError(f"redlock:// has no option {key!r}; it takes node_timeout, prefix, db")
+    params = dict(address.params)
+    patience = params.pop("node_timeout", "500ms")
+    found = options(dataclasses.replace(address, params=params | {"timeout": patience, "connect_timeout": patience}))
+    if len(set(found.places)) < len(found.places):
+        raise ConfigError("redlock:// names a server twice, which would count its vote twice")
+    return found
+
+
+def _ms(ttl: float) -> int:
+    """For how long a node keeps a lease of ``ttl``: its clock may run faster than the holder's."""
+    return ceil((ttl * (1 + _DRIFT) + _STEP) * 1000)

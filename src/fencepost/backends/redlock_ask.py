@@ -1,0 +1,174 @@
+"""Several servers asked at once: written to all of them, then read as the answers come."""
+
+import asyncio
+import select
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from fencepost.backends.redis_dial import Dial, Place
+from fencepost.backends.redis_nodes import Node, TaskNode, ThreadNode
+from fencepost.backends.redis_pool import Pool, Socket
+from fencepost.backends.redis_stream import Stream
+from fencepost.drive import run
+from fencepost.errors import BackendError
+
+Asked = Sequence[tuple[Node, Place, Sequence[bytes]]]
+Answers = list[list[Any] | BackendError]
+"""For each server its replies, or why there are none."""
+
+_LATE = "no answer in time"
+
+
+async def ask(asked: Asked, dial: Dial) -> Answers:
+    """Ask all servers and wait until each has answered or failed, for ``dial.timeout`` in all."""
+    if asked and isinstance(asked[0][0], TaskNode):
+        return await _tasks(asked, dial)
+    return _blocking(asked, dial)
+
+
+def _blocking(asked: Asked, dial: Dial) -> Answers:
+    until = monotonic() + dial.timeout
+    pools = [_pool(node) for node, _, _ in asked]
+    wires: list[Socket | BackendError | None] = [pool.spare() for pool in pools]
+    answers: list[list[Any] | BackendError | None] = [None] * len(asked)
+    waiting: dict[int, int] = {}
+    poll = select.poll()
+    try:
+        _open(pools, wires, until)
+        for index, (_, place, requests) in enumerate(asked):
+            wire = wires[index]
+            if not isinstance(wire, Socket):
+                answers[index] = wire or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False)
+                continue
+            try:
+                wire.post(b"".join(requests))
+            except OSError as error:
+                answers[index] = _broken(pools[index], wire, error)
+                continue
+            waiting[wire.raw.fileno()] = index
+            poll.register(wire.raw, select.POLLIN)
+        while waiting and (left := until - monotonic()) > 0:
+            for number, _ in poll.poll(left * 1000):
+                poll.unregister(number)
+                index = waiting.pop(number)
+                wire = wires[index]
+                assert isinstance(wire, Socket), "it was written to"
+                try:
+                    answers[index] = [wire.read() for _ in asked[index][2]]
+                    wire.used = monotonic()
+                    pools[index].back(wire)
+                except OSError as error:
+                    answers[index] = _broken(pools[index], wire, error)
+    finally:
+        for index, wire in enumerate(wires):
+            # Whatever it still answers belongs to nobody.
+            if isinstance(wire, Socket) and answers[index] is None:
+                pools[index].drop(wire)
+    return [
+        dial.error(place, _LATE, ambiguous=True) if answer is None else answer
+        for (_, place, _), answer in zip(asked, answers, strict=True)
+    ]
+
+
+def _pool(node: Node) -> Pool:
+    assert isinstance(node, ThreadNode), "the nodes of one backend are of one kind"
+    return node.wire
+
+
+def _broken(pool: Pool, wire: Socket, error: OSError) -> BackendError:
+    try:
+        pool.broken(wire, error)
+    except BackendError as failure:
+        return failure
+
+
+def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], until: float) -> None:
+    """Connect where there is no connection at hand: all at once, for one that hangs must not hold up the others."""
+    gate = threading.Lock()
+    over = False
+
+    def connect(index: int) -> None:
+        opened: Socket | BackendError
+        try:
+            opened = run(pools[index].open())
+        except BackendError as error:
+            opened = error
+        with gate:
+            if not over:
+                wires[index] = opened
+            elif isinstance(opened, Socket):
+                pools[index].back(opened)
+
+    missing = [index for index, wire in enumerate(wires) if wire is None]
+    threads = [
+        threading.Thread(target=connect, args=(each,), name="fencepost-redlock", daemon=True) for each in missing
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(until - monotonic(), 0.0))
+    finally:
+        with gate:
+            over = True
+
+
+async def _tasks(asked: Asked, dial: Dial) -> Answers:
+    until = monotonic() + dial.timeout
+    wires = await _streams([node for node, _, _ in asked if isinstance(node, TaskNode)], until)
+    sent: list[list[asyncio.Future[Any]] | BackendError] = []
+    try:
+        for (_, place, requests), wire in zip(asked, wires, strict=True):
+            if not isinstance(wire, Stream):
+                sent.append(wire or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False))
+                continue
+            try:
+                sent.append([wire.send(request) for request in requests])
+            except BackendError as error:
+                sent.append(error)
+        futures = [future for each in sent if isinstance(each, list) for future in each]
+        if futures:
+            await asyncio.wait(futures, timeout=max(until - monotonic(), 0.0))
+        return [
+            _collect(each, node, dial.error(place, _LATE, ambiguous=True)) if isinstance(each, list) else each
+            for each, (node, place, _) in zip(sent, asked, strict=True)
+        ]
+    finally:
+        for each in sent:
+            for future in each if isinstance(each, list) else ():
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # or asyncio complains that nobody asked
+
+
+def _collect(futures: list["asyncio.Future[Any]"], node: Node, late: BackendError) -> list[Any] | BackendError:
+    if not all(future.done() for future in futures):
+        node.close()
+        return late
+    for future in futures:
+        failure = future.exception()
+        if isinstance(failure, BackendError):
+            return failure
+    return [future.result() for future in futures]
+
+
+async def _streams(nodes: Sequence[TaskNode], until: float) -> list[Stream | BackendError | None]:
+    wires: list[Stream | BackendError | None] = [node.at_hand() for node in nodes]
+    opening = {asyncio.ensure_future(nodes[index].ready()): index for index, wire in enumerate(wires) if wire is None}
+    if opening:
+        try:
+            await asyncio.wait(opening, timeout=max(until - monotonic(), 0.0))
+        finally:
+            for task in opening:
+                task.cancel()
+        for task, index in opening.items():
+            if task.done() and not task.cancelled():
+                failure = task.exception()
+                if failure is None:
+                    wires[index] = task.result()
+                elif isinstance(failure, BackendError):
+                    wires[index] = failure
+                else:
+                    raise failure
+    return wires

@@ -1,0 +1,228 @@
+"""The independent nodes of a Redlock: who answers, who is out, and what is owed to those who did not answer."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from hiredis import ReplyError
+
+from fencepost.backends.redis_dial import Dial, Place, pack, refusal, spell
+from fencepost.backends.redis_nodes import Node, TaskNode, ThreadNode
+from fencepost.backends.redis_scripts import Script, build, scripts
+from fencepost.backends.redis_servers import fixed
+from fencepost.backends.redlock_ask import ask
+from fencepost.drive import Asyncio, Driver
+from fencepost.errors import BackendError
+
+_SOON, _LATEST = 0.1, 1.0  # seconds between two looks at a node that is out
+_OWED = 4096  # debts to one node; what is older has expired there, or will
+
+
+class Shares(NamedTuple):
+    """The scripts that a node runs for its share of a lock."""
+
+    take: Script
+    keep: Script
+    leave: Script
+    renew: Script
+    evict: Script
+    status: Script
+    bump: Script
+
+
+@cache
+def shares() -> Shares:
+    redis = scripts("clock")
+    take, keep, leave = (build(f"redlock_{name}", {}) for name in ("take", "keep", "leave"))
+    return Shares(take, keep, leave, redis.renew, redis.evict, redis.status, redis.bump)
+
+
+class Call(NamedTuple):
+    """A script to run, with its keys and arguments."""
+
+    script: Script
+    keys: tuple[str, ...]
+    args: tuple[Any, ...] = ()
+
+    def request(self) -> bytes:
+        return pack(("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args))
+
+    def text(self) -> bytes:
+        return pack(("EVAL", self.script.text, len(self.keys), *self.keys, *self.args))
+
+
+class Member:
+    """One node. One that failed is out: nobody waits for it until it has answered again."""
+
+    def __init__(self, node: Node, place: Place) -> None:
+        self.node = node
+        self.place = place
+        self.out: BackendError | None = None
+        self.look_at = 0.0
+        self.pause = _SOON
+        self.looking = False
+        self.owed: dict[Call, None] = {}
+        """What it must still be told: that somebody left, whose request it may yet carry out."""
+
+    def owe(self, call: Call) -> None:
+        self.owed[call] = None
+        while len(self.owed) > _OWED:
+            self.owed.pop(next(iter(self.owed)), None)
+
+
+Heard = dict[Member, list[Any] | BackendError]
+
+
+class Members:
+    """All nodes of one URL."""
+
+    def __init__(self, driver: Driver, dial: Dial, places: Sequence[Place]) -> None:
+        kind = TaskNode if isinstance(driver, Asyncio) else ThreadNode
+        self._driver = driver
+        self._dial = dial
+        self._closed = False
+        self.all = [
+            Member(kind(dial, fixed(place), "", lambda node, push: None, lambda node: None), place) for place in places
+        ]
+        self.quorum = len(self.all) // 2 + 1
+
+    async def ask(self, calls: Sequence[Call], members: Sequence[Member] | None = None) -> Heard:
+        """Have all members, or these, run scripts; what each of them said, or why it did not.
+
+        A single reply that is an error is a BackendError in its place.
+        """
+        wanted = self.all if members is None else members
+        here = [member for member in wanted if member.out is None]
+        if sum(member.out is None for member in self.all) < self.quorum:
+            here = list(wanted)  # without them there is no majority
+        heard = await self._round({member: [call.request() for call in calls] for member in here})
+        # A server that was restarted or told SCRIPT FLUSH has forgotten what it was taught.
+        again = {
+            member: [index for index, reply in enumerate(replies) if _unknown(reply)]
+            for member, replies in heard.items()
+            if isinstance(replies, list) and any(map(_unknown, replies))
+        }
+        if again:
+            texts = {member: [calls[index].text() for index in indices] for member, indices in again.items()}
+            for member, replies in (await self._round(texts)).items():
+                known = heard[member]
+                if isinstance(replies, BackendError) or isinstance(known, BackendError):
+                    heard[member] = replies
+                    continue
+                for index, reply in zip(again[member], replies, strict=True):
+                    known[index] = reply
+        for member in wanted:
+            replies = heard.setdefault(member, member.out or _silent(member, self._dial))
+            if isinstance(replies, list):
+                heard[member] = [
+                    refusal(f"{reply} (at {spell(member.place)})", self._dial.scheme)
+                    if reply.__class__ is ReplyError
+                    else reply
+                    for reply in replies
+                ]
+        return heard
+
+    async def one(self, call: Call, members: Sequence[Member] | None = None) -> dict[Member, Any]:
+        """The same for one script: what each said, or a BackendError."""
+        heard = await self.ask([call], members)
+        return {member: said if isinstance(said, BackendError) else said[0] for member, said in heard.items()}
+
+    async def tell(self, call: Call, members: Sequence[Member] | None = None, *, late: Call) -> dict[Member, Any]:
+        """The same, seen through: who does not answer is told ``late`` once it does."""
+        try:
+            said = await self.one(call, members)
+        except GeneratorExit:
+            raise  # no loop is left to run anything in
+        except BaseException:
+            for member in self.all if members is None else members:
+                self._owe(member, late)
+            raise
+        for member, reply in said.items():
+            if isinstance(reply, BackendError):
+                self._owe(member, late)
+        return said
+
+    def lacking(self, errors: Sequence[BackendError], *, ambiguous: bool | None = None) -> BackendError:
+        """What to raise when too few answered."""
+        why = "; ".join(str(error) for error in errors)
+        return BackendError(
+            f"{len(self.all) - len(errors)} of {len(self.all)} Redis answered, and it takes {self.quorum}: {why}",
+            backend=self._dial.scheme,
+            ambiguous=any(error.ambiguous for error in errors) if ambiguous is None else ambiguous,
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        for member in self.all:
+            await member.node.end()
+
+    def forked(self) -> None:
+        self._closed = True
+        for member in self.all:
+            member.node.forked()
+
+    # Who is out
+
+    async def _round(self, requests: dict[Member, list[bytes]]) -> Heard:
+        answers = await ask([(member.node, member.place, texts) for member, texts in requests.items()], self._dial)
+        heard = dict(zip(requests, answers, strict=True))
+        now = self._driver.now()
+        for member, answer in heard.items():
+            if isinstance(answer, BackendError):
+                if member.out is None:
+                    member.pause = _SOON
+                    member.look_at = now + member.pause
+                member.out = answer
+            elif member.out is not None and not member.owed:
+                member.out = None
+        for member in self.all:
+            if member.out is not None and (member.look_at <= now or member.owed):
+                self._look_after(member)
+        return heard
+
+    def _owe(self, member: Member, call: Call) -> None:
+        member.owe(call)
+        self._look_after(member)
+
+    def _look_after(self, member: Member) -> None:
+        if not member.looking and not self._closed:
+            member.looking = True
+            self._driver.spawn(self._look(member), "fencepost-redlock-look")
+
+    async def _look(self, member: Member) -> None:
+        """See whether a member answers again, and tell it what it missed; while that is owed, until it does."""
+        try:
+            while not self._closed:
+                owed = list(member.owed)
+                requests = [call.text() for call in owed[:1]] + [call.request() for call in owed[1:]] or [
+                    pack(("PING",))
+                ]
+                (answer,) = await ask([(member.node, member.place, requests)], self._dial)
+                if isinstance(answer, list):
+                    told = {
+                        call for call, reply in zip(owed, answer, strict=False) if reply.__class__ is not ReplyError
+                    }
+                    for call in told:
+                        member.owed.pop(call, None)
+                    if not member.owed:
+                        member.out, member.pause = None, _SOON
+                        return
+                    if told:
+                        continue
+                else:
+                    member.out = answer
+                member.look_at = self._driver.now() + member.pause
+                member.pause = min(2 * member.pause, _LATEST)
+                if not member.owed:
+                    return
+                await self._driver.sleep(member.look_at - self._driver.now())
+        finally:
+            member.looking = False
+
+
+def _unknown(reply: Any) -> bool:
+    return reply.__class__ is ReplyError and str(reply).startswith("NOSCRIPT")
+
+
+def _silent(member: Member, dial: Dial) -> BackendError:
+    return dial.error(member.place, "it does not answer", ambiguous=False)
