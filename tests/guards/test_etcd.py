@@ -72,6 +72,33 @@ def test_transactions_of_many_threads_are_all_made(guard: Guard, thing: str) -> 
     assert [guard.peek(f"{thing}/{n}") for n in range(12)] == [b"x"] * 12
 
 
+def test_somebody_who_enters_between_reading_and_writing_is_noticed(etcd_server: Endpoint, thing: str) -> None:
+    url = etcd_server.url.replace("etcd:", "http:")
+    newer = Guard(url)
+
+    class Overtaken(Guard):
+        def _load(self, resource: str) -> Any:
+            found = super()._load(resource)
+            if newer.mark(resource) != Stamp(7, 0):
+                newer.enter(resource, 7)
+            return found
+
+    zombie = Overtaken(url)
+    with pytest.raises(StaleToken) as caught:
+        zombie.write(thing, b"zombie", 6)
+    assert caught.value.seen == 7
+    assert (newer.peek(thing), newer.mark(thing)) == (None, Stamp(7, 0))
+    zombie.close()
+    newer.close()
+
+
+def test_entering_does_not_touch_the_value(guard: Guard, thing: str) -> None:
+    guard.write(thing, b"x", 5)
+    before = guard._load(thing).version[1]
+    guard.enter(thing, 6)
+    assert guard._load(thing).version[1] == before
+
+
 def test_deleting_leaves_the_mark(guard: Guard, thing: str) -> None:
     guard.write(thing, b"x", 5)
     guard.delete(thing, 6)

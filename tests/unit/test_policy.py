@@ -57,6 +57,15 @@ def test_each_step_goes_as_far_as_it_says(mode: str, outcomes: list[str], told: 
     assert guard.mark("thing") == (None if mode in ("off", "passive") else Stamp(5)), "grace never moves the mark"
 
 
+def test_what_passes_by_grace_never_moves_the_mark() -> None:
+    guard, _, _ = guarded("shadow")
+    guard.write("thing", "x", Stamp(5, 1, "ann"))
+    for offer in (Stamp(4, 9, "old"), Stamp(5, 9, "bob")):
+        assert guard.write("thing", "y", offer)
+        assert guard.read("thing", offer) == "y"
+        assert guard.mark("thing") == Stamp(5, 1, "ann")
+
+
 def test_in_shadow_a_replay_is_written_again_as_it_would_be_without_a_guard() -> None:
     guard, policy, told = guarded("shadow")
     offer = Stamp(5, 1, "ann")

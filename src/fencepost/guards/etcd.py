@@ -96,7 +96,7 @@ class Guard(cas.Guard):
         access = self._access(resource, offer, "write")
         if not access.judged:
             return None
-        content, (revision, _) = self._load(resource)
+        content, (revision, *_) = self._load(resource)
         stamp = access.take()
         verdict = access.weigh(content.mark, stamp)
         access.conclude(content.mark, stamp, verdict)
@@ -129,19 +129,21 @@ class Guard(cas.Guard):
         mark, data = (each["response_range"].get("kvs", [None])[0] for each in answer["responses"])
         content = unpack(base64.b64decode(mark["value"])) if mark else Content()
         value = None if data is None else base64.b64decode(data.get("value", ""))
-        versions = tuple(int(each["mod_revision"]) if each else 0 for each in (mark, data))
-        return cas.Found(content._replace(value=value), versions)
+        revisions = [int(each["mod_revision"]) if each else 0 for each in (mark, data)]
+        return cas.Found(content._replace(value=value), (*revisions, value))
 
     def _save(self, resource: str, content: Content, version: Any) -> bool:
         mark, data = (text(key) for key in (self._mark_key(resource), self._data_key(resource)))
+        *revisions, before = version
         compare = [
             {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
-            for key, revision in zip((mark, data), version, strict=True)
+            for key, revision in zip((mark, data), revisions, strict=True)
         ]
-        write: Json = {"requestDeleteRange": {"key": data}}
-        if content.value is not None:
-            write = {"requestPut": {"key": data, "value": text(content.value)}}
-        success = [write]
+        success: list[Json] = []
+        # Whoever watches the key is not told of those who only enter.
+        if content.value != before:
+            write = {"requestPut": {"key": data, "value": text(content.value or b"")}}
+            success.append({"requestDeleteRange": {"key": data}} if content.value is None else write)
         if content.mark is not None:
             success.append({"requestPut": {"key": mark, "value": text(pack(content._replace(value=b"")))}})
         return bool(self._ask("txn", {"compare": compare, "success": success}).get("succeeded"))
