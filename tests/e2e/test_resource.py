@@ -143,7 +143,7 @@ def test_an_unknown_path_gets_404(service: Service, path: str) -> None:
         assert service.ask(method, path).status == 404
 
 
-@pytest.mark.parametrize("method", ["HEAD", "POST", "DELETE", "PATCH", "OPTIONS", "BREW"])
+@pytest.mark.parametrize("method", ["HEAD", "POST", "DELETE", "PATCH", "OPTIONS", "PROPFIND", "TRACE"])
 @pytest.mark.parametrize("path", ["/r/a", "/r/%ff", "/metrics", "/healthz"])
 def test_another_method_gets_405(service: Service, method: str, path: str) -> None:
     refused = service.ask(method, path, headers={TOKEN: "5"})

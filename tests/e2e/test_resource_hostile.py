@@ -158,6 +158,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path, secured: bool) -> None:
     assert int(cases[1]) == int(cases[2]) >= 100
 
 
+WHOLE = re.compile(rb"HTTP/1\.1 (\d+) .*?content-length: (\d+)\r\n.*?\r\n\r\n(.*)", re.DOTALL | re.IGNORECASE)
 SCRAPS = [b"/", b"//", b"..", b".", b"%2F", b"%2e%2e", b"%00", b"%ff", b"%C3%A9", b"e%CC%81", b"%", b"%zz", b"a", b"A"]
 SCRAPS += [
     b"%20",
@@ -267,18 +268,15 @@ class Raw:
         self._socket.close()
 
     def put(self, path: bytes, token: bytes, body: bytes) -> int:
-        """The status; a connection that was closed for it counts as 400."""
+        """The status of the answer, after which the connection may have to be another one."""
         head = b"PUT /r/%b HTTP/1.1\r\nHost: x\r\nX-Fence-Token: %b\r\nContent-Length: %d\r\n\r\n"
         self._socket.sendall(head % (path, token, len(body)) + body)
         answer = b""
-        while not (
-            match := re.match(rb"HTTP/1\.1 (\d+) .*?content-length: (\d+)\r\n.*?\r\n\r\n(.*)", answer, re.S)
-        ) or len(match[3]) < int(match[2]):
+        while not (match := WHOLE.match(answer)) or len(match[3]) < int(match[2]):
             chunk = self._socket.recv(65536)
-            if not chunk:
-                assert answer.startswith(b"HTTP/1.1 400 "), answer
-                self._socket.close()
-                self._socket = socket.create_connection((HOST, self._port), 60)
-                return 400
+            assert chunk, answer
             answer += chunk
+        if b"\r\nconnection: close\r\n" in answer.lower():
+            self._socket.close()
+            self._socket = socket.create_connection((HOST, self._port), 60)
         return int(match[1])

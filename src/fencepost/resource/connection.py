@@ -5,15 +5,22 @@ import ssl
 import time
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fencepost.resource.wire import MAX_HEAD
 
 
-class Connection(H11Protocol):
+class _Refused(Exception):
+    """What the parser turns into a 400."""
+
+
+class Connection(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, with a deadline for whatever the client is to do next.
 
     A client has ``idle`` seconds to send the head of a request, from when it connected or got its last answer, and
     ``busy`` seconds to send the body and take the answer. When there are more than ``most`` connections, the
-    one that has kept us waiting longest is closed, so that half-open ones cannot lock others out.
+    one that has kept us waiting longest is closed, so that half-open ones cannot lock others out. A head, or the
+    trailers of a body, have at most ``MAX_HEAD`` bytes.
     """
 
     idle = 15.0
@@ -23,6 +30,8 @@ class Connection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _working: bool | None = None
     _since = 0.0
+    _head = 0
+    _unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -34,6 +43,24 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
+        self._unread = 0 if self._working else self._unread + len(data)
+        if self._unread > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head = 0
+
+    def on_url(self, url: bytes) -> None:
+        if b"#" in url:
+            raise _Refused("a fragment is never sent; uvicorn would cut it off, and two keys would become one")
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head += len(name) + len(value) + 4
+        if self._head > MAX_HEAD:
+            raise _Refused("too many headers")
+        super().on_header(name, value)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

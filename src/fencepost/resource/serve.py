@@ -1,7 +1,7 @@
 """Running the service: options, the socket, and an orderly end."""
 
-import asyncio
 import ipaddress
+import math
 import os
 import resource
 import signal
@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
     raise ConfigError(
         f"the resource service needs the package {error.name!r}: pip install 'fencepost[service]'"
     ) from error
-from fencepost.resource import clients, wire
+from fencepost.resource import clients
 from fencepost.resource.store import Store, opener
 
 _GRACE = 10  # seconds that requests under way get to finish when the service is told to stop
@@ -117,16 +117,27 @@ def is_public(server: socket.socket) -> bool:
     return not ipaddress.ip_address(server.getsockname()[0]).is_loopback
 
 
-def serve(options: Options, *, ready: Callable[[socket.socket], None], hooks: Iterable[Hook] = ()) -> None:
+def open_store(options: Options, hooks: Iterable[Hook]) -> Store:
+    """The store that the options name; ConfigError if it cannot be used."""
+    return Store(opener(options.store), fence=options.fence, hooks=hooks)
+
+
+def serve(
+    options: Options,
+    *,
+    ready: Callable[[socket.socket], None],
+    hooks: Iterable[Hook] = (),
+    opening: Callable[[Options, Iterable[Hook]], Store] = open_store,
+) -> None:
     """Serve until SIGTERM or SIGINT; requests under way are answered first.
 
-    ``ready`` is called once, as soon as clients can connect.
+    ``ready`` is called once, as soon as clients can connect; ``opening`` makes the store.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
     registry = CollectorRegistry()
     known = clients.load(options.clients) if options.clients else None
     with listen(options.host, options.port, public=options.authenticates) as sock:
-        store = Store(opener(options.store), fence=options.fence, hooks=(Metrics(registry), *hooks))
+        store = opening(options, (Metrics(registry), *hooks))
         try:
             app = App(store, registry, max_body=options.max_body, clients=known, patience=options.timeout)
             server = uvicorn.Server(configure(app, options))
@@ -138,7 +149,7 @@ def serve(options: Options, *, ready: Callable[[socket.socket], None], hooks: It
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, stop)
             ready(sock)
-            asyncio.run(server.serve(sockets=[sock]))
+            server.run(sockets=[sock])
         finally:
             store.close()
 
@@ -157,7 +168,7 @@ def configure(app: App, options: Options) -> uvicorn.Config:
         server_header=False,
         access_log=False,
         log_level="error",  # a warning for each malformed request would let anybody fill the log
-        h11_max_incomplete_event_size=wire.MAX_HEAD,
+        timeout_keep_alive=math.ceil(options.timeout),
         timeout_graceful_shutdown=_GRACE,
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
