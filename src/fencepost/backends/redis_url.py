@@ -46,7 +46,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _patience(text: str) -> float:
+def patient(text: str) -> float:
     seconds = check.duration(text)
     if not seconds:
         raise ConfigError("it must be greater than 0")
@@ -59,8 +59,8 @@ def options(address: Address) -> Options:
         prefix=str,
         fence=_fence,
         wait_replicas=_number,
-        timeout=_patience,
-        connect_timeout=_patience,
+        timeout=patient,
+        connect_timeout=patient,
         db=_number,
         tls_ca=str,
         tls_cert=str,

@@ -14,7 +14,7 @@ from fencepost.backends.consul_lines import Lines
 from fencepost.backends.redis_dial import spell
 from fencepost.backends.redis_scan import held
 from fencepost.backends.redis_scripts import Keys, Layout
-from fencepost.backends.redis_url import Options, dial, options
+from fencepost.backends.redis_url import Options, dial, options, patient
 from fencepost.backends.redlock_nodes import Call, Member, Members, shares
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
@@ -66,6 +66,8 @@ class Redlock(Backend):
         self._lines = Lines()
         self._standing: dict[str, Signal] = {}
         self._attempts = count(1)
+        self._unasked: set[str] = set()
+        """Holders that nobody has heard of: they were still waiting for a connection."""
         self._unsettled: set[str] = set()
         """Holders of whom a node may still carry out a request that it did not answer."""
 
@@ -116,6 +118,9 @@ class Redlock(Backend):
 
     async def leave(self, name: str, holder: str) -> None:
         self._lines.leave(name, holder)
+        if holder in self._unasked:
+            self._unasked.discard(holder)
+            return
         said = await self._give_up(name, holder, "", late=holder in self._unsettled)
         self._unsettled.discard(holder)
         self._majority(said)
@@ -188,8 +193,11 @@ class Redlock(Backend):
         nodes, keys = self._nodes, self.layout.keys(name)
         attempt = next(self._attempts)
         own = f"{holder}:-{attempt}"
-        start = self.driver.now()
+        self._unasked.add(holder)
+        await nodes.connect()
+        self._unasked.discard(holder)
         self._unsettled.add(holder)
+        start = self.driver.now()
         said = await nodes.one(Call(shares().take, (keys.lock, keys.gone, keys.counter), (holder, attempt, _ms(ttl))))
         errors = [reply for reply in said.values() if isinstance(reply, BackendError)]
         granted = {member: reply for member, reply in said.items() if isinstance(reply, list)}
@@ -281,6 +289,7 @@ def _options(address: Address) -> Options:
             raise ConfigError(f"redlock:// has no option {key!r}; it takes node_timeout, prefix, db")
     params = dict(address.params)
     patience = params.pop("node_timeout", "500ms")
+    dataclasses.replace(address, params={"node_timeout": patience}).options(node_timeout=patient)
     found = options(dataclasses.replace(address, params=params | {"timeout": patience, "connect_timeout": patience}))
     if len(set(found.places)) < len(found.places):
         raise ConfigError("redlock:// names a server twice, which would count its vote twice")

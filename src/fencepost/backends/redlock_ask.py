@@ -28,6 +28,13 @@ async def ask(asked: Asked, dial: Dial) -> Answers:
     return _blocking(asked, dial)
 
 
+async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None]:
+    """Have a connection to each node, as far as that can be had in ``dial.timeout``; why not, for each."""
+    wires = await _streams([node for node in nodes if isinstance(node, TaskNode)], monotonic() + dial.timeout)
+    late = BackendError(f"Redis: cannot connect: {_LATE}", backend=dial.scheme, ambiguous=False)
+    return [None if isinstance(wire, Stream) else wire or late for wire in wires]
+
+
 def _blocking(asked: Asked, dial: Dial) -> Answers:
     until = monotonic() + dial.timeout
     pools = [_pool(node) for node, _, _ in asked]
@@ -99,7 +106,7 @@ def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], unti
             if not over:
                 wires[index] = opened
             elif isinstance(opened, Socket):
-                pools[index].back(opened)
+                pools[index].drop(opened)
 
     missing = [index for index, wire in enumerate(wires) if wire is None]
     threads = [

@@ -1,6 +1,6 @@
 """The independent nodes of a Redlock: who answers, who is out, and what is owed to those who did not answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from fencepost.backends.redis_dial import Dial, Place, pack, refusal, spell
 from fencepost.backends.redis_nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis_scripts import Script, build, scripts
 from fencepost.backends.redis_servers import fixed
-from fencepost.backends.redlock_ask import ask
+from fencepost.backends.redlock_ask import ask, connect
 from fencepost.drive import Asyncio, Driver
 from fencepost.errors import BackendError
 
@@ -86,16 +86,25 @@ class Members:
         ]
         self.quorum = len(self.all) // 2 + 1
 
+    async def connect(self) -> None:
+        """Connect where that can be cut off: a task that is cancelled here has asked for nothing yet."""
+        if isinstance(self._driver, Asyncio):
+            apart = [member for member in self.all if member.out is None and member.node.at_hand() is None]
+            if apart:
+                failures = await connect([member.node for member in apart], self._dial)
+                self._judge(dict(zip(apart, failures, strict=True)))
+
     async def ask(self, calls: Sequence[Call], members: Sequence[Member] | None = None) -> Heard:
         """Have all members, or these, run scripts; what each of them said, or why it did not.
 
         A single reply that is an error is a BackendError in its place.
         """
         wanted = self.all if members is None else members
-        here = [member for member in wanted if member.out is None]
-        if sum(member.out is None for member in self.all) < self.quorum:
-            here = list(wanted)  # without them there is no majority
-        heard = await self._round({member: [call.request() for call in calls] for member in here})
+        heard: Heard = {}
+        # Those who are out are asked only if there is no majority without them.
+        for group in ([each for each in wanted if each.out is None], [each for each in wanted if each.out is not None]):
+            if sum(isinstance(each, list) for each in heard.values()) < self.quorum:
+                heard |= await self._round({member: [call.request() for call in calls] for member in group})
         # A server that was restarted or told SCRIPT FLUSH has forgotten what it was taught.
         again = {
             member: [index for index, reply in enumerate(replies) if _unknown(reply)]
@@ -166,6 +175,11 @@ class Members:
     async def _round(self, requests: dict[Member, list[bytes]]) -> Heard:
         answers = await ask([(member.node, member.place, texts) for member, texts in requests.items()], self._dial)
         heard = dict(zip(requests, answers, strict=True))
+        self._judge(heard)
+        return heard
+
+    def _judge(self, heard: Mapping[Member, list[Any] | BackendError | None]) -> None:
+        """Note who is out, and see to those who have been for a while."""
         now = self._driver.now()
         for member, answer in heard.items():
             if isinstance(answer, BackendError):
@@ -178,7 +192,6 @@ class Members:
         for member in self.all:
             if member.out is not None and (member.look_at <= now or member.owed):
                 self._look_after(member)
-        return heard
 
     def _owe(self, member: Member, call: Call) -> None:
         member.owe(call)
@@ -218,6 +231,8 @@ class Members:
                 await self._driver.sleep(member.look_at - self._driver.now())
         finally:
             member.looking = False
+            if self._closed:
+                member.node.close()  # it may have been connected after everything was closed
 
 
 def _unknown(reply: Any) -> bool:

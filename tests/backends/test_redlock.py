@@ -1,0 +1,301 @@
+"""A lock in a majority of five Redis: which of them may fail, and what becomes of tokens and late grants."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import fencepost
+from fencepost import aio, sync
+from fencepost.errors import BackendError, ConfigError, LeaseLost
+from tests.backends.conftest import PATIENCE, until
+from tests.conformance.faces import FACES, Client
+from tests.conftest import unavailable
+from tests.redis_servers import Independent
+from tests.servers import HOST, Missing, Redis
+
+TTL = 120.0  # nothing here gets free by expiry
+
+
+class Five:
+    """The servers, and redis-py's view of each of them."""
+
+    def __init__(self, servers: Independent) -> None:
+        self.servers = servers
+        self.url = servers.url
+
+    @property
+    def members(self) -> list[Redis]:
+        return self.servers.members
+
+    def at(self, index: int) -> Any:
+        return redis.Redis(HOST, self.members[index].port, decode_responses=True)
+
+    def value(self, index: int, key: str = "lock:a") -> str | None:
+        with self.at(index) as client:
+            found: str | None = client.get(key)
+            return found
+
+    def kill(self, *indices: int) -> None:
+        for index in indices:
+            self.members[index].kill()
+            assert not self.members[index].running
+
+    def revive(self, *indices: int) -> None:
+        """Start killed servers again; what they knew is gone."""
+        for index in indices:
+            self.members[index].restart()
+            with self.at(index) as client:
+                assert not client.exists("lock:\x1ftoken"), "nothing was to survive"
+
+
+@pytest.fixture
+def five() -> Iterator[Five]:
+    servers = Independent()
+    try:
+        servers.start()
+    except Missing as missing:
+        unavailable(str(missing))
+    yield Five(servers)
+    for member in servers.members:
+        if member.running:
+            member.resume()
+    servers.kill()
+    servers.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_two_killed_nodes_change_nothing_for_anybody(five: Five, face: str) -> None:
+    async def whole() -> None:
+        here, there = (Client(face, five.url, ttl=TTL) for _ in range(2))
+        lease = await here.acquire("a")
+        five.kill(0, 1)
+        await lease.renew()
+        assert await there.try_acquire("a") is None
+        assert await lease.release()
+        again = await there.acquire("a", timeout=PATIENCE)
+        assert again.token > lease.token
+        await again.renew()
+        assert await again.release()
+        for client in (here, there):
+            await client.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_three_killed_nodes_are_an_error_that_names_them_and_leaves_nothing(five: Five, face: str) -> None:
+    async def whole() -> None:
+        client = Client(face, five.url, ttl=TTL)
+        assert await (await client.acquire("a")).release()
+        five.kill(0, 2, 4)
+        with pytest.raises(BackendError) as raised:
+            await client.acquire("a", timeout=PATIENCE)
+        assert "2 of 5 Redis answered, and it takes 3" in str(raised.value)
+        assert all(five.members[dead].address in str(raised.value) for dead in (0, 2, 4))
+        assert [five.value(alive) for alive in (1, 3)] == [None, None]
+        five.revive(0)
+        assert await (await client.acquire("a", timeout=PATIENCE)).release()
+        await client.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_node_that_hangs_is_waited_for_once_and_no_longer_than_it_may_take(five: Five, face: str) -> None:
+    patience = 1.5
+
+    async def whole() -> None:
+        client = Client(face, f"{five.url}?node_timeout={patience}s", ttl=TTL)
+        assert await (await client.acquire("a")).release()
+        five.members[2].pause()
+        began = time.monotonic()
+        for _ in range(20):
+            assert await (await client.acquire("a")).release()
+        # Each of the twenty makes three requests; to wait in each would take sixty times as long.
+        assert patience <= time.monotonic() - began < 10 * patience
+        await client.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_grant_that_comes_after_the_release_is_given_back(five: Five, face: str) -> None:
+    async def whole() -> None:
+        client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
+        assert await (await client.acquire("warm")).release()
+        five.members[3].pause()
+        lease = await client.acquire("a")
+        assert await lease.release()
+        with five.at(3) as late:
+            five.members[3].resume()
+            await until(lambda: late.exists("lock:a\x1fgone"), "the news that its holder left")
+            taken = int(late.info("commandstats")["cmdstat_evalsha"]["calls"])
+            assert taken >= 3, "the request that was given up was carried out all the same"
+            await until(lambda: five.value(3) is None, "the end of the late grant")
+        assert await (await client.acquire("a", timeout=PATIENCE)).release()
+        await client.close()
+
+    asyncio.run(whole())
+
+
+def test_tokens_grow_whichever_minority_forgot_everything(five: Five) -> None:
+    tokens = []
+    with fencepost.connect(five.url, ttl=TTL) as locks:
+        for first in range(5):
+            out = (first, (first + 1) % 5)
+            tokens.append(_token(locks))
+            five.kill(*out)
+            tokens.append(_token(locks))
+            five.revive(*out)
+            tokens.append(_token(locks))
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_majority_remembers_a_token_before_it_is_used_and_every_other_majority_learns_it(five: Five) -> None:
+    far = 2**62  # beyond every clock, so that only the counters can carry it
+    tokens = [far]
+    with fencepost.connect(five.url, ttl=TTL) as locks:
+        five.kill(3, 4)
+        locks.bump("a", above=far)
+        tokens.append(_token(locks))
+        five.revive(3, 4)
+        five.kill(0, 1)  # of those who were bumped, one is left
+        tokens.append(_token(locks))
+        known = [five.value(each, "lock:\x1ftoken") for each in (2, 3, 4)]
+        assert known == [str(tokens[-1])] * 3
+    assert tokens == sorted(set(tokens))
+
+
+def _token(locks: sync.Locks) -> int:
+    with locks.lock("a", timeout=PATIENCE) as lease:
+        return lease.token
+
+
+def test_the_deadline_comes_before_any_node_forgets_the_lease(five: Five) -> None:
+    with fencepost.connect(five.url, ttl=TTL) as locks, locks.lock("a") as lease:
+        for renewed in (False, True):
+            if renewed:
+                lease.renew()
+            before = lease.remaining
+            for index in range(5):
+                with five.at(index) as client:
+                    left = client.pttl("lock:a") / 1000
+                assert left > before + TTL * 0.005, "what a clock that runs faster takes is not the holder's"
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_lease_is_lost_once_a_majority_says_so_and_not_before(five: Five, face: str) -> None:
+    async def whole() -> None:
+        client = Client(face, five.url, ttl=TTL)
+        lease = await client.acquire("a")
+        for index in range(3):
+            await lease.renew()
+            with five.at(index) as node:
+                assert node.delete("lock:a") == 1
+        with pytest.raises(LeaseLost):
+            await lease.renew()
+        assert await lease.release() is False
+        assert five.value(4) is None or await client.status("a") is None
+        await client.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_without_a_majority_a_renewal_is_unknown_and_the_lease_goes_on(five: Five, face: str) -> None:
+    async def whole() -> None:
+        client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
+        lease = await client.acquire("a")
+        for index in range(3):
+            five.members[index].pause()
+        with pytest.raises(BackendError):
+            await lease.renew()
+        assert not lease.lost
+        for index in range(3):
+            five.members[index].resume()
+        await lease.renew()
+        assert await lease.release()
+        await client.close()
+
+    asyncio.run(whole())
+
+
+def test_a_plain_client_in_a_majority_excludes_and_is_excluded(five: Five) -> None:
+    with fencepost.connect(five.url, ttl=TTL) as locks:
+        for index in range(3):
+            with five.at(index) as client:
+                assert client.set("lock:a", "somebody", nx=True, px=60_000)
+        assert locks.try_acquire("a") is None
+        status = locks.status("a")
+        assert status is not None
+        assert (status.holder, status.token) == ("somebody", 0)
+        assert five.value(4) is None, "the attempt left nothing behind"
+        with five.at(0) as client:
+            client.delete("lock:a")
+        with locks.lock("a"), five.at(0) as client:
+            assert not client.set("lock:a", "somebody", nx=True, px=60_000)
+
+
+def test_scripts_that_were_flushed_are_taught_again(five: Five) -> None:
+    with fencepost.connect(five.url, ttl=TTL) as locks, locks.lock("a") as lease:
+        for index in range(5):
+            with five.at(index) as client:
+                client.script_flush()
+        lease.renew()
+        assert lease.release()
+
+
+def test_many_contenders_that_split_the_votes_all_get_their_turn(five: Five) -> None:
+    async def whole() -> None:
+        async with aio.connect(five.url, ttl=TTL) as one, aio.connect(five.url, ttl=TTL) as other:
+            served: list[int] = []
+
+            async def turn(locks: aio.Locks) -> None:
+                async with locks.lock("a", timeout=PATIENCE) as lease:
+                    served.append(lease.token)
+
+            await asyncio.gather(*(turn(locks) for _ in range(10) for locks in (one, other)))
+            assert len(served) == 20
+            assert served == sorted(set(served))
+
+    asyncio.run(whole())
+
+
+def test_doctor_speaks_of_each_node_also_of_one_that_is_down(five: Five) -> None:
+    five.kill(1)
+
+    async def findings() -> list[Any]:
+        async with aio.connect(five.url) as locks:
+            return await locks._core.backend.doctor()
+
+    found = asyncio.run(findings())
+    assert found[0].what == "5 nodes, majority 3"
+    for member in five.members:
+        assert any(each.what.startswith(member.address) for each in found)
+    assert [each.level for each in found if each.what.startswith(five.members[1].address)] == ["risk"]
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("redlock://a,b,a", "names a server twice"),
+        ("redlock://a,b,c?fence=counter", "has no option 'fence'"),
+        ("redlock://a,b,c?node_timeout=0", "node_timeout"),
+    ],
+)
+def test_a_url_that_cannot_be_meant_is_refused(url: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        fencepost.connect(url)
+
+
+def test_nothing_but_the_counter_is_left_behind(five: Five) -> None:
+    with fencepost.connect(five.url, ttl=TTL) as locks:
+        for number in range(20):
+            assert locks.acquire(f"lock {number}").release()
+    for index in range(5):
+        with five.at(index) as client:
+            assert client.keys("*") == ["lock:\x1ftoken"]
