@@ -1,0 +1,169 @@
+// Everything that can be done to a client or to the service, and the switches.
+import { byId, el } from "./dom.js";
+import { act, change, sandbox, state, undo } from "./state.js";
+import { stateAt } from "./trace.js";
+
+export const chosen = { client: 0 };
+const amounts = { pause: 8, skew: 2, jump: 30 };
+const LABELS = { off: "off", writes: "writes only", enter: "enter first (on)", noseq: "without seq", noholder: "without holder" };
+let built = "";
+
+/** What each control does, by name; `who` is a client's name. The keyboard uses the same. */
+export const CLIENT = {
+  acquire: (who) => ({ who, do: "acquire" }),
+  read: (who) => ({ who, do: "read" }),
+  write: (who) => ({ who, do: "write" }),
+  rmw: (who) => ({ who, do: "rmw" }),
+  release: (who) => ({ who, do: "release" }),
+  pause: (who, now) => (now.paused ? { who, do: "resume" } : { who, do: "pause", for: amounts.pause }),
+  cut: (who, now) => (now.cut ? { who, do: "heal" } : { who, do: "cut" }),
+  kill: (who, now) => ({ who, do: now.down ? "restart" : "kill" }),
+  skew: (who) => ({ who, do: "skew", rate: amounts.skew }),
+};
+
+export const SERVICE = {
+  kill: (who, now) => ({ who, do: now.down ? "restart" : "kill" }),
+  failover: () => ({ who: "service", do: "failover", lag: null }),
+  jump: (who) => ({ who, do: "jump", by: amounts.jump }),
+  lose: () => ({ who: "service", do: "lose" }),
+};
+
+const NAMES = {
+  acquire: "Acquire", read: "Read", write: "Write", rmw: "Read-modify-write", release: "Release",
+  failover: "Failover, missed last grant", lose: "Lose the counter",
+};
+
+export const can = () => Boolean(state.options?.live && state.scenario);
+
+export function onClient(name, who = state.model?.clients[chosen.client]) {
+  if (can() && who) act(CLIENT[name](who, stateAt(state.model, who, state.t)));
+}
+
+const machine = () => byId("machine")?.value ?? "service";
+
+export function onService(name) {
+  if (can()) act(SERVICE[name](machine(), stateAt(state.model, machine(), state.t)));
+}
+
+function amount(kind, label, unit, min) {
+  const input = el("input", { type: "number", value: amounts[kind], min, step: "any", inputmode: "decimal", "aria-label": label });
+  input.addEventListener("change", () => {
+    const given = Number(input.value);
+    if (Number.isFinite(given) && input.value !== "" && (min === undefined || given >= min)) amounts[kind] = given;
+    input.value = amounts[kind];
+    document.querySelectorAll(`[data-amount="${kind}"]`).forEach((other) => { other.value = amounts[kind]; });
+  });
+  input.dataset.amount = kind;
+  return [input, el("span", { class: "unit" }, unit)];
+}
+
+function card(who, index) {
+  const press = (name, label, ...more) => el("span", { class: "with" }, el("button", {
+    type: "button", "data-do": name, "aria-label": `${who}: ${label}`, onclick: () => { choose(index); onClient(name, who); },
+  }, label), ...more);
+  const node = el("fieldset", { class: `card c${index % 4}`, "data-who": who },
+    el("legend", null, el("span", { class: "badge" }, who)),
+    el("output", { class: "status" }),
+    el("div", { class: "buttons" },
+      ["acquire", "read", "write", "rmw", "release"].map((name) => press(name, NAMES[name])),
+      press("pause", "GC pause", amount("pause", `${who}: length of the pause in seconds`, "s", 0.01)),
+      press("cut", "Partition"), press("kill", "Kill"),
+      press("skew", "Skew", amount("skew", `${who}: rate of its clock`, "×", 0.01))));
+  node.addEventListener("focusin", () => choose(index));
+  return node;
+}
+
+function serviceCard(machines) {
+  const press = (name, label, ...more) => el("span", { class: "with" }, el("button", {
+    type: "button", "data-do": name, "aria-label": `Service: ${label}`, onclick: () => onService(name),
+  }, label), ...more);
+  const which = machines.length > 1 ? el("label", { class: "which" }, "Machine ", el("select", { id: "machine" }, ["service", ...machines].map((name) => el("option", { value: name }, name === "service" ? "all" : name)))) : null;
+  which?.addEventListener("change", show);
+  return el("fieldset", { class: "card service", "data-who": "service" }, el("legend", null, el("span", { class: "badge" }, "Lock service")),
+    el("output", { class: "status" }), which,
+    el("div", { class: "buttons" }, press("kill", "Kill"), press("failover", NAMES.failover),
+      press("jump", "Clock jump", amount("jump", "Service: seconds that the clock jumps", "s")), press("lose", NAMES.lose)));
+}
+
+export function choose(index) {
+  chosen.client = index;
+  document.querySelectorAll("#cards .card").forEach((node, at) => node.classList.toggle("chosen", at === index));
+}
+
+function statusOf(now) {
+  const said = [];
+  if (now.down) return "☠ down";
+  if (now.paused) said.push("⏸ paused");
+  if (now.cut) said.push("✂ cut off");
+  if (now.belief) said.push(`believes it holds, token ${now.belief.token}`);
+  else if (now.waiting) said.push("waits for the lock");
+  if (now.belief && !now.lease) said.push("⚠ the service does not agree");
+  return said.join(" · ") || "idle";
+}
+
+/** Cards are made once per set of clients and machines, so that the focus stays where it is. */
+export function show() {
+  const { model, scenario, options, t } = state;
+  if (!model) return;
+  const key = JSON.stringify([model.clients, model.machines, can()]);
+  if (key !== built) {
+    built = key;
+    byId("cards").replaceChildren(...model.clients.map(card), ...(scenario ? [serviceCard(model.machines)] : []));
+    choose(Math.min(chosen.client, model.clients.length - 1));
+    for (const node of document.querySelectorAll("#cards fieldset")) node.disabled = !can();
+    byId("recorded").hidden = options.live;
+    for (const id of ["sandbox", "backend", "fencing", "ttl", "renew"]) byId(id).disabled = !options.live || (id !== "sandbox" && !scenario);
+  }
+  for (const node of document.querySelectorAll("#cards .card")) {
+    const service = node.dataset.who === "service";
+    const now = stateAt(model, service ? machine() : node.dataset.who, t);
+    const said = service ? (now.down ? "☠ down" : "running") : statusOf(now);
+    const status = node.querySelector(".status");
+    if (status.textContent !== said) status.textContent = said;
+    const relabel = (name, on, off, is) => {
+      const button = node.querySelector(`[data-do="${name}"]`);
+      if (!button || button.textContent === (is ? on : off)) return;
+      button.textContent = is ? on : off;
+      button.setAttribute("aria-label", `${service ? "Service" : node.dataset.who}: ${button.textContent}`);
+    };
+    relabel("pause", "Resume", "GC pause", now.paused);
+    relabel("cut", "Heal", "Partition", now.cut);
+    relabel("kill", "Restart", "Kill", now.down);
+  }
+}
+
+export function showSwitches() {
+  const { scenario, options } = state;
+  byId("undo").disabled = state.undo.length === 0;
+  byId("switches").hidden = !scenario;
+  if (!scenario) return;
+  const { settings } = scenario;
+  if (!byId("backend").options.length) {
+    byId("backend").append(...options.backends.map((name) => el("option", { value: name }, name)));
+    byId("fencing").append(...options.fencings.map((name) => el("option", { value: name }, LABELS[name] ?? name)));
+  }
+  for (const name of ["backend", "fencing", "ttl"]) byId(name).value = settings[name];
+  byId("renew").checked = settings.renew;
+  const rows = Object.entries({ seed: scenario.seed, ...settings, until: scenario.until });
+  byId("settings").replaceChildren(...rows.flatMap(([name, value]) => [el("dt", null, name), el("dd", null, Array.isArray(value) ? value.join(", ") : String(value))]));
+}
+
+/** The next of a select's choices, as if picked by hand. */
+export function cycle(id) {
+  const select = byId(id);
+  if (select.disabled) return;
+  select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
+  select.dispatchEvent(new Event("change"));
+}
+
+export function setUp() {
+  byId("backend").addEventListener("change", (event) => change({ backend: event.target.value }));
+  byId("fencing").addEventListener("change", (event) => change({ fencing: event.target.value }));
+  byId("ttl").addEventListener("change", (event) => change({ ttl: Number(event.target.value) }));
+  byId("renew").addEventListener("change", (event) => change({ renew: event.target.checked }));
+  byId("switches").addEventListener("submit", (event) => event.preventDefault());
+  byId("startclock").addEventListener("change", (event) => { state.startClock = event.target.checked; });
+  byId("keeplater").addEventListener("change", (event) => { state.keepLater = event.target.checked; });
+  byId("undo").addEventListener("click", undo);
+  byId("sandbox").addEventListener("click", () => { state.playing = false; sandbox(); });
+}

@@ -1,0 +1,120 @@
+// The marks of the picture: arrows with their tokens, verdicts at the resource, the steps of mark and value.
+import { svg } from "./dom.js";
+
+const MOST = 1500;
+const text = (x, y, content, cls, more = {}) => svg("text", { x, y, class: cls, ...more }, content);
+
+/** A row of labels that skips those which would cover their neighbour. */
+function row(gap) {
+  let last = -Infinity;
+  return (x, width) => {
+    if (x - last < gap) return false;
+    last = x + width;
+    return true;
+  };
+}
+
+function kindOf(arrow) {
+  const { access } = arrow;
+  if (access?.refused) return "refused";
+  if (access?.corrupt || access?.overwrote || (access?.zombie && access.version !== undefined)) return "corrupt";
+  if (arrow.fate && arrow.fate !== "arrived" && arrow.fate !== "flying") return "lost";
+  return arrow.what?.startsWith("write") ? "write" : "plain";
+}
+
+export function drawArrows(model, frame) {
+  const group = svg("g", { class: "arrows" });
+  const shown = model.arrows.filter((arrow) => arrow.t >= frame.from && arrow.sent <= frame.to);
+  const rows = new Map();
+  for (const arrow of shown.slice(0, MOST)) {
+    const kind = kindOf(arrow);
+    const [x1, x2] = [frame.x(arrow.sent), frame.x(Math.min(arrow.t, frame.to))];
+    const up = frame.middle(arrow.src) > frame.middle(arrow.dst);
+    const y1 = frame.edge(arrow.src, up ? "top" : "bottom");
+    let y2 = frame.edge(arrow.dst, up ? "bottom" : "top");
+    if (kind === "lost") y2 = y1 + (y2 - y1) * 0.55;
+    const said = arrow.token === undefined || arrow.token === null ? "" : `, token ${arrow.token}`;
+    const title = svg("title", null, `${arrow.what} from ${arrow.src} to ${arrow.dst}${said}: ${kind === "plain" || kind === "write" ? arrow.fate : kind}`);
+    const bounce = kind === "refused" ? ` L${x2 + 12} ${y2 - 26}` : "";
+    const path = svg("path", { d: `M${x1} ${y1} L${x2} ${y2}${bounce}`, class: `arrow ${kind}`, "marker-end": `url(#head-${kind})` }, title);
+    group.append(path);
+    if (kind === "lost") group.append(text(x2, y2 + 4, "✗", "fate", { "text-anchor": "middle" }));
+    if (said === "") continue;
+    const client = arrow.src === "resource" || !model.clients.includes(arrow.src) ? arrow.dst : arrow.src;
+    const key = `${client} ${arrow.src === "resource" || arrow.dst === "resource"} ${arrow.token}`;
+    if (!rows.has(key)) rows.set(key, row(16));
+    const important = kind === "refused" || kind === "corrupt";
+    const near = frame.middle(client) + (arrow.src === "resource" || arrow.dst === "resource" ? 27 : -27);
+    const label = `#${arrow.token}`;
+    if (rows.get(key)(x1, 5 * label.length) || important) {
+      group.append(text(x1 + 3, near + 4, label, `token ${kind}`));
+    }
+  }
+  if (shown.length > MOST) group.append(text(frame.x(frame.from) + 4, 14, `${shown.length - MOST} more messages: zoom in`, "small"));
+  return group;
+}
+
+export function drawVerdicts(model, frame) {
+  const group = svg("g", { class: "verdicts" });
+  const y = frame.middle("resource");
+  const room = row(10);
+  for (const access of model.accesses) {
+    if (access.t < frame.from || access.t > frame.to) continue;
+    const x = frame.x(access.t);
+    const flip = x > frame.right - 110;
+    const side = { "text-anchor": flip ? "end" : "start" };
+    const beside = flip ? x - 10 : x + 10;
+    if (access.refused) {
+      group.append(svg("path", { d: `M${x - 6} ${y - 6} l12 12 m0 -12 l-12 12`, class: "cross" }));
+      group.append(text(beside, y - 4, "✗ refused", "verdict refused", side));
+      group.append(text(beside, y + 10, `token ${access.token}, mark ${access.mark}`, "verdict refused", side));
+    } else if (access.version === undefined) {
+      group.append(svg("circle", { cx: x, cy: y, r: 2.5, class: "look" }));
+    } else if (access.corrupt || access.overwrote || access.zombie) {
+      group.append(svg("path", { d: `M${x} ${y - 9} l9 16 l-18 0 z`, class: "warning" }));
+      group.append(text(x, y + 5, "!", "bang", { "text-anchor": "middle" }));
+      const words = access.corrupt ? "CORRUPTION" : access.overwrote ? "LOST UPDATE" : "ZOMBIE WRITE";
+      group.append(text(beside, y - 4, words, "verdict corrupt", side));
+      group.append(text(beside, y + 10, `token ${access.token}, value ${access.value}`, "verdict corrupt", side));
+    } else {
+      group.append(svg("circle", { cx: x, cy: y, r: 6, class: "applied" }));
+      group.append(svg("path", { d: `M${x - 3} ${y} l2 3 l4 -6`, class: "tick" }));
+      if (room(x, 24)) group.append(text(beside, y + 4, `${access.value}`, "verdict good", side));
+    }
+  }
+  return group;
+}
+
+/** Steps of one number: the mark goes up, the value is what the last applied write said. */
+function steps(frame, lane, points, cls) {
+  const group = svg("g", { class: cls });
+  const { top, bottom } = frame.lane(lane);
+  const known = points.filter((point) => point.t <= frame.to && point.value !== null && point.value !== undefined);
+  const numbers = known.map((point) => Number(point.value));
+  const [least, most] = [Math.min(0, ...numbers), Math.max(1, ...numbers)];
+  const y = (value) => bottom - 6 - ((Number(value) - least) / (most - least)) * (bottom - top - 20);
+  let path = "";
+  const room = row(4);
+  let last = null;
+  for (const point of known) {
+    const x = frame.x(Math.max(point.t, frame.from));
+    path += path ? ` H${x} V${y(point.value)}` : `M${x} ${y(point.value)}`;
+    if (point.t >= frame.from && (String(point.value) !== last || point.bad) && room(x, 7 * String(point.value).length)) {
+      group.append(text(x + 3, y(point.value) - 4, point.bad ? `⚠ ${point.value}` : `${point.value}`, point.bad ? "number bad" : "number"));
+    }
+    last = String(point.value);
+  }
+  if (path) group.append(svg("path", { d: `${path} H${frame.right}`, class: "steps" }));
+  else group.append(text(frame.left + 6, (top + bottom) / 2 + 4, frame.none(lane), "small"));
+  return group;
+}
+
+export function drawNumbers(model, frame) {
+  const marks = [];
+  const values = [{ t: 0, value: 0 }];
+  for (const access of model.accesses) {
+    if (access.mark !== undefined && access.mark !== null) marks.push({ t: access.t, value: access.mark });
+    if (access.version !== undefined) values.push({ t: access.t, value: access.value, bad: access.corrupt || access.overwrote > 0 });
+  }
+  return [steps(frame, "mark", marks, "mark"), steps(frame, "value", values, "value")];
+}

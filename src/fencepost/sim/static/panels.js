@@ -1,0 +1,109 @@
+// What is read rather than seen: the scoreboard, the event log, the guide's sentences, the live region.
+import { byId, el, seconds } from "./dom.js";
+import { openHistory, openStory, remember, seek, state } from "./state.js";
+import { indexAt, scoreAt } from "./trace.js";
+import { describe } from "./words.js";
+
+const MOST = 200;
+let entries = [];
+let shown = "";
+let told = -1;
+let scored = "";
+
+export function newTrace() {
+  entries = [];
+  for (const line of state.model.lines) {
+    const said = describe(line, state.model.owner);
+    if (said) entries.push({ t: line.t, ...said });
+  }
+  shown = "";
+  scored = "";
+  told = indexAt(entries, state.t);
+  showGuide();
+}
+
+export function showScore() {
+  const score = scoreAt(state.model, state.t);
+  const fenced = state.scenario?.settings.fencing !== "off";
+  const rows = [
+    ["holder", "Holder", score.holders.map((each) => each.who).join(" + ") || "none"],
+    ["token", "Token", score.holders.map((each) => each.token).join(" + ") || "–"],
+    ["mark", "Mark", score.mark ?? (fenced ? "–" : "off")],
+    ["value", "Value", score.value ?? 0],
+    ["accepted", "Accepted", score.accepted],
+    ["refused", "✗ Refused", score.refused],
+    ["corrupted", "⚠ Corrupted", score.corrupted],
+    ["lost", "⚠ Lost updates", score.lost],
+  ];
+  const key = JSON.stringify(rows);
+  if (key === scored) return;
+  scored = key;
+  byId("score").replaceChildren(...rows.map(([name, label, value]) => el("div", { class: `cell ${name}${["refused", "corrupted", "lost"].includes(name) && value ? " on" : ""}` }, el("dt", null, label), el("dd", { "data-score": name }, String(value)))));
+}
+
+export function showLog() {
+  const all = byId("quiet").checked;
+  const last = indexAt(entries, state.t);
+  if (shown === `${last} ${all}`) return;
+  shown = `${last} ${all}`;
+  const listed = [];
+  for (let at = last; at >= 0 && listed.length < MOST; at--) if (all || entries[at].kind !== "quiet") listed.push(entries[at]);
+  byId("log").replaceChildren(...listed.map((entry) => el("li", { class: entry.kind },
+    el("button", { type: "button", class: "when", "aria-label": `Go to ${seconds(entry.t)}`, onclick: () => seek(entry.t) }, seconds(entry.t)), el("span", null, entry.text))));
+}
+
+/** Say aloud what has happened since the last time, if time went on by itself. */
+export function announce() {
+  const last = indexAt(entries, state.t);
+  const fresh = entries.slice(Math.max(told + 1, last - 3), last + 1).filter((entry) => entry.kind !== "quiet");
+  told = last;
+  if (fresh.length) byId("live").textContent = fresh.map((entry) => entry.text).join(". ");
+}
+
+export function showNotes() {
+  const { notes } = state.model;
+  const count = indexAt(notes, state.t) + 1;
+  const list = byId("notes");
+  if (Number(list.dataset.count) === count && list.dataset.of === String(notes.length)) return;
+  list.dataset.count = count;
+  list.dataset.of = notes.length;
+  list.replaceChildren(...notes.slice(0, count).map((note, at) => el("li", at === count - 1 ? { class: "current" } : null, note.text)));
+  list.scrollTop = list.scrollHeight;
+}
+
+function showGuide() {
+  const { story, variant, stories, scenario } = state;
+  const select = byId("story");
+  if (!select.options.length) {
+    select.append(...stories.map((each, at) => el("option", { value: each.name }, `${at + 1}. ${each.title}`)));
+    if (state.options.play) select.append(el("option", { value: "*play" }, "The recorded history"));
+    select.append(el("option", { value: "*own", disabled: true }, "Your own"));
+  }
+  select.value = story ? story.name : scenario ? "*own" : "*play";
+  const own = scenario?.actions.length ? "Your own scenario. The link holds all of it." : "An empty world. Press Acquire on a client.";
+  byId("about").textContent = story ? story.about : scenario ? own : `A recorded history (${state.model.source}).`;
+  byId("variants").replaceChildren(...(story?.variants ?? []).map((each, at) => el("button", {
+    type: "button", "aria-pressed": String(at === variant), onclick: () => { remember(); openStory(story, at, state.t); },
+  }, each.label)));
+  byId("notes").dataset.count = -1;
+}
+
+export function pickStory(name) {
+  state.playing = false;
+  remember();
+  if (name === "*play") return openHistory();
+  return openStory(state.stories.find((each) => each.name === name), 0, 0);
+}
+
+/** The time of the event before or after now; the ends if there is none. */
+export function neighbour(direction) {
+  const at = indexAt(entries, state.t);
+  if (direction > 0) return entries[at + 1]?.t ?? state.model.until;
+  const earlier = entries.findLast((entry) => entry.t < state.t - 1e-9);
+  return earlier?.t ?? 0;
+}
+
+export function setUp() {
+  byId("story").addEventListener("change", (event) => pickStory(event.target.value));
+  byId("quiet").addEventListener("change", showLog);
+}

@@ -1,0 +1,148 @@
+// The one state of the page: a scenario, its trace, and the time. Everything shown follows from it.
+import { build, parseLines } from "./trace.js";
+
+const LONGEST = 600;
+const listeners = new Set();
+export const state = {
+  options: null, stories: [], story: null, variant: 0, scenario: null, model: null,
+  t: 0, playing: false, speed: 1, span: null, keepLater: false, startClock: true, undo: [], error: "",
+};
+
+export const subscribe = (listener) => listeners.add(listener);
+/** Tell everyone what changed: "run" (a new trace), "time", "play" or "view". */
+export const changed = (what) => listeners.forEach((listener) => listener(what));
+
+export async function getJSON(path) {
+  const reply = await fetch(path);
+  if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
+  return reply.json();
+}
+
+async function text(path, options) {
+  const reply = await fetch(path, options);
+  const body = await reply.text();
+  if (!reply.ok) {
+    let said = body;
+    try { said = JSON.parse(body).error; } catch { /* the body is the message */ }
+    throw new Error(said);
+  }
+  return body;
+}
+
+let latest = 0;
+
+/** Show the trace that `load` fetches, at `t` (null: where the time is by then); the last call wins. True if it is shown. */
+async function show(load, update, t) {
+  const mine = ++latest;
+  try {
+    const model = build(parseLines(await load()));
+    if (mine !== latest) return false;
+    Object.assign(state, update, { model, error: "" });
+    state.t = Math.min(t ?? state.t, model.until);
+  } catch (error) {
+    if (mine !== latest) return false;
+    state.error = error.message;
+    state.playing = false;
+  }
+  changed("run");
+  return state.error === "";
+}
+
+const post = (scenario) => () => text("run", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(scenario) });
+
+export function remember() {
+  if (state.scenario) state.undo.push({ story: state.story, variant: state.variant, scenario: state.scenario, t: state.t });
+  if (state.undo.length > 100) state.undo.shift();
+}
+
+export function undo() {
+  const last = state.undo.pop();
+  if (!last) return;
+  if (last.story) openStory(last.story, last.variant, last.t);
+  else openScenario(last.scenario, last.t);
+}
+
+export function openStory(story, variant, t = 0) {
+  const chosen = story.variants[variant];
+  return show(() => text(chosen.trace), { story, variant, scenario: chosen.scenario }, t);
+}
+
+export function openScenario(scenario, t = 0) {
+  for (const story of state.stories) {
+    const variant = story.variants.findIndex((each) => JSON.stringify(each.scenario) === JSON.stringify(scenario));
+    if (variant >= 0) return openStory(story, variant, t);
+  }
+  if (!state.options.live) {
+    state.error = "This copy of the page plays recorded scenarios only. Start 'fencepost sim' to run your own.";
+    changed("run");
+    return Promise.resolve(false);
+  }
+  return show(post(scenario), { story: null, variant: 0, scenario }, t);
+}
+
+export const openHistory = () => show(() => text("data/history.jsonl"), { story: null, variant: 0, scenario: null }, 0);
+
+export function sandbox() {
+  const settings = { ...state.options.settings, ...(state.scenario && { fencing: state.scenario.settings.fencing }) };
+  return openScenario({ seed: 1, settings, actions: [], until: 20 }, 0);
+}
+
+/** Fork at the current time: what comes later is dropped, unless it is to be kept. */
+export function act(action) {
+  const at = Math.round(state.t * 1000) / 1000;
+  queue = queue.then(() => perform(action, at));
+  return queue;
+}
+
+let queue = Promise.resolve();
+
+async function perform(action, at) {
+  if (!state.scenario || !state.options.live) return;
+  remember();
+  const { scenario } = state;
+  const before = scenario.actions.filter((each) => each.at <= at);
+  const after = state.keepLater ? scenario.actions.filter((each) => each.at > at) : [];
+  const longer = at + Math.max(10, 2 * scenario.settings.ttl, (action.for ?? 0) + 4);
+  const until = Math.min(LONGEST, Math.max(scenario.until, Math.ceil(longer)));
+  const done = await openScenario({ ...scenario, actions: [...before, { at, ...action }, ...after], until }, null);
+  if (done && state.startClock && !state.playing) {
+    state.playing = true;
+    changed("play");
+  }
+}
+
+/** Run the same actions with other settings; a guided scenario stays one if a variant has these. */
+export function change(settings) {
+  if (!state.scenario || !state.options.live) return;
+  remember();
+  const wanted = { ...state.scenario.settings, ...settings };
+  const variants = state.story?.variants ?? [];
+  const same = (a, b) => Object.keys(a).every((key) => JSON.stringify(a[key]) === JSON.stringify(b[key]));
+  const found = variants.findIndex((each) => same(wanted, each.scenario.settings));
+  if (found >= 0) return openStory(state.story, found, null);
+  const told = new Set((variants[state.variant]?.notes ?? []).map((note) => note.text));
+  const known = new Set([...wanted.clients, "service", "resource", "holder", "all", ...state.options.machines[wanted.backend]]);
+  const there = (name) => (name === undefined || known.has(name) ? name : "service");
+  const actions = state.scenario.actions.filter((each) => !told.has(each.text)).map((each) => {
+    const kept = { ...each };
+    for (const key of ["who", "from"]) if (kept[key] !== undefined) kept[key] = there(kept[key]);
+    return kept;
+  });
+  return openScenario({ ...state.scenario, settings: wanted, actions }, null);
+}
+
+/** More time at the end of a scenario of one's own. */
+export function extend() {
+  if (state.story || !state.scenario || !state.options.live || state.scenario.until >= LONGEST) return false;
+  openScenario({ ...state.scenario, until: Math.min(LONGEST, state.scenario.until + 10) }, null);
+  return true;
+}
+
+export function seek(t, playing = false) {
+  if (!state.model) return;
+  state.t = Math.max(0, Math.min(state.model.until, t));
+  const stopped = state.playing && !playing;
+  state.playing = playing && state.playing;
+  changed("time");
+  if (stopped) changed("play");
+}

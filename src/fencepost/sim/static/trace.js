@@ -1,0 +1,135 @@
+// A trace (the lines of a run) as a model that can be drawn and asked about any instant.
+export const parseLines = (text) => text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+
+const refusal = (line) => line.ev === "access" && !["admit", "replay", undefined].includes(line.verdict);
+
+export function build(lines) {
+  const head = lines[0]?.ev === "run" ? lines[0] : {};
+  const until = head.scenario?.until ?? (lines.at(-1)?.t || 1);
+  const owners = new Map();
+  const clients = [...(head.clients ?? [])];
+  for (const line of lines) {
+    if (line.who && line.holder) owners.set(line.holder, line.who);
+    if (!head.clients && line.ev === "asked" && !clients.includes(line.who)) clients.push(line.who);
+  }
+  const owner = (holder) => owners.get(holder) ?? String(holder ?? "").replace(/\d+$/, "");
+  const model = {
+    lines, until, clients, owner, scenario: head.scenario ?? null, source: head.source ?? "history",
+    machines: head.service ?? [], beliefs: [], leases: [], waits: [], arrows: [], accesses: [],
+    pauses: [], cuts: [], downs: [], points: [], notes: [], actions: [], scores: [],
+  };
+  model.actions = (model.scenario?.actions ?? []).filter((action) => action.do !== "note");
+  spans(model);
+  arrows(model);
+  scores(model);
+  return model;
+}
+
+function open(list, span) {
+  list.push({ end: Infinity, ...span });
+}
+
+function close(list, t, matches, more = {}) {
+  for (const span of list) if (span.end > t && span.start <= t && matches(span)) Object.assign(span, { end: t }, more);
+}
+
+function spans(model) {
+  for (const line of model.lines) {
+    const { t, who, holder } = line;
+    const same = (span) => span.holder === holder;
+    const his = (span) => span.who === who;
+    if (line.ev === "asked") open(model.waits, { who, start: t });
+    if (["acquired", "timeout", "failed"].includes(line.ev)) close(model.waits, t, his);
+    if (line.ev === "acquired") open(model.beliefs, { who, holder, token: line.token, start: t, untils: [[t, line.until]] });
+    if (line.ev === "renewed") model.beliefs.findLast(same)?.untils.push([t, line.until]);
+    if (line.ev === "lost" || line.ev === "releasing") close(model.beliefs, t, same, { how: line.ev, why: line.why });
+    if (line.ev === "granted") {
+      open(model.leases, { who: model.owner(holder), holder, token: line.token, start: t, untils: [[t, line.until]] });
+    }
+    if (line.ev === "extended") model.leases.findLast(same)?.untils.push([t, line.until]);
+    if (line.ev === "freed") close(model.leases, t, same, { how: line.how });
+    if (line.ev === "note") model.notes.push({ t, text: line.text });
+    if (line.ev === "fault") fault(model, line);
+  }
+}
+
+function fault(model, line) {
+  const { t, who } = line;
+  const every = !who || line.do === "calm";
+  const mine = (span) => every || span.who === who || (who === "service" && model.machines.includes(span.who));
+  if (line.do === "pause") open(model.pauses, { who, start: t });
+  else if (line.do === "resume") close(model.pauses, t, mine);
+  else if (line.do === "cut") open(model.cuts, { who, from: line.from ?? "all", start: t, end: t + (line.for ?? Infinity) });
+  else if (line.do === "heal") close(model.cuts, t, (cut) => mine(cut) && (!line.from || line.from === "all" || cut.from === line.from));
+  else if (line.do === "kill") {
+    open(model.downs, { who, start: t });
+    for (const list of [model.beliefs, model.waits, model.pauses]) close(list, t, (span) => span.who === who, { how: "kill" });
+  } else if (line.do === "restart") close(model.downs, t, mine);
+  else {
+    if (line.do === "calm") for (const list of [model.pauses, model.cuts, model.downs]) close(list, t, () => true);
+    model.points.push({ t, who: who ?? "service", do: line.do, line });
+  }
+}
+
+function arrows(model) {
+  const judged = new Map();
+  for (const line of model.lines) {
+    if (line.ev !== "access") continue;
+    const access = { ...line, refused: refusal(line) };
+    model.accesses.push(access);
+    if (line.message !== undefined) judged.set(line.message, access);
+    else model.arrows.push({ src: line.who, dst: "resource", sent: line.t, t: line.t, what: line.do, token: line.token, fate: "arrived", access });
+  }
+  for (const line of model.lines) {
+    if (line.ev === "message") model.arrows.push({ ...line, access: line.answers === undefined ? judged.get(line.id) : undefined });
+  }
+}
+
+function scores(model) {
+  const seen = model.lines.some((line) => line.ev === "granted");
+  const starts = seen ? "granted" : "acquired";
+  const ends = seen ? ["freed"] : ["lost", "releasing"];
+  const holders = new Map();
+  let score = { t: 0, holders: [], mark: null, value: null, accepted: 0, refused: 0, corrupted: 0, lost: 0 };
+  model.scores.push(score);
+  for (const line of model.lines) {
+    if (line.ev === starts) holders.set(line.holder, line.token);
+    else if (ends.includes(line.ev)) holders.delete(line.holder);
+    else if (line.ev !== "access") continue;
+    score = { ...score, t: line.t, holders: [...holders].map(([holder, token]) => ({ who: model.owner(holder), token })) };
+    if (line.ev === "access") {
+      score.mark = line.mark ?? score.mark;
+      if (line.version !== undefined) Object.assign(score, { value: line.value, accepted: score.accepted + 1 });
+      score.refused += refusal(line) ? 1 : 0;
+      score.corrupted += line.corrupt ? 1 : 0;
+      score.lost += line.overwrote ? 1 : 0;
+    }
+    model.scores.push(score);
+  }
+}
+
+/** The last entry of a list ordered by t that is not after t; -1 if there is none. */
+export function indexAt(list, t) {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle].t <= t) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+export const scoreAt = (model, t) => model.scores[Math.max(0, indexAt(model.scores, t))];
+
+const during = (list, who, t) => list.findLast((span) => span.who === who && span.start <= t && t < span.end);
+
+export const deadline = (span, t) => span.untils.findLast(([since]) => since <= t)?.[1] ?? span.start;
+
+/** What a client, or a machine of the service, is doing at an instant. */
+export function stateAt(model, who, t) {
+  return {
+    paused: during(model.pauses, who, t), down: during(model.downs, who, t), cut: during(model.cuts, who, t),
+    waiting: during(model.waits, who, t), belief: during(model.beliefs, who, t), lease: during(model.leases, who, t),
+  };
+}
