@@ -74,11 +74,11 @@ def loaded(kind: str) -> Iterator[Loader]:
 def against_nothing() -> Iterator[Sides]:
     """A ratio of 2 is half as many PUT/s."""
     with loaded("batched") as batched, loaded("nowhere") as nowhere:
-        yield {"group commit": lambda: batched.write(10), "no storage": lambda: nowhere.write(10)}
+        yield {"group commit": lambda: batched.write(20), "no storage": lambda: nowhere.write(20)}
 
 
 @bench("resource: 64 connections, PUT vs one commit per write", aim=1 / 3, iterations=1, rounds=20)
 def against_unbatched() -> Iterator[Sides]:
     """A ratio of a third is three times as many PUT/s."""
     with loaded("batched") as batched, loaded("unbatched") as unbatched:
-        yield {"group commit": lambda: batched.write(10), "one by one": lambda: unbatched.write(10)}
+        yield {"group commit": lambda: batched.write(20), "one by one": lambda: unbatched.write(20)}
