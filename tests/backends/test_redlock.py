@@ -224,6 +224,33 @@ def test_without_a_majority_a_renewal_is_unknown_and_the_lease_goes_on(five: Fiv
     asyncio.run(whole())
 
 
+@pytest.mark.parametrize("face", FACES)
+def test_a_renewal_that_hangs_on_one_silent_node_is_unknown(five: Five, face: str) -> None:
+    async def whole() -> None:
+        client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
+        lease = await client.acquire("a")
+        for index in (0, 1):
+            with five.at(index) as node:
+                assert node.delete("lock:a") == 1
+        five.members[2].pause()
+        with pytest.raises(BackendError, match=five.members[2].address) as raised:
+            await lease.renew()
+        assert raised.value.ambiguous
+        assert not lease.lost
+        five.members[2].resume()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                await lease.renew()
+                break
+            except BackendError:
+                assert time.monotonic() < deadline, "the node that answers again never counted again"
+        assert await lease.release()
+        await client.close()
+
+    asyncio.run(whole())
+
+
 def test_a_plain_client_in_a_majority_excludes_and_is_excluded(five: Five) -> None:
     with fencepost.connect(five.url, ttl=TTL) as locks:
         for index in range(3):

@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from math import ceil, inf
 from typing import Any
@@ -134,13 +134,21 @@ class Redlock(Backend):
         answered = [replies for replies in heard.values() if isinstance(replies, list)]
         if len(answered) < self._nodes.quorum:
             raise self._nodes.lacking([each for each in heard.values() if isinstance(each, BackendError)])
-        return [self._renewal([replies[index] for replies in answered]) for index in range(len(holds))]
+        answers = [self._renewal([replies[index] for replies in answered]) for index in range(len(holds))]
+        if all(answer is Renewal.UNKNOWN for answer in answers):
+            raise self._undecided(heard.values())
+        return answers
 
     def _renewal(self, replies: Sequence[Any]) -> Renewal:
         yes, no = (sum(reply == answer for reply in replies) for answer in (1, 0))
         if yes >= self._nodes.quorum:
             return Renewal.RENEWED
         return Renewal.LOST if len(self._nodes.all) - no < self._nodes.quorum else Renewal.UNKNOWN
+
+    def _undecided(self, replies: Iterable[Any]) -> BackendError:
+        why = "; ".join(str(reply) for reply in replies if isinstance(reply, BackendError))
+        what = f"whether a majority still holds it depends on those who did not answer: {why}"
+        return BackendError(what, backend=self.scheme, ambiguous=True)
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         said = await self._give_up(name, f"{holder}:{token}", holder, late=holder in self._unsettled)
@@ -149,9 +157,7 @@ class Redlock(Backend):
             waiter.set()
         answer = self._renewal([reply for reply in said.values() if not isinstance(reply, BackendError)])
         if answer is Renewal.UNKNOWN:
-            raise self._nodes.lacking(
-                [each for each in said.values() if isinstance(each, BackendError)], ambiguous=True
-            )
+            raise self._undecided(said.values())
         return answer is Renewal.RENEWED
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
