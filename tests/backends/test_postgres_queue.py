@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 import fencepost
+from fencepost.backends import postgres_ear
 from fencepost.backends.postgres_ear import Ear
 from tests.backends.postgres import LONG, PATIENCE, crowd, line, session, started
 from tests.backends.redis_waiters import Waiters
@@ -34,6 +35,11 @@ def calls(server: Postgres) -> dict[str, int]:
     assert wait_until(lambda: server.psql(sessions) == "0", timeout=PATIENCE)
     said = server.psql("SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencepost'")
     return {function: int(count) for function, count in (line.split("|") for line in said.splitlines())}
+
+
+def listening(server: Postgres) -> int:
+    """How many processes listen."""
+    return int(server.psql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"))
 
 
 @pytest.mark.parametrize("count", [50, 200])
@@ -127,11 +133,7 @@ def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: s
             locks.acquire(name)
         dead.kill()
 
-        def gone() -> bool:
-            return server.psql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == "1"
-
-        alone = threads.submit(lambda: wait_until(gone, timeout=PATIENCE))
-        assert alone.result(PATIENCE)
+        assert wait_until(lambda: listening(server) == 1, timeout=PATIENCE), "the server has noticed"
         waiter = threads.submit(locks.acquire, name)
         line(locks, name, 1)
         assert holder.release()
@@ -151,6 +153,30 @@ def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> N
         assert not waiter.done()
         assert holder.release()
         assert waiter.result(PATIENCE).release()
+
+
+def test_nobody_listens_when_nobody_waits_any_more(
+    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_ear, "LINGER", 0.1)
+    monkeypatch.setattr(postgres_ear, "_LISTENING", (0.1, 15.0))
+    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+        for _ in range(2):
+            holder = locks.acquire(name)
+            waiter = threads.submit(locks.acquire, name)
+            line(locks, name, 1)
+            assert holder.release()
+            assert waiter.result(PATIENCE).release()
+            assert wait_until(lambda: listening(server) == 0, timeout=PATIENCE)
+
+
+def test_a_way_to_listen_that_leads_nowhere_is_said_so(server: Postgres, name: str) -> None:
+    nowhere = quote("postgresql://127.0.0.1:1/x", safe="")
+    with fencepost.connect(f"{server.url}?timeout=500ms&listen={nowhere}", ttl=LONG) as locks:
+        lease = locks.acquire(name)
+        with pytest.raises(fencepost.BackendError, match=r"listen=.*127\.0\.0\.1"):
+            locks.acquire(name)
+        assert lease.release()
 
 
 def test_behind_a_pooler_a_direct_way_to_listen_makes_waiting_silent(server: Postgres, name: str) -> None:

@@ -67,6 +67,7 @@ class Ear:
         self._opening: list[Signal] = []
         self._thread: threading.Thread | None = None
         self._stop: socket.socket | None = None  # closing it ends the thread
+        self._trouble = ""
         self._last: int | None = None  # the id of the session that broke
         self.id: int | None = None
         """Under which the server knows this process; None while it is deaf."""
@@ -84,7 +85,7 @@ class Ear:
                 self._thread.start()
         if not await signal.wait(2 * self._patience):
             raise BackendError(
-                f"Postgres: no session to listen on within {2 * self._patience:g} s; see ?listen=",
+                f"no session to listen on in {2 * self._patience:g} s, see ?listen=: {self._trouble or 'no answer'}",
                 backend="postgresql",
                 ambiguous=False,
             )
@@ -128,7 +129,7 @@ class Ear:
                     if self.id is not None:
                         _log.info("the session that listens for grants broke, opening another: %s", error)
                         pause = _RETRY[0]
-                    self.id = None
+                    self.id, self._trouble = None, str(error)
                 if _readable(stopped, pause):
                     return
                 pause = min(2 * pause, longest)
