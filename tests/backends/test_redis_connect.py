@@ -288,8 +288,10 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
         Redis(args=["--replicaof", HOST, str(master.port)]) as replica,
     ):
         there: Any = redis.Redis(port=replica.port, decode_responses=True)
-        assert wait_until(lambda: there.info("replication")["master_link_status"] == "up", timeout=PATIENCE)
-        url = f"{master.url}?wait_replicas=1&timeout=1s"
+        here: Any = redis.Redis(port=master.port, decode_responses=True)
+        assert wait_until(lambda: here.wait(1, 1000) == 1, timeout=PATIENCE)
+        here.close()
+        url = f"{master.url}?wait_replicas=1&timeout=3s"
         works(url)
         with fencepost.connect(url) as locks:
             with locks.lock("a") as lease:
