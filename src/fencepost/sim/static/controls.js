@@ -92,8 +92,8 @@ export function choose(index) {
 
 function statusOf(now) {
   const said = [];
-  if (now.down) return "☠ down";
-  if (now.paused) said.push("⏸ paused");
+  if (now.down) return "✕ down";
+  if (now.paused) said.push("‖ paused");
   if (now.cut) said.push("✂ cut off");
   if (now.belief) said.push(`believes it holds, token ${now.belief.token}`);
   else if (now.waiting) said.push("waits for the lock");
@@ -117,7 +117,7 @@ export function show() {
   for (const node of document.querySelectorAll("#cards .card")) {
     const service = node.dataset.who === "service";
     const now = stateAt(model, service ? machine() : node.dataset.who, t);
-    const said = service ? (now.down ? "☠ down" : "running") : statusOf(now);
+    const said = service ? (now.down ? "✕ down" : "running") : statusOf(now);
     const status = node.querySelector(".status");
     if (status.textContent !== said) status.textContent = said;
     const relabel = (name, on, off, is) => {

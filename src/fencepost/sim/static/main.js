@@ -31,7 +31,7 @@ function showTime() {
 }
 
 function showPlay() {
-  byId("play").textContent = state.playing ? "❚❚ Pause" : "▶ Play";
+  byId("play").textContent = state.playing ? "‖ Pause" : "▶ Play";
 }
 
 let named = "";

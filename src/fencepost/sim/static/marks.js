@@ -19,15 +19,17 @@ function kindOf(arrow) {
   if (access?.refused) return "refused";
   if (access?.corrupt || access?.overwrote || (access?.zombie && access.version !== undefined)) return "corrupt";
   if (arrow.fate && arrow.fate !== "arrived" && arrow.fate !== "flying") return "lost";
-  return arrow.what?.startsWith("write") ? "write" : "plain";
+  return arrow.what === "write" ? "write" : "plain";
 }
 
 export function drawArrows(model, frame) {
   const group = svg("g", { class: "arrows" });
   const shown = model.arrows.filter((arrow) => arrow.t >= frame.from && arrow.sent <= frame.to);
   const rows = new Map();
-  for (const arrow of shown.slice(0, MOST)) {
-    const kind = kindOf(arrow);
+  const last = ["refused", "corrupt"];
+  const kinds = shown.slice(0, MOST).map((arrow) => [arrow, kindOf(arrow)]);
+  kinds.sort(([, a], [, b]) => last.indexOf(a) - last.indexOf(b));
+  for (const [arrow, kind] of kinds) {
     const [x1, x2] = [frame.x(arrow.sent), frame.x(Math.min(arrow.t, frame.to))];
     const up = frame.middle(arrow.src) > frame.middle(arrow.dst);
     const y1 = frame.edge(arrow.src, up ? "top" : "bottom");
@@ -43,7 +45,7 @@ export function drawArrows(model, frame) {
     const client = arrow.src === "resource" || !model.clients.includes(arrow.src) ? arrow.dst : arrow.src;
     const key = `${client} ${arrow.src === "resource" || arrow.dst === "resource"} ${arrow.token}`;
     if (!rows.has(key)) rows.set(key, row(16));
-    const important = kind === "refused" || kind === "corrupt";
+    const important = last.includes(kind);
     const near = frame.middle(client) + (arrow.src === "resource" || arrow.dst === "resource" ? 27 : -27);
     const label = `#${arrow.token}`;
     if (rows.get(key)(x1, 5 * label.length) || important) {

@@ -30,7 +30,7 @@ export function showScore() {
     ["token", "Token", score.holders.map((each) => each.token).join(" + ") || "–"],
     ["mark", "Mark", score.mark ?? (fenced ? "–" : "off")],
     ["value", "Value", score.value ?? 0],
-    ["accepted", "Accepted", score.accepted],
+    ["accepted", "Accepted", score.accepted, score.writers.length ? `from ${score.writers.join(", ")}` : ""],
     ["refused", "✗ Refused", score.refused],
     ["corrupted", "⚠ Corrupted", score.corrupted],
     ["lost", "⚠ Lost updates", score.lost],
@@ -38,7 +38,7 @@ export function showScore() {
   const key = JSON.stringify(rows);
   if (key === scored) return;
   scored = key;
-  byId("score").replaceChildren(...rows.map(([name, label, value]) => el("div", { class: `cell ${name}${["refused", "corrupted", "lost"].includes(name) && value ? " on" : ""}` }, el("dt", null, label), el("dd", { "data-score": name }, String(value)))));
+  byId("score").replaceChildren(...rows.map(([name, label, value, more]) => el("div", { class: `cell ${name}${["refused", "corrupted", "lost"].includes(name) && value ? " on" : ""}` }, el("dt", null, label), el("dd", { "data-score": name }, String(value)), more ? el("dd", { class: "more" }, more) : null)));
 }
 
 export function showLog() {

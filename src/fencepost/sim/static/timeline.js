@@ -84,13 +84,13 @@ function bands(model) {
       const [x1, x2] = [frame.x(clip(span.start)), frame.x(clip(span.end))];
       group.append(svg("rect", { x: x1, y: lane.top + 2, width: Math.max(2, x2 - x1), height: lane.bottom - lane.top - 4, class: `band ${cls}` }));
       const said = label(span);
-      if (x2 - x1 > said.length * 6) group.append(words(x1 + 4, lane.top + 12, said, `bandlabel ${cls}`));
+      if (x2 - x1 > said.length * 6 + 24) group.append(words(x1 + 24, lane.top + 12, said, `bandlabel ${cls}`));
     }
   };
   const name = (span) => (model.clients.includes(span.who) ? "" : `${span.who} `);
-  draw(model.pauses, "pause", (span) => `⏸ ${name(span)}paused`);
+  draw(model.pauses, "pause", (span) => `‖ ${name(span)}paused`);
   draw(model.cuts, "cut", (span) => `✂ ${name(span)}cut off from ${span.from}`);
-  draw(model.downs, "down", (span) => `☠ ${name(span)}down`);
+  draw(model.downs, "down", (span) => `✕ ${name(span)}down`);
   for (const wait of model.waits.filter(seen)) {
     const y = frame.middle(wait.who) + 9;
     group.append(svg("line", { x1: frame.x(clip(wait.start)), x2: frame.x(clip(wait.end)), y1: y, y2: y, class: "wait" }, svg("title", null, `${wait.who} waits`)));
@@ -134,7 +134,7 @@ function axis(model) {
   for (let n = Math.ceil(frame.from / step - 1e-9); n * step <= frame.to + 1e-9; n++) {
     const x = frame.x(n * step);
     group.append(svg("line", { x1: x, x2: x, y1: HEIGHTS.axis - 4, y2: frame.height - 4, class: "grid" }));
-    group.append(svg("text", { x, y: 11, class: "small", "text-anchor": "middle" }, `${(n * step).toFixed(digits)} s`));
+    group.append(svg("text", { x, y: 11, class: "small", "text-anchor": x < frame.left + 14 ? "start" : x > frame.right - 14 ? "end" : "middle" }, `${(n * step).toFixed(digits)} s`));
   }
   for (const action of model.actions.filter((each) => each.at >= frame.from && each.at <= frame.to)) {
     const x = frame.x(action.at);

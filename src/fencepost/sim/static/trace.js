@@ -90,7 +90,7 @@ function scores(model) {
   const starts = seen ? "granted" : "acquired";
   const ends = seen ? ["freed"] : ["lost", "releasing"];
   const holders = new Map();
-  let score = { t: 0, holders: [], mark: null, value: null, accepted: 0, refused: 0, corrupted: 0, lost: 0 };
+  let score = { t: 0, holders: [], mark: null, value: null, accepted: 0, refused: 0, corrupted: 0, lost: 0, writers: [] };
   model.scores.push(score);
   for (const line of model.lines) {
     if (line.ev === starts) holders.set(line.holder, line.token);
@@ -99,7 +99,7 @@ function scores(model) {
     score = { ...score, t: line.t, holders: [...holders].map(([holder, token]) => ({ who: model.owner(holder), token })) };
     if (line.ev === "access") {
       score.mark = line.mark ?? score.mark;
-      if (line.version !== undefined) Object.assign(score, { value: line.value, accepted: score.accepted + 1 });
+      if (line.version !== undefined) Object.assign(score, { value: line.value, accepted: score.accepted + 1, writers: [...new Set([...score.writers, line.who])] });
       score.refused += refusal(line) ? 1 : 0;
       score.corrupted += line.corrupt ? 1 : 0;
       score.lost += line.overwrote ? 1 : 0;
