@@ -1,5 +1,8 @@
 """What locks in etcd cost, and what a session shared by many of them must not change."""
 
+import base64
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -127,3 +130,69 @@ def test_a_revoked_session_is_news_to_all_its_holders_and_to_nobody_else(server:
         assert all(lease.lost.wait(PATIENCE) for lease in held)
         other.check()
         assert locks.acquire("lock-0", timeout=PATIENCE).token > held[0].token
+
+
+def test_whoever_finds_a_session_gone_tells_all_its_holders(server: Etcd, locks: sync.Locks) -> None:
+    held = locks.acquire("held", renew=False)
+    (lease,) = etcdctl(server.url, "lease", "list")["leases"]
+    etcdctl(server.url, "lease", "revoke", f"{lease['id']:x}")
+    assert locks.acquire("another").release(), "under a session of its own"
+    assert held.lost.wait(PATIENCE), "long before its ttl, and although it is not renewed"
+
+
+def test_a_waiter_whose_key_was_deleted_does_not_hold_the_lock_beside_another(server: Etcd, locks: sync.Locks) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as others:
+        holder = others.acquire("lock")
+        got: list[sync.Lease] = []
+        robbed = threading.Thread(target=lambda: got.append(locks.acquire("lock", timeout=LONG)))
+        robbed.start()
+        assert wait_until(lambda: queued(others, "lock", 1), timeout=PATIENCE)
+        keys = etcdctl(server.url, "get", "--prefix", "lock/", "--sort-by=CREATE")["kvs"]
+        etcdctl(server.url, "del", base64.b64decode(keys[-1]["key"]).decode())
+        assert wait_until(lambda: queued(others, "lock", 0), timeout=PATIENCE)
+        next_one: list[sync.Lease] = []
+        behind = threading.Thread(target=lambda: next_one.append(others.acquire("lock", timeout=LONG)))
+        behind.start()
+        assert wait_until(lambda: queued(others, "lock", 1), timeout=PATIENCE)
+        assert holder.release()
+        behind.join(PATIENCE)
+        assert wait_until(lambda: queued(others, "lock", 1), timeout=PATIENCE), "it stands in line again"
+        assert not got
+        assert next_one[0].release()
+        robbed.join(PATIENCE)
+        assert got[0].token > next_one[0].token
+
+
+FORK = """
+import os, sys, threading
+
+busy = []
+
+def look():
+    busy.append([each.name for each in threading.enumerate()
+                 if (getattr(getattr(each, "_target", None), "__module__", None) or "").startswith("grpc.")])
+
+os.register_at_fork(before=look)  # handlers run in reverse: this one is the last before the fork
+import fencepost
+locks = fencepost.connect(sys.argv[1], ttl=300)
+locks.acquire("lock")
+waiting = threading.Thread(target=lambda: locks.acquire("lock", timeout=300), daemon=True)
+waiting.start()
+while not (busy and busy[-1]):  # until the waiter's stream is open
+    look()
+del busy[:-1]
+for _ in range(10):
+    if os.fork() == 0:
+        os._exit(0 if locks.acquire("child", timeout=30).release() else 1)
+    assert os.wait()[1] == 0
+print(bool(busy[0]), any(busy[1:]))
+os._exit(0)
+"""
+
+
+def test_no_thread_is_inside_grpc_at_a_fork(server: Etcd) -> None:
+    """Else its child dies in gRPC now and then; here a stream was open, and its thread at work."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, server.url], capture_output=True, text=True, timeout=2 * PATIENCE
+    )
+    assert (done.stdout, done.returncode) == ("True False\n", 0), done.stderr
