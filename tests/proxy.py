@@ -20,6 +20,7 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self._sockets: list[socket.socket] = []
         self.port: int = self._listener.getsockname()[1]
+        self._trap = b""
         self.held = 0
         """Bytes that were held back."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -45,6 +46,9 @@ class Proxy:
     def _carry(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if up and self._trap and self._trap in data:
+                    self._trap = b""
+                    self._open[False].clear()
                 if not self._open[up].is_set():
                     self.held += len(data)
                     self._open[up].wait()
@@ -58,6 +62,10 @@ class Proxy:
         for direction, wanted in ((True, up), (False, down)):
             if wanted:
                 self._open[direction].clear()
+
+    def lose_answer_to(self, request: bytes) -> None:
+        """Let the next request that contains these bytes through, and from then on no answer."""
+        self._trap = request
 
     def mend(self) -> None:
         """Let go of what was held back."""

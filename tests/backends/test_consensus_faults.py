@@ -176,20 +176,44 @@ def test_a_waiter_outlives_a_broken_connection(kind: Kind, proxy: Proxy) -> None
         assert waiter.got_it().token > lease.token
 
 
-def test_a_request_whose_answer_is_lost_leaves_nothing_behind(kind: Kind, proxy: Proxy) -> None:
+def test_an_acquire_whose_answer_is_lost_leaves_nothing_behind(kind: Kind, proxy: Proxy) -> None:
     """The store carries it out, nobody hears of it, and the session lives on for other leases."""
-    with fencepost.connect(kind.url(proxy.address), ttl=TTL) as here, fencepost.connect(kind.url(), ttl=TTL) as there:
+    with fencepost.connect(kind.url(proxy.address), ttl=60) as here, fencepost.connect(kind.url(), ttl=60) as there:
         other = here.acquire("another")
-        proxy.silence(up=False)
-        with pytest.raises(BackendError):
-            here.acquire("doubt", timeout=PATIENCE)
-        proxy.mend()
-        assert proxy.held > 0
+        assert there.acquire("doubt").release(), "it has been used before"
+        proxy.lose_answer_to(b"doubt")
+        failed: list[BackendError] = []
+
+        def ask() -> None:
+            with pytest.raises(BackendError) as raised:
+                here.acquire("doubt", timeout=PATIENCE)
+            failed.append(raised.value)
+
+        asking = background(ask)
+        assert wait_until(lambda: there.status("doubt") is not None, timeout=PATIENCE), "the store carried it out"
         proxy.drop()
-        lease = there.acquire("doubt", timeout=PATIENCE)
+        proxy.mend()
+        asking.join(PATIENCE)
+        assert failed[0].ambiguous
+        assert proxy.held > 0, "the answer was to be held back"
+        assert there.acquire("doubt", timeout=PATIENCE / 2).release(), "long before the session could expire"
+        assert wait_until(lambda: renewed(other), timeout=PATIENCE)
+        assert other.release()
+
+
+def test_a_waiter_whose_answer_is_lost_gets_its_lock_all_the_same(kind: Kind, proxy: Proxy) -> None:
+    with fencepost.connect(kind.url(proxy.address), ttl=60) as here, fencepost.connect(kind.url(), ttl=60) as there:
+        lease = there.acquire("late")
+        waiter = Waiter(here, "late")
+        proxy.lose_answer_to(b'"lock"' if isinstance(kind.server, Consul) else b"late")
         assert lease.release()
-        assert wait_until(lambda: there.status("doubt") is None, timeout=PATIENCE)
-        other.release()
+        assert wait_until(lambda: proxy.held > 0, timeout=PATIENCE), "its answer was to be held back"
+        proxy.drop()
+        proxy.mend()
+        assert wait_until(lambda: waiter.lease is not None, timeout=PATIENCE / 2), "before any session expires"
+        assert waiter.got_it().token > lease.token
+        assert waiter.got_it().release()
+        assert there.acquire("late", timeout=PATIENCE / 2).release()
 
 
 def test_a_store_that_is_not_there_is_named(kind: Kind) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -15,6 +14,7 @@ from fencepost.backends.consul_http import BATCH, Answer, Forbidden, Http
 from fencepost.backends.consul_lines import Lines
 from fencepost.backends.consul_names import decode, encode
 from fencepost.backends.consul_sessions import Session, Sessions
+from fencepost.backends.consul_url import read
 from fencepost.backends.overdue import Overdue
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
@@ -60,34 +60,12 @@ class Consul(Backend):
 
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
-        options = address.options(
-            dc=str,
-            tls=_flag,
-            ca=str,
-            cert=str,
-            key=str,
-            lock_delay=check.duration,
-            session_ttl_min=check.duration,
-            connect_timeout=check.duration,
-            timeout=check.duration,
-        )
-        if address.user:
-            raise ConfigError("Consul has no users; write its ACL token as consul://:TOKEN@host")
-        self._lock_delay = options.get("lock_delay", 0.0)
-        if self._lock_delay > 60:
-            raise ConfigError(f"lock_delay is at most 60s in Consul, not {self._lock_delay:g}s")
-        if "session_ttl_min" in options:
-            self.promises = dataclasses.replace(self.promises, min_ttl=options["session_ttl_min"])
-        self._root = address.path.strip("/")
-        self._http = Http(
-            [(host or "localhost", port or 8500) for host, port in address.hosts or (("localhost", None),)],
-            driver,
-            tls=_tls(options) if options.get("tls") or options.keys() & {"ca", "cert", "key"} else None,
-            token=address.password,
-            query={"dc": options["dc"]} if "dc" in options else {},
-            connect_timeout=options.get("connect_timeout", 5.0),
-            timeout=options.get("timeout", 10.0),
-        )
+        settings = read(address)
+        if settings.min_ttl is not None:
+            self.promises = dataclasses.replace(self.promises, min_ttl=settings.min_ttl)
+        self._root = settings.root
+        self._lock_delay = settings.lock_delay
+        self._http = Http(settings, driver)
         self._start()
 
     def _start(self) -> None:
@@ -161,18 +139,29 @@ class Consul(Backend):
         now = self.driver.now()
         renewed = await self._sessions.renew([held.session for _, held in known])
         alive = [each for each, yes in zip(known, renewed, strict=True) if yes]
-        for start in range(0, len(alive), BATCH):
-            part = alive[start : start + BATCH]
+        checked = await self._locked([held for _, held in alive])
+        good = {index for (index, _), yes in zip(alive, checked, strict=True) if yes}
+        # A leader that was just elected may not know yet what it will: ask again, past that, who says no.
+        bad = [(index, held) for index, held in known if index not in good]
+        still = await self._locked([held for _, held in bad], consistent="")
+        for (index, _), yes in zip(bad, still, strict=True):
+            answers[index] = Renewal.UNKNOWN if yes else Renewal.LOST
+        for index in good:
+            if self._overdue.extend(holds[index].holder, now + holds[index].ttl):
+                answers[index] = Renewal.RENEWED
+        return answers
+
+    async def _locked(self, helds: Sequence[_Held], **query: str) -> list[bool]:
+        """Whether each key is still locked by its hold's session."""
+        answers = []
+        for start in range(0, len(helds), BATCH):
             checks = [
                 {"KV": {"Verb": "check-session", "Key": self._key(held.name), "Session": held.session.id}}
-                for _, held in part
+                for held in helds[start : start + BATCH]
             ]
-            answer = await self._http.one("PUT", "txn", checks)
+            answer = await self._http.one("PUT", "txn", checks, **query)
             gone = {error["OpIndex"] for error in answer.json["Errors"] or ()}
-            for place, (index, _) in enumerate(part):
-                hold = holds[index]
-                if place not in gone and self._overdue.extend(hold.holder, now + hold.ttl):
-                    answers[index] = Renewal.RENEWED
+            answers += [place not in gone for place in range(len(checks))]
         return answers
 
     async def release(self, name: str, holder: str, token: int) -> bool:
@@ -303,16 +292,3 @@ def _owner(pair: dict[str, Any]) -> tuple[str, float]:
         return check.holder(holder), float(ttl)
     except ValueError:
         return str(pair["Session"]), 0.0
-
-
-def _tls(options: dict[str, Any]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.get("ca"))
-    if "cert" in options:
-        context.load_cert_chain(options["cert"], options.get("key"))
-    return context
-
-
-def _flag(value: str) -> bool:
-    if value not in ("0", "1"):
-        raise ValueError("it is 0 or 1")
-    return value == "1"

@@ -9,10 +9,10 @@ import json
 import select
 import socket
 import ssl
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from fencepost.backends.consul_url import Settings
 from fencepost.backends.fork import sever
 from fencepost.drive import Asyncio, Driver
 from fencepost.errors import BackendError
@@ -152,24 +152,12 @@ class _TaskLink(_Link):
 class Http:
     """A client of one Consul agent, or of the first of several that can be reached."""
 
-    def __init__(
-        self,
-        hosts: Iterable[tuple[str, int]],
-        driver: Driver,
-        *,
-        tls: ssl.SSLContext | None,
-        token: str | None,
-        query: dict[str, str],
-        connect_timeout: float,
-        timeout: float,
-    ) -> None:
-        self._hosts = list(hosts)
+    def __init__(self, settings: Settings, driver: Driver) -> None:
+        self._settings = settings
+        self._hosts = settings.hosts
         self._kind = _TaskLink if isinstance(driver, Asyncio) else _Link
-        self._tls = tls
-        self._query = query
-        self._connect_timeout = connect_timeout
-        self._timeout = timeout
-        self._head = f"Host: {self._hosts[0][0]}\r\n" + (f"X-Consul-Token: {token}\r\n" if token else "")
+        token = f"X-Consul-Token: {settings.token}\r\n" if settings.token else ""
+        self._head = f"Host: {self._hosts[0][0]}\r\n{token}"
         self.place = ",".join(f"{host}:{port}" for host, port in self._hosts)
         self._closed = False
         self._links: set[_Link] = set()
@@ -177,7 +165,7 @@ class Http:
 
     def request(self, method: str, path: str, body: Any = None, **query: object) -> bytes:
         """A request's bytes; ``path`` below /v1/, not yet quoted."""
-        params = urlencode({**self._query, **query})
+        params = urlencode({**self._settings.query, **query})
         data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         line = f"{method} /v1/{quote(path)}{'?' + params if params else ''} HTTP/1.1\r\n"
         return f"{line}{self._head}Content-Length: {len(data)}\r\n\r\n".encode() + data
@@ -194,7 +182,7 @@ class Http:
         try:
             for start in range(0, len(requests), BATCH):
                 batch = requests[start : start + BATCH]
-                answers += await link.exchange(b"".join(batch), len(batch), self._timeout + patience)
+                answers += await link.exchange(b"".join(batch), len(batch), self._settings.timeout + patience)
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: that was no HTTP
             self._drop(link)
             raise self._failure(str(error) or "no answer in time", ambiguous=True) from error
@@ -229,7 +217,7 @@ class Http:
         last: OSError | None = None
         for host, port in self._hosts:
             try:
-                link = await self._kind.connect(host, port, self._tls, self._connect_timeout)
+                link = await self._kind.connect(host, port, self._settings.tls, self._settings.connect_timeout)
                 self._links.add(link)
                 return link
             except OSError as error:

@@ -172,10 +172,7 @@ class ZooKeeper(Backend):
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is not None:
             return [status for status, _ in await self._line(name)]
-        session = await self._session()
-        _, listed = await session.ask(Sync("/"), GetChildren(self._root, None))
-        children = [] if isinstance(listed.error, NoNodeError) else listed.get()
-        found = sorted(filter(None, map(names.decode, children)))
+        found = sorted(filter(None, map(names.decode, await self._children(await self._session()))))
         return [status for each in found if each.startswith(prefix) for status, _ in await self._line(each)]
 
     async def evict(self, name: str) -> Status | None:
@@ -198,9 +195,7 @@ class ZooKeeper(Backend):
 
     async def doctor(self) -> list[Finding]:
         session = await self._session()
-        _, listed = await session.ask(Sync("/"), GetChildren(self._root, None))
-        children = [] if isinstance(listed.error, NoNodeError) else listed.get()
-        folders = [f"{self._root.rstrip('/')}/{child}" for child in children]
+        folders = [f"{self._root.rstrip('/')}/{child}" for child in await self._children(session)]
         stats = await session.ask(*(Exists(folder, None) for folder in folders)) if folders else []
         # A stat tells twice the number of children ever made, less those that are there, in 32 bits.
         counts = {
@@ -208,8 +203,7 @@ class ZooKeeper(Backend):
             for folder, stat in zip(folders, stats, strict=True)
             if stat.value
         }
-        hosts = len(self.address.hosts)
-        return await self.driver.offload(examine, session, hosts, _USUAL, counts)
+        return await self.driver.offload(examine, session, len(self.address.hosts), _USUAL, counts)
 
     async def close(self) -> None:
         self._closed = True
@@ -224,6 +218,11 @@ class ZooKeeper(Backend):
 
     def _folder(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{names.encode(name)}"
+
+    async def _children(self, session: Session) -> list[str]:
+        """What is below the root, as the leader sees it."""
+        _, listed = await session.ask(Sync("/"), GetChildren(self._root, None))
+        return [] if isinstance(listed.error, NoNodeError) else listed.get()
 
     async def _session(self, ttl: float | None = None) -> Session:
         """The session for leases of this ttl, connected; without one, any."""
