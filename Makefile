@@ -19,7 +19,7 @@ demo: .venv/demo.stamp ## Watch a paused holder corrupt a resource, then be refu
 	@.venv/bin/fencepost demo $(ARGS)
 
 test: setup servers ## Run every test against real servers (ARGS="-k name" to choose)
-	FENCEPOST_REQUIRE_SERVERS=1 $(PY) -m pytest -n 3 --dist worksteal $(ARGS)
+	scripts/test $(ARGS)
 
 check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .
