@@ -145,9 +145,7 @@ class Etcd(Backend):
                 if watch is not None:
                     await signal.wait(None if left == inf else left)
                     if watch.refused and "auth" not in watch.refused:
-                        raise BackendError(
-                            f"etcd watches nothing here: {watch.refused}", backend="etcd", ambiguous=False
-                        )
+                        raise BackendError(f"etcd refuses to watch: {watch.refused}", backend="etcd", ambiguous=False)
                 pause = 0.05
             except Outage:
                 # It goes on when the store does: its place in line is kept for as long as its session lives.
