@@ -45,6 +45,14 @@ def fence(*arguments: str, code: int = 0) -> Result:
     return done  # type: ignore[no-any-return]  # typer carries its own click
 
 
+def test_the_readme_names_what_there_is() -> None:
+    table = tables(promised()).split("\n\n")[0]
+    assert (
+        f"<!-- backends: begin -->\n{table}\n<!-- backends: end -->"
+        in PAGE.parents[1].joinpath("README.md").read_text()
+    )
+
+
 def test_ls_lists_what_is_held(locks: sync.Locks, where: str) -> None:
     one, two = locks.acquire("jobs/one"), locks.acquire("other")
     assert fence("ls", "--backend", where).stdout.splitlines()[0].startswith(f"jobs/one  token {one.token}, holder ")
