@@ -145,7 +145,7 @@ export function showSwitches() {
   for (const name of ["backend", "fencing", "ttl"]) byId(name).value = settings[name];
   byId("renew").checked = settings.renew;
   const rows = Object.entries({ seed: scenario.seed, ...settings, until: scenario.until });
-  byId("settings").replaceChildren(...rows.flatMap(([name, value]) => [el("dt", null, name), el("dd", null, Array.isArray(value) ? value.join(", ") : String(value))]));
+  byId("settings").replaceChildren(...rows.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, Array.isArray(value) ? value.join(", ") : String(value)))));
 }
 
 /** The next of a select's choices, as if picked by hand. */

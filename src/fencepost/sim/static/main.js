@@ -128,6 +128,7 @@ function setUp() {
   byId("speed").value = state.speed;
   byId("speed").addEventListener("change", (event) => { state.speed = Number(event.target.value); });
   byId("scrub").addEventListener("input", (event) => seek(Number(event.target.value)));
+  byId("more").open = innerWidth > 860;
   click("play", toggle);
   click("start", () => seek(0));
   click("finish", () => seek(state.model.until));

@@ -1,0 +1,104 @@
+"""A real Chromium, driven over the WebDriver protocol by what a person would click and read."""
+
+import http.client
+import json
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from tests.processes import HOST, Server, program, wait_until
+
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@dataclass(kw_only=True, eq=False)
+class Browser(Server):
+    """chromedriver with one Chromium; everything it stores is gone with it."""
+
+    width: int = 1300
+    height: int = 1000
+    session: str = field(default="", init=False)
+
+    def command(self) -> list[str]:
+        return [program("CHROMEDRIVER"), f"--port={self.port}", *self.args]
+
+    def ping(self) -> bool:
+        return bool(self._ask("GET", "/status")["ready"])
+
+    def __enter__(self) -> Self:
+        self.start()
+        flags = [*_FLAGS, f"--user-data-dir={self.folder / 'profile'}", f"--window-size={self.width},{self.height}"]
+        wanted = {
+            "goog:chromeOptions": {"binary": program("CHROMIUM"), "args": flags},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
+        try:
+            self.session = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._ask("DELETE", f"/session/{self.session}")
+        finally:
+            self.close()
+
+    def open(self, url: str) -> None:
+        # A fragment alone would not load the page again.
+        self._in("POST", "/url", {"url": "about:blank"})
+        self._in("POST", "/url", {"url": url})
+
+    def click(self, css: str) -> None:
+        found = self._in("POST", "/element", {"using": "css selector", "value": css})[_ELEMENT]
+        self._in("POST", f"/element/{found}/click", {})
+
+    def choose(self, css: str, value: str) -> None:
+        """Pick an option of a select by its value, as with the mouse."""
+        self.click(f'{css} option[value="{value}"]')
+
+    def press(self, *keys: str) -> None:
+        """Keys on whatever has the focus."""
+        strokes = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self._in("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": strokes}]})
+
+    def run(self, script: str) -> Any:
+        return self._in("POST", "/execute/sync", {"script": script, "args": []})
+
+    def text(self, css: str) -> str:
+        """What a person reads there, '' if there is nothing."""
+        return str(self.run(f"return document.querySelector({json.dumps(css)})?.innerText ?? ''"))
+
+    def wait(self, condition: str, timeout: float = 30) -> None:
+        """Until an expression is true in the page."""
+        assert wait_until(lambda: bool(self.run(f"return Boolean({condition})")), timeout=timeout, poll=0.05), condition
+
+    def complaints(self) -> list[str]:
+        """What the console said since the last time, of warnings and worse."""
+        said = self._in("POST", "/se/log", {"type": "browser"})
+        return [each["message"] for each in said if each["level"] in ("WARNING", "SEVERE")]
+
+    def _in(self, method: str, path: str, body: object = None) -> Any:
+        return self._ask(method, f"/session/{self.session}{path}", body)
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=120)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            reply = connection.getresponse()
+            value = json.loads(reply.read())["value"]
+        finally:
+            connection.close()
+        if reply.status != 200:
+            raise AssertionError(f"{method} {path}: {value['error']}: {value['message'].splitlines()[0]}")
+        return value

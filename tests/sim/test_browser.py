@@ -1,0 +1,201 @@
+"""The page in a real Chromium, by what a person clicks, types and reads."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fencepost.lab.history import lines
+from fencepost.sim import parse, run
+from fencepost.sim.guided import guided, variant
+from fencepost.sim.serve import server
+from fencepost.sim.site import export
+from tests.conftest import unavailable
+from tests.processes import Missing
+from tests.sim.browser import Browser
+
+CARD = '.card[data-who="{}"] [data-do="{}"]'
+
+
+@contextmanager
+def serving(started: ThreadingHTTPServer) -> Iterator[str]:
+    with started:
+        thread = threading.Thread(target=started.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{started.server_port}/"
+        started.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        with Browser() as started:
+            yield started
+    except Missing as missing:
+        unavailable(str(missing))
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[str]:
+    with serving(server(0)) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def no_complaints(browser: Browser) -> Iterator[None]:
+    yield
+    assert browser.complaints() == []
+
+
+def wait_score(browser: Browser, **wanted: str) -> None:
+    parts = (
+        f"document.querySelector('[data-score={name}]')?.innerText === {json.dumps(value)}"
+        for name, value in wanted.items()
+    )
+    browser.wait(" && ".join(parts))
+
+
+def test_the_first_scenario_by_its_address_with_fencing_off_and_on(browser: Browser, page: str) -> None:
+    browser.open(f"{page}#story=gc-pause&v=0")
+    wait_score(browser, accepted="0")
+    browser.choose("#speed", "8")
+    browser.click("#play")
+    wait_score(browser, accepted="2", refused="0", corrupted="1", lost="1", value="1")
+    assert "from B, A" in browser.text("#score")
+    assert "Corruption: A writes 1 (token 1)" in browser.text("#log")
+    browser.wait("document.querySelector('#notes .current')?.innerText.includes('Two holders, one corrupted counter')")
+    assert browser.run("return document.querySelectorAll('.verdict.corrupt').length") == 2
+
+    browser.choose("#fencing", "enter")
+    browser.wait("document.querySelector('#variants [aria-pressed=true]')?.innerText === 'Fencing on'")
+    browser.click("#finish")
+    wait_score(browser, accepted="1", refused="1", corrupted="0", lost="0", mark="2")
+    assert "Refused: write of A with token 1, mark 2" in browser.text("#log")
+    assert browser.run("return document.querySelector('.verdicts').textContent").count("token 1, mark 2") == 1
+
+
+@pytest.mark.parametrize(
+    ("fencing", "outcome"),
+    [
+        ("off", {"accepted": "2", "refused": "0", "corrupted": "1", "lost": "1"}),
+        ("enter", {"accepted": "1", "refused": "1", "corrupted": "0", "lost": "0"}),
+    ],
+)
+def test_the_same_by_hand_in_an_empty_world(browser: Browser, page: str, fencing: str, outcome: dict[str, str]) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    browser.click("#sandbox")
+    browser.wait("document.querySelector('#story').value === '*own'")
+    browser.click("#startclock")
+    browser.choose("#fencing", fencing)
+    browser.wait(f"document.querySelector('#timeline').textContent.includes('fencing {fencing}')")
+
+    def at(seconds: float) -> None:
+        browser.run(
+            f"const s = document.querySelector('#scrub'); s.value = {seconds}; s.dispatchEvent(new Event('input'))"
+        )
+
+    def do(who: str, what: str) -> None:
+        count = "document.querySelectorAll('.action').length"
+        before = browser.run(f"return {count}")
+        browser.click(CARD.format(who, what))
+        browser.wait(f"{count} > {before}")
+
+    for seconds, who, what in [
+        (0, "A", "acquire"),
+        (0.1, "A", "read"),
+        (0.2, "A", "pause"),
+        (0.3, "A", "write"),
+        (1, "B", "acquire"),
+        (6, "B", "rmw"),
+    ]:
+        at(seconds)
+        do(who, what)
+    at(7)
+    assert "paused" in browser.text('.card[data-who="A"] .status')
+    assert "the service does not agree" in browser.text('.card[data-who="A"] .status')
+    browser.click("#finish")
+    wait_score(browser, **outcome)
+
+    browser.wait("location.hash.endsWith(`&t=${document.querySelector('#scrub').max}`)")
+    shared = browser.run("return location.href")
+    browser.open(shared)
+    wait_score(browser, **outcome)
+
+
+def test_going_back_and_acting_forks_and_undo_returns(browser: Browser, page: str) -> None:
+    browser.open(f"{page}#story=gc-pause&v=0&t=5.5")
+    wait_score(browser, holder="B")
+    browser.click("#startclock")
+    browser.click(CARD.format("B", "release"))
+    browser.wait("document.querySelector('#story').value === '*own'")
+    browser.click("#finish")
+    wait_score(browser, accepted="1", holder="none")
+    browser.click("#undo")
+    browser.wait("document.querySelector('#story').value === 'gc-pause'")
+    browser.click("#finish")
+    wait_score(browser, accepted="2", corrupted="1")
+
+
+def test_the_keyboard_does_it_too(browser: Browser, page: str) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    browser.press("x")
+    browser.wait("document.querySelector('#story').value === '*own'")
+    browser.press("c", "2", "a")
+    browser.wait("document.querySelectorAll('.action').length === 1")
+    browser.press(".", ".", ".")
+    wait_score(browser, holder="B", token="1")
+    browser.press("?")
+    browser.wait("document.querySelector('#keys').open")
+    assert "client: acquire" in browser.text("#keys")
+
+
+def test_every_guided_variant_is_scored_as_its_trace_ends(browser: Browser, page: str) -> None:
+    for story in guided():
+        for number in range(len(story["variants"])):
+            scenario = variant(story, number)
+            end = run(scenario)[-1]
+            browser.open(f"{page}#story={story['name']}&v={number}&t={scenario.until}")
+            counts = {name: str(end[name]) for name in ("value", "accepted", "refused", "corrupted")}
+            wait_score(browser, **counts, lost=str(end["lost_updates"]))
+
+
+def test_an_export_plays_what_was_recorded_and_offers_no_more(browser: Browser, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    history.write_text(lines(run(parse({"actions": [{"at": 0, "who": "C", "do": "acquire"}], "until": 2}))))
+    export(tmp_path / "site", history)
+
+    class Files(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    files = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(tmp_path / "site")))
+    with serving(files) as url:
+        browser.open(f"{url}#story=gc-pause&v=1&t=12")
+        wait_score(browser, refused="1")
+        assert browser.run("return document.querySelector('#cards fieldset').disabled") is True
+        assert "recorded scenarios" in browser.text("#recorded")
+        browser.open(f"{url}#play")
+        wait_score(browser, accepted="0")
+        browser.click("#finish")
+        wait_score(browser, holder="C", token="1")
+
+
+def test_it_fits_a_narrow_phone(browser: Browser, page: str) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    # A window has a least width; a frame of the page's own has none.
+    browser.run(
+        "const f = document.createElement('iframe'); f.id = 'phone'; f.width = 360; f.height = 740;"
+        "f.src = location.pathname + '?phone#story=gc-pause&v=1&t=12'; document.body.append(f)"
+    )
+    inside = "document.querySelector('#phone').contentDocument"
+    browser.wait(f"{inside}.querySelector('[data-score=refused]')?.innerText === '1'")
+    assert browser.run(f"return {inside}.documentElement.scrollWidth") <= 360
