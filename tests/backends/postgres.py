@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 
@@ -13,6 +14,9 @@ from fencepost import sync
 from tests.conftest import unavailable
 from tests.processes import wait_until
 from tests.servers import Missing, Postgres
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LONG = 60.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry
 PATIENCE = 30.0
@@ -50,5 +54,15 @@ def line(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
     return waiters()
 
 
-def crowd(size: int = 64) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(size, "crowd")
+def aside(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+    """Make a call on a thread of its own; a test that has failed does not wait for one that is stuck."""
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call(*args, **options))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return done

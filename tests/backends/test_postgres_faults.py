@@ -11,7 +11,7 @@ import fencepost
 from fencepost import aio
 from fencepost.drive import boottime
 from fencepost.errors import BackendError
-from tests.backends.postgres import LONG, PATIENCE, crowd, line, session
+from tests.backends.postgres import LONG, PATIENCE, aside, line, session
 from tests.processes import wait_until
 from tests.redis_servers import Proxy
 from tests.servers import HOST, Postgres
@@ -30,11 +30,11 @@ def name() -> str:
 
 def test_holder_and_waiters_survive_a_crash_of_the_server_in_order(server: Postgres, name: str) -> None:
     """kill -9, and a restart after a while: the hold is still there, and so is the line."""
-    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
         waiters = []
         for place in range(3):
-            waiters.append(threads.submit(locks.acquire, name))
+            waiters.append(aside(locks.acquire, name))
             line(locks, name, place + 1)
         order = line(locks, name, 3)
         server.kill()
@@ -53,9 +53,9 @@ def test_holder_and_waiters_survive_a_crash_of_the_server_in_order(server: Postg
 
 
 def test_a_hold_that_ran_out_while_the_server_was_down_goes_to_the_next(server: Postgres, name: str) -> None:
-    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name, ttl=0.5)
-        waiter = threads.submit(locks.acquire, name)
+        waiter = aside(locks.acquire, name)
         line(locks, name, 1)
         server.kill()
         assert holder.lost.wait(PATIENCE)
@@ -65,9 +65,9 @@ def test_a_hold_that_ran_out_while_the_server_was_down_goes_to_the_next(server: 
 
 
 def test_a_holder_knows_of_its_loss_by_its_deadline_while_the_server_is_frozen(server: Postgres, name: str) -> None:
-    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name, ttl=0.6)
-        waiter = threads.submit(locks.acquire, name)
+        waiter = aside(locks.acquire, name)
         line(locks, name, 1)
         with server.paused():
             assert holder.lost.wait(PATIENCE)
@@ -100,11 +100,11 @@ def test_the_same_through_asyncio(server: Postgres, name: str) -> None:
 
 def test_a_cut_connection_is_lost_in_time_and_replaced(server: Postgres, name: str) -> None:
     """Nothing gets through any more, and nobody says so. Behind the cut, the session still lives."""
-    with Proxy(server.port) as proxy, crowd() as threads:
+    with Proxy(server.port) as proxy:
         url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s"
         with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
             holder = locks.acquire(name, ttl=0.6)
-            waiter = threads.submit(locks.acquire, name)
+            waiter = aside(locks.acquire, name)
             line(others, name, 1)
             proxy.cut()
             assert holder.lost.wait(PATIENCE)
@@ -135,10 +135,10 @@ def test_sessions_that_were_ended_are_replaced_unseen(server: Postgres, name: st
     """By an administrator, a failover or an idle timeout: the pool's, and the one that listens."""
     kill = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'mine'"
     url = f"{server.url}?application_name=mine"
-    with fencepost.connect(url, ttl=LONG) as locks, session(server) as other, crowd() as threads:
+    with fencepost.connect(url, ttl=LONG) as locks, session(server) as other:
         for _ in range(3):
             holder = locks.acquire(name)
-            waiter = threads.submit(locks.acquire, name)
+            waiter = aside(locks.acquire, name)
             line(locks, name, 1)
             assert len(other.execute(kill).fetchall()) >= 2, "one of the pool, and one that listens"
             assert holder.release()
@@ -151,7 +151,7 @@ def test_a_database_that_defaults_to_serializable_transactions_loses_no_update(s
         other.execute("CREATE DATABASE strict")
         other.execute("ALTER DATABASE strict SET default_transaction_isolation = serializable")
     value, url = [0], server.url.replace("/postgres", "/strict").replace("strict@", "postgres@")
-    with fencepost.connect(url, ttl=LONG) as locks, crowd(8) as threads:
+    with fencepost.connect(url, ttl=LONG) as locks:
 
         def increment() -> None:
             for _ in range(20):
@@ -160,7 +160,7 @@ def test_a_database_that_defaults_to_serializable_transactions_loses_no_update(s
                     time.sleep(0)
                     value[0] = seen + 1
 
-        for task in [threads.submit(increment) for _ in range(8)]:
+        for task in [aside(increment) for _ in range(8)]:
             task.result(2 * PATIENCE)
         assert value == [160]
         assert locks.list() == []

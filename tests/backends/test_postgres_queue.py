@@ -11,7 +11,7 @@ import pytest
 import fencepost
 from fencepost.backends import postgres_ear
 from fencepost.backends.postgres_ear import Ear
-from tests.backends.postgres import LONG, PATIENCE, crowd, line, session, started
+from tests.backends.postgres import LONG, PATIENCE, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
 from tests.bouncer import PgBouncer
 from tests.processes import wait_until
@@ -27,6 +27,9 @@ def server() -> Iterator[Postgres]:
 @pytest.fixture
 def name() -> str:
     return f"lock-{secrets.token_hex(4)}"
+
+
+LISTENS = "SELECT listens FROM fencepost.process JOIN fencepost.waiter ON process = id WHERE name = %s"
 
 
 def calls(server: Postgres) -> dict[str, int]:
@@ -57,7 +60,7 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
     before = calls(server)
     served: list[str] = []
     gate = threading.Lock()
-    with fencepost.connect(server.url, ttl=LONG) as locks, crowd(count) as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
 
         def pass_on() -> None:
@@ -66,7 +69,7 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
                 served.append(lease.holder)
             assert lease.release()
 
-        tasks = [threads.submit(pass_on) for _ in range(count)]
+        tasks = [aside(pass_on) for _ in range(count)]
         waiters = line(locks, name, count)
         assert holder.release()
         for task in tasks:
@@ -81,13 +84,14 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
 
 
 def test_waiters_of_killed_processes_are_skipped_at_once(server: Postgres, name: str) -> None:
-    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
         dead = Waiters(server.url, name, 100)
         line(locks, name, 100)
-        behind = [threads.submit(locks.acquire, name) for _ in range(2)]
+        behind = [aside(locks.acquire, name) for _ in range(2)]
         line(locks, name, 102)
         assert dead.kill() == []
+        assert wait_until(lambda: listening(server) == 1, timeout=PATIENCE), "the server has noticed"
         assert holder.release()
         assert wait_until(lambda: any(each.done() for each in behind), timeout=PATIENCE)
         lease = next(each for each in behind if each.done()).result()
@@ -104,13 +108,12 @@ def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Pos
         fencepost.connect(server.url, ttl=LONG) as silent,
         fencepost.connect(server.url, ttl=LONG) as locks,
         session(server) as other,
-        crowd() as threads,
     ):
         holder = locks.acquire(name)
-        skipped = threads.submit(silent.acquire, name)
+        skipped = aside(silent.acquire, name)
         line(locks, name, 1)
         other.execute("UPDATE fencepost.process SET until = clock_timestamp() - interval '1 second'")
-        behind = threads.submit(locks.acquire, name)
+        behind = aside(locks.acquire, name)
         line(locks, name, 2)
         other.execute(
             "UPDATE fencepost.process SET until = clock_timestamp() + interval '1 minute' WHERE id = "
@@ -125,7 +128,7 @@ def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Pos
 
 
 def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: str) -> None:
-    with fencepost.connect(server.url, ttl=LONG, queue_limit=5) as locks, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG, queue_limit=5) as locks:
         holder = locks.acquire(name)
         dead = Waiters(server.url, name, 5)
         line(locks, name, 5)
@@ -134,7 +137,7 @@ def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: s
         dead.kill()
 
         assert wait_until(lambda: listening(server) == 1, timeout=PATIENCE), "the server has noticed"
-        waiter = threads.submit(locks.acquire, name)
+        waiter = aside(locks.acquire, name)
         line(locks, name, 1)
         assert holder.release()
         assert waiter.result(PATIENCE).release()
@@ -142,9 +145,9 @@ def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: s
 
 def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> None:
     """NOTIFY is open to everybody in the database: what it says without a grant behind it is found out."""
-    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         holder = locks.acquire(name)
-        waiter = threads.submit(locks.acquire, name)
+        waiter = aside(locks.acquire, name)
         line(locks, name, 1)
         ((process,),) = other.execute("SELECT process FROM fencepost.waiter WHERE name = %s", [name]).fetchall()
         other.execute("SELECT pg_notify('fencepost_' || %s::bigint, 'nonsense')", [process])
@@ -160,10 +163,10 @@ def test_nobody_listens_when_nobody_waits_any_more(
 ) -> None:
     monkeypatch.setattr(postgres_ear, "LINGER", 0.1)
     monkeypatch.setattr(postgres_ear, "_LISTENING", (0.1, 15.0))
-    with fencepost.connect(server.url, ttl=LONG) as locks, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
         for _ in range(2):
             holder = locks.acquire(name)
-            waiter = threads.submit(locks.acquire, name)
+            waiter = aside(locks.acquire, name)
             line(locks, name, 1)
             assert holder.release()
             assert waiter.result(PATIENCE).release()
@@ -180,14 +183,12 @@ def test_a_way_to_listen_that_leads_nowhere_is_said_so(server: Postgres, name: s
 
 
 def test_behind_a_pooler_a_direct_way_to_listen_makes_waiting_silent(server: Postgres, name: str) -> None:
-    with PgBouncer(target=server.url) as bouncer, session(server) as other, crowd() as threads:
+    with PgBouncer(target=server.url) as bouncer, session(server) as other:
         for url, listens in ((bouncer.url, False), (f"{bouncer.url}?listen={quote(server.url, safe='')}", True)):
             with fencepost.connect(url, ttl=LONG) as locks:
                 holder = locks.acquire(name)
-                waiter = threads.submit(locks.acquire, name)
+                waiter = aside(locks.acquire, name)
                 line(locks, name, 1)
-                assert other.execute(
-                    "SELECT listens FROM fencepost.process WHERE id = (SELECT process FROM fencepost.waiter)"
-                ).fetchall() == [(listens,)]
+                assert other.execute(LISTENS, [name]).fetchall() == [(listens,)]
                 assert holder.release()
                 assert waiter.result(PATIENCE).release()

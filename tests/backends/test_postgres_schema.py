@@ -9,7 +9,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError, ConfigError
-from tests.backends.postgres import LONG, PATIENCE, crowd, line, session
+from tests.backends.postgres import LONG, PATIENCE, aside, line, session
 from tests.servers import Postgres
 
 
@@ -29,8 +29,7 @@ def test_many_who_come_first_at_once_all_find_it_there(server: Postgres, schema:
         with fencepost.connect(f"{server.url}?schema={schema}", ttl=LONG) as locks, locks.lock("one") as lease:
             return lease.token
 
-    with crowd(12) as threads:
-        tokens = [task.result(PATIENCE) for task in [threads.submit(first) for _ in range(12)]]
+    tokens = [task.result(PATIENCE) for task in [aside(first) for _ in range(12)]]
     assert len(set(tokens)) == 12
 
 
@@ -75,9 +74,9 @@ def test_the_grants_named_in_the_file_are_enough(server: Postgres, schema: str) 
         other.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema}")
         other.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")
     url = f"{server.url.replace('postgres@', schema + '@')}?schema={schema}"
-    with fencepost.connect(url, ttl=LONG) as locks, crowd() as threads:
+    with fencepost.connect(url, ttl=LONG) as locks:
         lease = locks.acquire("one")
-        waiter = threads.submit(locks.acquire, "one")
+        waiter = aside(locks.acquire, "one")
         line(locks, "one", 1)
         lease.renew()
         assert lease.release()

@@ -7,7 +7,7 @@ import pytest
 
 import fencepost
 from tests import token_run
-from tests.backends.postgres import LONG, PATIENCE, crowd, session
+from tests.backends.postgres import LONG, PATIENCE, aside, session
 from tests.processes import wait_until
 from tests.servers import Postgres
 
@@ -33,12 +33,12 @@ def somebody_waits_for_a_row(server: Postgres) -> bool:
 
 def test_a_request_blocked_across_anothers_whole_life_gets_a_larger_token(server: Postgres, name: str) -> None:
     """The trap: a number drawn when the request began is smaller than those given out since."""
-    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         first = locks.acquire(name)
         assert first.release()
         with other.transaction():
             other.execute("SELECT 1 FROM fencepost.lock WHERE name = %s FOR UPDATE", [name])
-            late = threads.submit(locks.acquire, name)
+            late = aside(locks.acquire, name)
             assert wait_until(lambda: somebody_waits_for_a_row(server), timeout=PATIENCE)
             (((token,),),) = other.execute(TAKE, [name]).fetchall()
             assert other.execute(RELEASE, [name, token]).fetchall() == [(True,)]
@@ -47,11 +47,11 @@ def test_a_request_blocked_across_anothers_whole_life_gets_a_larger_token(server
 
 
 def test_so_does_one_blocked_on_a_lock_that_did_not_exist(server: Postgres, name: str) -> None:
-    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other, crowd() as threads:
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         assert locks.status(name) is None
         with other.transaction():
             (((token,),),) = other.execute(TAKE, [name]).fetchall()
-            late = threads.submit(locks.acquire, name)
+            late = aside(locks.acquire, name)
             assert wait_until(lambda: somebody_waits_for_a_row(server), timeout=PATIENCE)
             other.execute(RELEASE, [name, token])
         assert late.result(PATIENCE).token > token
@@ -59,11 +59,11 @@ def test_so_does_one_blocked_on_a_lock_that_did_not_exist(server: Postgres, name
 
 def test_a_request_that_waited_for_the_row_still_gets_its_whole_ttl(server: Postgres, name: str) -> None:
     """What counts is the clock when the row was locked, not when the request began."""
-    with fencepost.connect(server.url) as locks, session(server) as other, crowd() as threads:
+    with fencepost.connect(server.url) as locks, session(server) as other:
         assert locks.acquire(name).release()
         with other.transaction():
             other.execute("UPDATE fencepost.lock SET floor = floor + 1 WHERE name = %s", [name])
-            late = threads.submit(locks.try_acquire, name, ttl=1.0, renew=False)
+            late = aside(locks.try_acquire, name, ttl=1.0, renew=False)
             assert wait_until(lambda: somebody_waits_for_a_row(server), timeout=PATIENCE)
             ((before,),) = other.execute("SELECT clock_timestamp()").fetchall()
         assert late.result(PATIENCE)
