@@ -27,9 +27,11 @@ def serving(started: ThreadingHTTPServer) -> Iterator[str]:
     with started:
         thread = threading.Thread(target=started.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{started.server_port}/"
-        started.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{started.server_port}/"
+        finally:
+            started.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +188,21 @@ def test_an_export_plays_what_was_recorded_and_offers_no_more(browser: Browser, 
         wait_score(browser, accepted="0")
         browser.click("#finish")
         wait_score(browser, holder="C", token="1")
+
+
+def test_a_history_that_only_clients_wrote_shows_the_overlap(browser: Browser, tmp_path: Path) -> None:
+    kept = ("run", "asked", "acquired", "renewed", "lost", "releasing", "released", "read", "wrote")
+    trace = [line for line in run(variant(guided()[0], 0)) if line["ev"] in kept]
+    head = {name: value for name, value in trace[0].items() if name != "scenario"}
+    history = tmp_path / "history.jsonl"
+    history.write_text(lines([head, *trace[1:]]))
+    with serving(server(0, history)) as url:
+        browser.open(url)
+        wait_score(browser, accepted="0")
+        browser.click("#finish")
+        wait_score(browser, accepted="2", corrupted="1")
+        assert browser.run("return document.querySelectorAll('.bar.belief').length") == 2
+        assert browser.run("return document.querySelectorAll('#timeline .overdue').length") == 1
 
 
 def test_it_fits_a_narrow_phone(browser: Browser, page: str) -> None:

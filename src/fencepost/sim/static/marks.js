@@ -63,7 +63,7 @@ export function drawVerdicts(model, frame) {
   for (const access of model.accesses) {
     if (access.t < frame.from || access.t > frame.to) continue;
     const x = frame.x(access.t);
-    const flip = x > frame.right - 110;
+    const flip = x > frame.right - 98;
     const side = { "text-anchor": flip ? "end" : "start" };
     const beside = flip ? x - 10 : x + 10;
     if (access.refused) {
@@ -91,7 +91,9 @@ export function drawVerdicts(model, frame) {
 function steps(frame, lane, points, cls) {
   const group = svg("g", { class: cls });
   const { top, bottom } = frame.lane(lane);
-  const known = points.filter((point) => point.t <= frame.to && point.value !== null && point.value !== undefined);
+  const all = points.filter((point) => point.t <= frame.to);
+  const before = all.findLastIndex((point) => point.t <= frame.from);
+  const known = all.slice(Math.max(0, before));
   const numbers = known.map((point) => Number(point.value));
   const [least, most] = [Math.min(0, ...numbers), Math.max(1, ...numbers)];
   const y = (value) => bottom - 6 - ((Number(value) - least) / (most - least)) * (bottom - top - 20);
@@ -101,7 +103,7 @@ function steps(frame, lane, points, cls) {
   for (const point of known) {
     const x = frame.x(Math.max(point.t, frame.from));
     path += path ? ` H${x} V${y(point.value)}` : `M${x} ${y(point.value)}`;
-    if (point.t >= frame.from && (String(point.value) !== last || point.bad) && room(x, 7 * String(point.value).length)) {
+    if ((String(point.value) !== last || point.bad) && room(x, 7 * String(point.value).length)) {
       group.append(text(x + 3, y(point.value) - 4, point.bad ? `⚠ ${point.value}` : `${point.value}`, point.bad ? "number bad" : "number"));
     }
     last = String(point.value);

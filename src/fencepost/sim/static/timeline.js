@@ -37,7 +37,7 @@ function look() {
 function makeFrame(model, width) {
   const { list, height } = lanes(model);
   const narrow = width < 560;
-  const [left, right] = [narrow ? 54 : 92, width - 10];
+  const [left, right] = [narrow ? 62 : 92, width - 10];
   const { from, to } = view;
   const find = (name) => list.find((lane) => lane.name === name) ?? list[0];
   const middle = (name) => (find(name).top + find(name).bottom) / 2;

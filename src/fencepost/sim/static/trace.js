@@ -3,7 +3,22 @@ export const parseLines = (text) => text.split("\n").filter(Boolean).map((line) 
 
 const refusal = (line) => line.ev === "access" && !["admit", "replay", undefined].includes(line.verdict);
 
-export function build(lines) {
+/** A history without the resource's own lines: what the clients were told stands for them. */
+function judged(given) {
+  if (given.some((line) => line.ev === "access")) return given;
+  let highest = -1n;
+  return given.flatMap((line) => {
+    if (line.ev !== "wrote" || !["done", "refused"].includes(line.outcome)) return [line];
+    const done = line.outcome === "done";
+    const corrupt = done && BigInt(line.token) < highest;
+    if (done && !corrupt) highest = BigInt(line.token);
+    const applied = done ? { version: null, corrupt, zombie: false } : {};
+    return [line, { ...line, ev: "access", do: "write", verdict: done ? "admit" : line.verdict ?? "refused", mark: line.seen?.token ?? null, ...applied }];
+  });
+}
+
+export function build(given) {
+  const lines = judged(given);
   const head = lines[0]?.ev === "run" ? lines[0] : {};
   const until = head.scenario?.until ?? (lines.at(-1)?.t || 1);
   const owners = new Map();
@@ -72,16 +87,16 @@ function fault(model, line) {
 }
 
 function arrows(model) {
-  const judged = new Map();
+  const answered = new Map();
   for (const line of model.lines) {
     if (line.ev !== "access") continue;
     const access = { ...line, refused: refusal(line) };
     model.accesses.push(access);
-    if (line.message !== undefined) judged.set(line.message, access);
+    if (line.message !== undefined) answered.set(line.message, access);
     else model.arrows.push({ src: line.who, dst: "resource", sent: line.t, t: line.t, what: line.do, token: line.token, fate: "arrived", access });
   }
   for (const line of model.lines) {
-    if (line.ev === "message") model.arrows.push({ ...line, access: line.answers === undefined ? judged.get(line.id) : undefined });
+    if (line.ev === "message") model.arrows.push({ ...line, access: line.answers === undefined ? answered.get(line.id) : undefined });
   }
 }
 
