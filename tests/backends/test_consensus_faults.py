@@ -216,6 +216,29 @@ def test_a_waiter_whose_answer_is_lost_gets_its_lock_all_the_same(kind: Kind, pr
         assert there.acquire("late", timeout=PATIENCE / 2).release()
 
 
+def test_a_release_that_never_arrived_is_made_up_for(kind: Kind, proxy: Proxy) -> None:
+    """Its session lives on for other leases, so no ttl would end it."""
+    with fencepost.connect(kind.url(proxy.address), ttl=60) as here, fencepost.connect(kind.url(), ttl=60) as there:
+        lease, other = here.acquire("given"), here.acquire("kept")
+        proxy.silence()
+        failed: list[BackendError] = []
+
+        def give() -> None:
+            with pytest.raises(BackendError) as raised:
+                lease.release()
+            failed.append(raised.value)
+
+        giving = background(give)
+        assert wait_until(lambda: proxy.held > 0, timeout=PATIENCE), "the release was to be held back"
+        proxy.drop()
+        proxy.mend()
+        giving.join(PATIENCE)
+        assert failed[0].ambiguous
+        assert wait_until(lambda: renewed(other), timeout=PATIENCE)
+        assert there.acquire("given", timeout=PATIENCE / 2).token > lease.token
+        assert other.release()
+
+
 def test_a_store_that_is_not_there_is_named(kind: Kind) -> None:
     with fencepost.connect(kind.url("127.0.0.1:1")) as locks, pytest.raises(BackendError) as failed:
         locks.acquire("x", timeout=5)

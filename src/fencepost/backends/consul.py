@@ -126,10 +126,7 @@ class Consul(Backend):
         if held is None:
             return
         self._overdue.forget(holder)
-        if held.token and await self._remove(held.name, held.token):
-            self._sessions.give_back(held.session)
-        else:
-            await self._sessions.destroy(held.session)
+        await self._end(held)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         answers = [Renewal.LOST] * len(holds)
@@ -170,10 +167,18 @@ class Consul(Backend):
             return False
         in_time = self._overdue.forget(holder)
         del self._held[holder]
-        if await self._remove(held.name, held.token):
-            self._sessions.give_back(held.session)
-            return in_time
-        await self._sessions.destroy(held.session)
+        return await self._end(held) and in_time
+
+    async def _end(self, held: _Held) -> bool:
+        """See to it that a hold is over; say whether it was one until now."""
+        try:
+            if held.token and await self._remove(held.name, held.token):
+                self._sessions.give_back(held.session)
+                return True
+            await self._sessions.destroy(held.session)
+        except BaseException:
+            self._sessions.doom(held.session)
+            raise
         return False
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:

@@ -32,9 +32,11 @@ class Sessions:
         self._now = driver.now
         self._lock_delay = lock_delay
         self._idle: dict[float, list[Session]] = {}
+        self._doomed: list[Session] = []
 
     async def borrow(self, ttl: float) -> Session:
         """A session that will live for most of ``ttl`` from now."""
+        await self._bury()
         idle = self._idle.setdefault(ttl, [])
         while idle:
             session = idle.pop()
@@ -46,6 +48,19 @@ class Sessions:
     def give_back(self, session: Session) -> None:
         self._idle.setdefault(session.ttl, []).append(session)
 
+    def doom(self, session: Session) -> None:
+        """A session that Consul could not be told to end: it is ended as soon as Consul can be asked again."""
+        self._doomed.append(session)
+
+    async def _bury(self) -> None:
+        while self._doomed:
+            session = self._doomed.pop()
+            try:
+                await self.destroy(session)
+            except BackendError:
+                self.doom(session)
+                return
+
     async def _create(self, ttl: float) -> Session:
         begun = self._now()
         asked = {"Name": "fencepost", "TTL": f"{ttl:.3f}s", "LockDelay": f"{self._lock_delay:.3f}s"}
@@ -56,6 +71,7 @@ class Sessions:
 
     async def renew(self, sessions: Sequence[Session]) -> list[bool]:
         """Renew all in one go; False for each that Consul no longer has."""
+        await self._bury()
         begun = self._now()
         answers = await self._http.ask(
             *(self._http.request("PUT", f"session/renew/{session.id}") for session in sessions)
@@ -73,9 +89,6 @@ class Sessions:
     async def close(self) -> None:
         idle, self._idle = self._idle, {}
         try:
-            await self.destroy(*(session for sessions in idle.values() for session in sessions))
+            await self.destroy(*self._doomed, *(session for sessions in idle.values() for session in sessions))
         except BackendError:
             pass  # they expire by themselves
-
-    def forked(self) -> None:
-        self._idle = {}

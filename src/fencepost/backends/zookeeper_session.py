@@ -87,6 +87,13 @@ def sets(signal: Signal) -> Callable[[Reply], None]:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Calls back on the connection's own thread: our callbacks set signals and send, they never wait."""
 
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        return super().create_connection(*args, **options | {"timeout": min(options["timeout"], self.limit)})
+
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
@@ -98,14 +105,19 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """Notes the timeout that the server granted, which kazoo keeps to itself."""
+    """Notes the timeout that the server granted, which kazoo keeps to itself.
+
+    Kazoo would wait a whole session timeout for a server that does not answer, and lose the session
+    while others would have it: we go on to the next one, or try again, sooner.
+    """
 
     granted = 0.0
 
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> Any:
-        answer = super()._invoke(timeout, request, xid)
-        if isinstance(request, Connect):
-            self.granted = answer[0].time_out / 1000
+        if not isinstance(request, Connect):
+            return super()._invoke(timeout, request, xid)
+        answer = super()._invoke(min(timeout, self.handler.limit), request, xid)
+        self.granted = answer[0].time_out / 1000
         return answer
 
 
@@ -125,7 +137,7 @@ class Session:
         self._client = KazooClient(
             hosts=settings.hosts,
             timeout=timeout,
-            handler=_Handler(),
+            handler=_Handler(min(max(timeout / 6, 1.0), 5.0)),
             connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": min(1.0, timeout / 6)},
             **settings.client,
         )
