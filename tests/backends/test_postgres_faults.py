@@ -145,6 +145,25 @@ def test_sessions_that_were_ended_are_replaced_unseen(server: Postgres, name: st
             assert waiter.result(PATIENCE).release()
 
 
+def test_a_place_in_line_is_kept_when_the_session_that_listens_ends(server: Postgres, name: str) -> None:
+    place = "SELECT ticket, process FROM fencepost.waiter WHERE name = %s"
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
+        holder = locks.acquire(name)
+        waiter = aside(locks.acquire, name)
+        line(locks, name, 1)
+        ((ticket, process),) = other.execute(place, [name]).fetchall()
+        other.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND "
+            "(classid::bigint << 32) | objid::bigint = %s",
+            [process],
+        )
+        assert wait_until(lambda: other.execute(place, [name]).fetchall()[0][1] != process, timeout=PATIENCE)
+        assert other.execute(place, [name]).fetchall()[0][0] == ticket
+        assert other.execute("SELECT 1 FROM fencepost.process WHERE id = %s", [process]).fetchall() == []
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
 def test_a_database_that_defaults_to_serializable_transactions_loses_no_update(server: Postgres, name: str) -> None:
     with session(server) as other:
         other.execute("DROP DATABASE IF EXISTS strict")
