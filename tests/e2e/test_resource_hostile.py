@@ -112,6 +112,17 @@ def test_a_head_that_is_too_large_is_refused(service: Service) -> None:
     assert service.get("x").status == 404
 
 
+def test_a_body_that_is_far_too_large_is_answered_early_and_does_not_go_on_for_ever(hasty: Service) -> None:
+    until = time.monotonic() + 30
+    with socket.create_connection((HOST, hasty.port), 30) as client:
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40))
+        assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < until:
+                client.sendall(bytes(1 << 16))
+        assert time.monotonic() < until, "it was cut off"
+
+
 def read_all(client: socket.socket) -> bytes:
     """Whatever comes until the service closes."""
     said = b""

@@ -72,7 +72,7 @@ class App:
             said = {"error": f"the body did not come whole within {self._patience:g} s"}
             response = wire.answer(408, said, Connection="close")
         except _TooLarge:
-            response = wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"}, Connection="close")
+            response = wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
         except BackendError as error:
             response = wire.answer(503, {"error": str(error)}, Retry_After="1")
         except ClientDisconnect:

@@ -32,6 +32,7 @@ class Connection(HttpToolsProtocol):
     _since = 0.0
     _head = 0
     _unread = 0
+    _in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,13 +44,22 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
-        self._unread = 0 if self._working else self._unread + len(data)
+        # The rest of a body that was answered early is let run, for a client that has not looked up yet.
+        self._unread = 0 if self._working or self._in_body else self._unread + len(data)
         if self._unread > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head = 0
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_body = True
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_body = False
 
     def on_url(self, url: bytes) -> None:
         if b"#" in url:
