@@ -1,7 +1,6 @@
 """One connection to Postgres: where it leads, what is called over it, and what its errors mean."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeAlias
 
@@ -140,28 +139,23 @@ async def pooled(link: Link) -> bool:
     return await ask(link, "SELECT pg_backend_pid()") != [(link.info.backend_pid,)]
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
     """A function of the schema that answers one value, called by the shortest way that libpq has."""
 
-    schema: str
-    function: str
-    arity: int
-
-    @property
-    def sql(self) -> str:
-        return f"SELECT {self.schema}.{self.function}({', '.join(f'${n}' for n in range(1, self.arity + 1))})"
+    def __init__(self, schema: str, function: str, arity: int) -> None:
+        self._name = function.encode()
+        self._sql = f"SELECT {schema}.{function}({', '.join(f'${n}' for n in range(1, arity + 1))})".encode()
 
     async def prepare(self, link: Link) -> None:
-        await ask(link, f"PREPARE {self.function} AS {self.sql}")
+        await ask(link, f"PREPARE {self._name.decode()} AS {self._sql.decode()}")
 
     async def make(self, link: Any, args: Sequence[str | None], *, prepared: bool) -> str | None:
         """The value as Postgres writes it."""
         sent = [None if arg is None else arg.encode() for arg in args]
         if prepared:
-            link.pgconn.send_query_prepared(self.function.encode(), sent)
+            link.pgconn.send_query_prepared(self._name, sent)
         else:
-            link.pgconn.send_query_params(self.sql.encode(), sent)
+            link.pgconn.send_query_params(self._sql, sent)
         *_, result = await settle(link.wait(execute(link.pgconn)))
         if result.status != ExecStatus.TUPLES_OK:
             raise errors.error_from_result(result, "utf-8")
