@@ -14,7 +14,7 @@ from tests.backends.swarm import Swarm
 from tests.processes import wait_until
 from tests.servers import Consul, ZooKeeper, ZooKeeperEnsemble, ask
 
-GRANTS = int(os.environ.get("FENCEPOST_SWARM", "600"))
+GRANTS = int(os.environ.get("FENCEPOST_SWARM", "300"))
 KILLS = max(2, GRANTS // 400)
 PATIENCE = 60 + GRANTS / 10
 
