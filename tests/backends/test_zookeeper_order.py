@@ -111,7 +111,7 @@ def received(server: ZooKeeper) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("size", [50])
+@pytest.mark.parametrize("size", [50, 200])
 def test_a_hand_over_wakes_one_waiter_only(size: int) -> None:
     with ZooKeeper() as server, fencepost.connect(f"{server.url}/locks", ttl=LONG) as locks:
         holder = locks.acquire("hot")
