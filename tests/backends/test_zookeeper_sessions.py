@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost import sync
+from fencepost import aio, sync
 from fencepost.backends.zookeeper import ZooKeeper as Backend
 from fencepost.drive import boottime
 from fencepost.errors import BackendError, ConfigError
@@ -72,6 +73,19 @@ def test_an_evicted_holder_that_was_renewed_once_is_told_at_once(server: ZooKeep
         assert there.evict("x")
         assert lease.lost.wait(PATIENCE)
         assert boottime() < lease.deadline - LONG * 3 / 4, "long before its next renewal"
+
+
+def test_a_lease_whose_event_loop_ended_is_over_at_its_ttl(server: ZooKeeper) -> None:
+    """Nobody renews or releases it any more, while the session that carries it lives on."""
+
+    async def take() -> tuple[aio.Locks, aio.Lease]:
+        locks = aio.connect(f"{server.url}/ended", ttl=2)
+        return locks, await locks.acquire("x")
+
+    locks, lease = asyncio.run(take())
+    with fencepost.connect(f"{server.url}/ended") as there:
+        assert there.acquire("x", timeout=PATIENCE).token > lease.token
+    asyncio.run(locks.close())
 
 
 def test_a_lock_out_of_use_vanishes_and_its_tokens_go_on(server: ZooKeeper) -> None:

@@ -15,7 +15,7 @@ from fencepost.backends.zookeeper_doctor import examine
 from fencepost.backends.zookeeper_line import Place, contenders
 from fencepost.backends.zookeeper_session import SHARE, Reply, Session, sets
 from fencepost.backends.zookeeper_url import read
-from fencepost.drive import Driver
+from fencepost.drive import Blocking, Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.url import Address
@@ -57,7 +57,8 @@ class ZooKeeper(Backend):
         self._gate = threading.Lock()
         self._sessions: dict[float, Session] = {}
         self._places: dict[str, Place] = {}  # by holder
-        self._overdue = Overdue(self.driver, self._expired)
+        # On a thread, like the session: an event loop may end without a release, and the session lives on.
+        self._overdue = Overdue(Blocking(self.driver.now), self._expired)
 
     # The contract
 
