@@ -16,8 +16,8 @@ from bench.harness import Sides, bench
 from fencepost import aio
 from fencepost.backends.etcd_wire import GRANT, TXN
 from fencepost.backends.proto import etcd_pb2 as pb
-from tests.processes import program
-from tests.servers import Etcd
+from fencepost.lab.servers import Etcd
+from fencepost.lab.servers.processes import program
 
 
 @contextmanager

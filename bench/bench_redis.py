@@ -21,7 +21,7 @@ from bench.harness import Sides, bench, fact
 from fencepost import aio
 from fencepost.backends.redis_dial import pack
 from fencepost.backends.redis_scripts import Layout, scripts
-from tests.servers import HOST, Redis
+from fencepost.lab.servers import HOST, Redis
 
 TTL = 30.0
 

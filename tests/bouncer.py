@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tests.processes import HOST, Server, program
-from tests.servers import ask
+from fencepost.lab.servers import ask
+from fencepost.lab.servers.processes import HOST, Server, program
 
 
 @dataclass(kw_only=True, eq=False)

@@ -11,10 +11,10 @@ from typing import NoReturn, Protocol
 
 import pytest
 
+from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
+from fencepost.lab.servers.redis_groups import Independent, RedisCluster
 from tests.bouncer import PgBouncer
 from tests.object_store import ObjectStore
-from tests.redis_servers import Independent, RedisCluster
-from tests.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
 
 
 class Endpoint(Protocol):

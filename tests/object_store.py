@@ -9,7 +9,7 @@ from typing import Any, Self
 import boto3
 from botocore.config import Config
 
-from tests.processes import HOST
+from fencepost.lab.servers.processes import HOST
 
 Fault = Callable[[dict[str, Any]], str | None]
 """Given a request's environment, the code of the error to answer instead of carrying it out, or None."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from fencepost.lab.servers.processes import HOST, Server
 from fencepost.rule import Stamp
-from tests.processes import HOST, Server
 
 
 def stamped(offer: Stamp) -> dict[str, str]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from tests.processes import dying_with_us, state_of, wait_until
+from fencepost.lab.servers.processes import dying_with_us, state_of, wait_until
 from tests.service import Service
 from tests.torture_history import Count, Life, count, violations
 

@@ -8,7 +8,7 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from tests.processes import dying_with_us
+from fencepost.lab.servers.processes import dying_with_us
 
 Fact = dict[str, Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
+from fencepost.lab.servers import Missing, Redis
 from tests.conftest import unavailable
-from tests.servers import Missing, Redis
 
 PATIENCE = 30  # seconds to wait for what must come; far longer than it takes
 

@@ -6,9 +6,9 @@ import json
 import subprocess
 from typing import Any
 
+from fencepost.lab.servers import Etcd, EtcdCluster, http_text
+from fencepost.lab.servers.processes import HOST, program, wait_until
 from tests.backends.peer import Peer
-from tests.processes import HOST, program, wait_until
-from tests.servers import Etcd, EtcdCluster, http_text
 
 PATIENCE = 30.0
 """How long to wait for what must come; far longer than it takes."""

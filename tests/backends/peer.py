@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.processes import ROOT, dying_with_us, wait_until
+from fencepost.lab.servers.processes import ROOT, dying_with_us, wait_until
 
 
 class Peer:

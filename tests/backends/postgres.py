@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 import psycopg
 
 from fencepost import sync
+from fencepost.lab.servers import Missing, Postgres
+from fencepost.lab.servers.processes import wait_until
 from tests.conftest import unavailable
-from tests.processes import wait_until
-from tests.servers import Missing, Postgres
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from fencepost import aio
-from tests.processes import ROOT, dying_with_us
+from fencepost.lab.servers.processes import ROOT, dying_with_us
 
 
 async def main(url: str, name: str, count: int, ttl: float) -> None:

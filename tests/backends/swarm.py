@@ -20,8 +20,8 @@ from typing import NamedTuple, Self
 
 import fencepost
 from fencepost.errors import BackendError, LeaseLost
+from fencepost.lab.servers.processes import wait_until
 from tests.backends.peer import Peer
-from tests.processes import wait_until
 
 
 class Note(NamedTuple):

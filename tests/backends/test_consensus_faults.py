@@ -12,10 +12,10 @@ from fencepost import sync
 from fencepost.backends import consul
 from fencepost.drive import boottime
 from fencepost.errors import BackendError
+from fencepost.lab.nemesis.proxy import Proxy
+from fencepost.lab.servers import Consul, ZooKeeper
+from fencepost.lab.servers.processes import wait_until
 from tests.backends.peer import background
-from tests.processes import wait_until
-from tests.proxy import Proxy
-from tests.servers import Consul, ZooKeeper
 
 PATIENCE = 60.0
 TTL = 2.0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.lab.servers import Consul, ZooKeeper, ZooKeeperEnsemble, ask
+from fencepost.lab.servers.processes import wait_until
 from tests.backends.swarm import Swarm
-from tests.processes import wait_until
-from tests.servers import Consul, ZooKeeper, ZooKeeperEnsemble, ask
 
 GRANTS = int(os.environ.get("FENCEPOST_SWARM", "300"))
 KILLS = max(2, GRANTS // 400)

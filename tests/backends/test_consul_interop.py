@@ -12,9 +12,9 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.lab.servers.processes import dying_with_us, program, wait_until
 from tests.backends.peer import background
 from tests.conftest import Endpoint
-from tests.processes import dying_with_us, program, wait_until
 
 PATIENCE = 60.0
 LONG = 60.0

@@ -14,10 +14,10 @@ import fencepost
 from fencepost.backends import consul_names
 from fencepost.drive import Blocking, run
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lab.servers import Consul, http_json
+from fencepost.lab.servers.processes import HOST, Port, wait_until
 from fencepost.url import connect
 from tests.backends.certificate import self_signed
-from tests.processes import HOST, Port, wait_until
-from tests.servers import Consul, http_json
 
 PATIENCE = 60.0
 FAST = ["-hcl", 'session_ttl_min = "500ms"']

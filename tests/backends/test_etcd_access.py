@@ -11,10 +11,10 @@ import trustme
 import fencepost
 from fencepost.drive import run
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lab.servers import QUICK_ETCD, Etcd, ask
+from fencepost.lab.servers.processes import wait_until
 from tests.backends.etcd import PATIENCE, etcdctl
 from tests.conftest import Endpoint
-from tests.processes import wait_until
-from tests.servers import QUICK_ETCD, Etcd, ask
 
 
 @pytest.fixture

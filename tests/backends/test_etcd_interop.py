@@ -9,10 +9,10 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.lab.servers.processes import wait_until
 from tests.backends.etcd import LONG, PATIENCE, Native, etcdctl
 from tests.backends.peer import background
 from tests.conftest import Endpoint
-from tests.processes import wait_until
 
 
 @pytest.fixture(params=["etcd_server", "etcd_cluster"])

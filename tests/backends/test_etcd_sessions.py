@@ -10,9 +10,9 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.lab.servers import QUICK_ETCD, Etcd
+from fencepost.lab.servers.processes import wait_until
 from tests.backends.etcd import LONG, PATIENCE, counts, etcdctl
-from tests.processes import wait_until
-from tests.servers import QUICK_ETCD, Etcd
 
 WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
 

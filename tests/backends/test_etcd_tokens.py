@@ -12,10 +12,10 @@ import pytest
 
 import fencepost
 from fencepost.errors import ConfigError
+from fencepost.lab.servers import QUICK_ETCD, Etcd, EtcdCluster
 from tests.backends.etcd import leader
 from tests.backends.swarm import Swarm
 from tests.conftest import Endpoint
-from tests.servers import QUICK_ETCD, Etcd, EtcdCluster
 
 GRANTS = int(os.environ.get("FENCEPOST_SWARM", "600"))
 KILLS = max(2, GRANTS // 400)

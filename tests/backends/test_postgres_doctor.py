@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import fencepost
+from fencepost.lab.servers import Postgres
 from tests.bouncer import PgBouncer
-from tests.servers import Postgres
 
 
 @pytest.fixture(scope="module")

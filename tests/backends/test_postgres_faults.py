@@ -11,10 +11,10 @@ import fencepost
 from fencepost import aio
 from fencepost.drive import boottime
 from fencepost.errors import BackendError
+from fencepost.lab.servers import HOST, Postgres
+from fencepost.lab.servers.processes import wait_until
+from fencepost.lab.servers.redis_groups import Proxy
 from tests.backends.postgres import LONG, PATIENCE, aside, line, session
-from tests.processes import wait_until
-from tests.redis_servers import Proxy
-from tests.servers import HOST, Postgres
 
 
 @pytest.fixture(scope="module")

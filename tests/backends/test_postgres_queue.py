@@ -11,11 +11,11 @@ import pytest
 import fencepost
 from fencepost.backends import postgres_ear
 from fencepost.backends.postgres_ear import Ear
+from fencepost.lab.servers import Postgres
+from fencepost.lab.servers.processes import wait_until
 from tests.backends.postgres import LONG, PATIENCE, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
 from tests.bouncer import PgBouncer
-from tests.processes import wait_until
-from tests.servers import Postgres
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lab.servers import Postgres
 from tests.backends.postgres import LONG, PATIENCE, aside, line, session
-from tests.servers import Postgres
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 import fencepost
+from fencepost.lab.servers import Postgres
+from fencepost.lab.servers.processes import wait_until
 from tests import token_run
 from tests.backends.postgres import LONG, PATIENCE, aside, session
-from tests.processes import wait_until
-from tests.servers import Postgres
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import fencepost
 from fencepost import aio
 from fencepost.errors import BackendError
+from fencepost.lab.servers import HOST, wait_until
+from fencepost.lab.servers.redis_groups import Proxy
 from tests.backends.conftest import Own, until
-from tests.redis_servers import Proxy
-from tests.servers import HOST, wait_until
 
 
 class Cancelled:

@@ -15,9 +15,9 @@ import redis
 import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lab.servers import HOST, Redis, wait_until
+from fencepost.lab.servers.redis_groups import RedisCluster, Watcher
 from tests.backends.conftest import PATIENCE, Own
-from tests.redis_servers import RedisCluster, Watcher
-from tests.servers import HOST, Redis, wait_until
 
 SECRET = "open:sesame@1/2"
 

@@ -11,8 +11,8 @@ import fencepost
 from fencepost import sync
 from fencepost.errors import BackendError
 from fencepost.lab.buggy_release import buggy_release
+from fencepost.lab.servers import wait_until
 from tests.backends.conftest import Own
-from tests.servers import wait_until
 
 
 def waiting(locks: sync.Locks, name: str, ttl: float = 300.0) -> tuple[threading.Thread, list[sync.Lease]]:

@@ -8,9 +8,9 @@ import pytest
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.lab.servers import wait_until
 from tests.backends.conftest import PATIENCE, Own, until
 from tests.backends.redis_waiters import Waiters
-from tests.servers import wait_until
 
 QUEUE = "lock:a\x1fqueue"
 

@@ -10,9 +10,9 @@ import redis
 import fencepost
 from fencepost.errors import StaleToken, TokenClash
 from fencepost.guards.memory import Guard
+from fencepost.lab.servers import HOST, Redis, wait_until
+from fencepost.lab.servers.redis_groups import Proxy
 from tests.backends.conftest import Own
-from tests.redis_servers import Proxy
-from tests.servers import HOST, Redis, wait_until
 
 
 def crash(own: Own) -> None:

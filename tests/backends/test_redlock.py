@@ -11,11 +11,11 @@ import redis
 import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError, LeaseLost
+from fencepost.lab.servers import HOST, Missing, Redis
+from fencepost.lab.servers.redis_groups import Independent
 from tests.backends.conftest import PATIENCE, until
 from tests.conformance.faces import FACES, Client
 from tests.conftest import unavailable
-from tests.redis_servers import Independent
-from tests.servers import HOST, Missing, Redis
 
 TTL = 120.0  # nothing here gets free by expiry
 

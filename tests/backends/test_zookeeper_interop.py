@@ -11,10 +11,10 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.lab.servers.processes import program, wait_until
 from tests.backends.peer import Peer, background
 from tests.backends.zookeeper import LONG, PATIENCE, java, kazoo
 from tests.conftest import Endpoint
-from tests.processes import program, wait_until
 
 
 def address(url: str) -> str:

@@ -11,11 +11,11 @@ import pytest
 import fencepost
 from fencepost.backends import zookeeper_names as names
 from fencepost.drive import Blocking, run
+from fencepost.lab.servers import ZooKeeper, ask
+from fencepost.lab.servers.processes import wait_until
 from fencepost.url import connect
 from tests.backends.peer import background
 from tests.backends.zookeeper import LONG, PATIENCE, WornZooKeeper, kazoo, line
-from tests.processes import wait_until
-from tests.servers import ZooKeeper, ask
 
 LAST = 2**31 - 1
 

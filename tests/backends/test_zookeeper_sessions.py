@@ -14,10 +14,10 @@ from fencepost import aio, sync
 from fencepost.backends.zookeeper import ZooKeeper as Backend
 from fencepost.drive import boottime
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
+from fencepost.lab.servers.processes import HOST, Port, program, wait_until
 from tests.backends.certificate import self_signed
 from tests.backends.zookeeper import LONG, PATIENCE, kazoo
-from tests.processes import HOST, Port, program, wait_until
-from tests.servers import ZooKeeper, ZooKeeperEnsemble, ask
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.errors import FencepostError
+from fencepost.lab.servers.processes import ROOT, STILL, state_of, wait_until
 from tests.conformance.faces import Client, Hold, on_thread
-from tests.processes import ROOT, STILL, state_of, wait_until
 
 
 class Worker:

@@ -13,7 +13,7 @@ import pytest
 
 from fencepost.lab import demo
 from fencepost.lab.actors import Stage, Unexpected
-from tests.processes import wait_until
+from fencepost.lab.servers.processes import wait_until
 
 COMMAND = [sys.executable, "-m", "fencepost", "demo", "--fast"]
 

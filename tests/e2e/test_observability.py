@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import pytest
 
+from fencepost.lab.servers import http_json
+from fencepost.lab.servers.processes import ROOT, Missing, Server, program, wait_until
 from fencepost.meter import INSTRUMENTS
 from fencepost.rule import Stamp
 from tests.conftest import unavailable
-from tests.processes import ROOT, Missing, Server, program, wait_until
-from tests.servers import http_json
 from tests.service import Service
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.lab.servers.processes import HOST, wait_until
 from fencepost.rule import MAX_TOKEN, Stamp
-from tests.processes import HOST, wait_until
 from tests.service import Answer, Service
 
 LIMIT = 1 << 20

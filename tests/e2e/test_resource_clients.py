@@ -15,8 +15,8 @@ import pytest
 import trustme
 
 from fencepost.errors import ConfigError
+from fencepost.lab.servers.processes import HOST
 from fencepost.resource import clients
-from tests.processes import HOST
 from tests.service import Answer, Service
 
 TOKEN = "X-Fence-Token"

@@ -14,10 +14,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from fencepost.lab.servers import Postgres
+from fencepost.lab.servers.processes import Missing, wait_until
 from fencepost.rule import Stamp
 from tests.conftest import Endpoint, unavailable
-from tests.processes import Missing, wait_until
-from tests.servers import Postgres
 from tests.service import Service
 
 _serial = itertools.count()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import fencepost
+from fencepost.lab.servers.processes import wait_until
 from fencepost.rule import Stamp
-from tests.processes import wait_until
 from tests.service import Service
 from tests.workers import WorkerProcess
 

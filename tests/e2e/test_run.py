@@ -18,7 +18,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from tests.processes import ENDED, STILL, dying_with_us, state_of, wait_until
+from fencepost.lab.servers.processes import ENDED, STILL, dying_with_us, state_of, wait_until
 
 PATIENCE = 30.0
 

@@ -19,10 +19,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests import processes
-from tests.conftest import Endpoint, provided, unavailable
-from tests.processes import family_of, program, state_of
-from tests.servers import (
+from fencepost.lab.servers import (
     Consul,
     Etcd,
     EtcdCluster,
@@ -35,8 +32,11 @@ from tests.servers import (
     ZooKeeperEnsemble,
     ask,
     http_json,
+    processes,
     wait_until,
 )
+from fencepost.lab.servers.processes import family_of, program, state_of
+from tests.conftest import Endpoint, provided, unavailable
 
 SCRIPT = processes.ROOT / "scripts" / "servers"
 Started = TypeVar("Started", bound=AbstractContextManager[object])
@@ -286,8 +286,8 @@ def test_a_server_restarted_by_a_thread_outlives_that_thread() -> None:
 @for_each(Redis, Etcd, ZooKeeper, Consul, Postgres)
 def test_no_server_outlives_a_killed_run(kind: type[Server]) -> None:
     code = (
-        f"from tests.servers import {kind.__name__}\n"
-        "from tests.processes import family_of\n"
+        f"from fencepost.lab.servers import {kind.__name__}\n"
+        "from fencepost.lab.servers.processes import family_of\n"
         f"server = {kind.__name__}().start()\n"
         "print(server.folder, *family_of(server.pid), flush=True)\n"
         "input()\n"

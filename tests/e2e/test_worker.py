@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from tests.processes import state_of, wait_until
+from fencepost.lab.servers.processes import state_of, wait_until
 from tests.service import Service
 from tests.workers import WorkerProcess
 

@@ -21,8 +21,8 @@ from typing import Any
 import fencepost
 from fencepost.errors import Refused
 from fencepost.guards.policy import Policy
+from fencepost.lab.servers.processes import ROOT, STILL, dying_with_us, state_of, wait_until
 from tests.conformance.guards import GUARDS
-from tests.processes import ROOT, STILL, dying_with_us, state_of, wait_until
 
 
 @dataclass(frozen=True, kw_only=True)

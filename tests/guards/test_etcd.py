@@ -10,10 +10,10 @@ import pytest
 from fencepost.errors import BackendError, ConfigError, StaleToken
 from fencepost.guards.etcd import Guard, text
 from fencepost.guards.policy import Policy
+from fencepost.lab.servers import Etcd, http_json
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
 from tests.conftest import Endpoint
-from tests.servers import Etcd, http_json
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from fencepost.drive import settle
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.guards import postgres
+from fencepost.lab.servers.processes import wait_until
 from tests.guards.connections import KINDS, Kind, execute
-from tests.processes import wait_until
 
 POSTGRES = [name for name, kind in KINDS.items() if kind.guard is postgres]
 Scenario = Callable[[Kind, Any], Awaitable[None]]

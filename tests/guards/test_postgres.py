@@ -15,9 +15,9 @@ from fencepost.errors import ConfigError, StaleToken, TokenLeap
 from fencepost.events import Event
 from fencepost.guards import column, postgres
 from fencepost.guards.policy import Policy
+from fencepost.lab.servers.processes import program, wait_until
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from tests.conformance.test_guards import accesses
-from tests.processes import program, wait_until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 

@@ -16,10 +16,10 @@ from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleTok
 from fencepost.events import Event
 from fencepost.guards.policy import Policy
 from fencepost.guards.redis import Done, Guard
+from fencepost.lab.servers import Redis, wait_until
 from fencepost.lease import Grant, Lease
 from fencepost.rule import MAX_TOKEN, Stamp
 from tests.conftest import Endpoint
-from tests.servers import Redis, wait_until
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from tests.processes import HOST, Server, program, wait_until
+from fencepost.lab.servers.processes import HOST, Server, program, wait_until
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _FLAGS = (

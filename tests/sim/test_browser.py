@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from fencepost.lab.history import lines
+from fencepost.lab.servers.processes import Missing
 from fencepost.sim import parse, run
 from fencepost.sim.guided import guided, variant
 from fencepost.sim.serve import server
 from fencepost.sim.site import export
 from tests.conftest import unavailable
-from tests.processes import Missing
 from tests.sim.browser import Browser
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'

@@ -16,9 +16,9 @@ from fencepost.backends.memory import Memory
 from fencepost.drive import Asyncio, Blocking
 from fencepost.errors import BackendError
 from fencepost.events import Event
+from fencepost.lab.servers.processes import wait_until
 from fencepost.locks import Core
 from fencepost.url import Address
-from tests.processes import wait_until
 
 TTL = 0.6
 PATIENCE = 20.0

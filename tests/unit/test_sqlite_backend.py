@@ -16,7 +16,7 @@ import fencepost
 from fencepost import sync
 from fencepost.backends import sqlite_file
 from fencepost.errors import BackendError, ConfigError
-from tests.processes import ROOT, wait_until
+from fencepost.lab.servers.processes import ROOT, wait_until
 
 PATIENCE = 20.0
 

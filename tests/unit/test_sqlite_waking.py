@@ -10,8 +10,8 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends import wake
+from fencepost.lab.servers.processes import wait_until
 from tests.conformance.worker import Worker
-from tests.processes import wait_until
 
 PATIENCE = 20.0
 

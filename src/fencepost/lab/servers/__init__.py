@@ -26,7 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.processes import HOST, Cluster, Missing, Server, StartFailed, credentials, program, wait_until
+from fencepost.lab.servers.processes import (
+    HOST,
+    Cluster,
+    Missing,
+    Server,
+    StartFailed,
+    credentials,
+    program,
+    wait_until,
+)
 
 __all__ = [
     "HOST",

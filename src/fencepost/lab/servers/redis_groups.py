@@ -10,7 +10,7 @@ from typing import Self
 
 import redis
 
-from tests.servers import HOST, Cluster, Redis, wait_until
+from fencepost.lab.servers import HOST, Cluster, Redis, wait_until
 
 SLOTS = 16384
 

@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import Self
 
-from tests.processes import HOST
+from fencepost.lab.servers.processes import HOST
 
 
 class Proxy:

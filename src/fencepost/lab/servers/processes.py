@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[4]
 HOST = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
 ENDED = frozenset({"Z", "X", "gone"})

@@ -1,0 +1,1 @@
+"""Faults that the lab and the tests cause on purpose; each one records that it happened."""
