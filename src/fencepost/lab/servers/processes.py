@@ -10,7 +10,6 @@ import os
 import pwd
 import random
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -22,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from fencepost.lab.servers.programs import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[4]
 HOST = "127.0.0.1"
@@ -44,16 +45,15 @@ class PortTaken(StartFailed):
 
 @functools.cache
 def programs() -> dict[str, str]:
-    """Where each program is, as scripts/servers --env says."""
-    said = subprocess.run([ROOT / "scripts" / "servers", "--env"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return dict(line.split("=", 1) for line in shlex.split(said.stdout.decode()))
+    """Where each program is, of all that are on this machine."""
+    return {key: place for each in PROGRAMS.values() for key, place in (each.find() or {}).items()}
 
 
 def program(key: str) -> str:
     """The place of one program; raises Missing."""
     with contextlib.suppress(KeyError):
         return programs()[key]
-    raise Missing(f"{key} is not on this machine; run 'make servers', or set the FENCEPOST_TEST_*_URL of a running one")
+    raise Missing(f"{key} is not on this machine: run 'make servers' in a clone, or give the URL of a running one")
 
 
 class Port:
@@ -150,6 +150,31 @@ def state_of(pid: int) -> str:
 
 def _all_in(pids: Sequence[int], states: frozenset[str]) -> bool:
     return all(state_of(pid) in states for pid in pids)
+
+
+def freeze_all(pid: int, *, timeout: float = 60) -> list[int]:
+    """SIGSTOP a process and its children; returns them when none of them runs any more."""
+    # Parents first, and again until nothing new turns up: a frozen parent starts no more children.
+    frozen: list[int] = []
+    while new := [each for each in family_of(pid) if each not in frozen]:
+        _signal(new, signal.SIGSTOP)
+        if not wait_until(functools.partial(_all_in, new, STILL), timeout=timeout, poll=0.002):
+            raise TimeoutError(f"process {pid} was sent SIGSTOP and still runs after {timeout:g} s")
+        frozen += new
+    return frozen
+
+
+def thaw_all(pid: int) -> None:
+    """SIGCONT a process and its children, children first."""
+    _signal(family_of(pid)[::-1], signal.SIGCONT)
+
+
+def kill_all(pid: int, *, timeout: float = 60) -> None:
+    """SIGKILL a process and its children, as a crash would; returns when they have ended."""
+    family = freeze_all(pid, timeout=timeout)
+    _signal(family, signal.SIGKILL)
+    if not wait_until(functools.partial(_all_in, family, ENDED), timeout=timeout, poll=0.002):
+        raise TimeoutError(f"process {pid} was sent SIGKILL and still runs after {timeout:g} s")
 
 
 def wait_until(done: Callable[[], bool], *, timeout: float, poll: float = 0.02) -> bool:
@@ -300,10 +325,8 @@ class Server:
         """SIGKILL it and its children, as a crash would; its data stays as the disk has it."""
         if not self.running or self.process is None:
             return
-        family = self._freeze()
-        _signal(family, signal.SIGKILL)
+        kill_all(self.pid, timeout=self.timeout)
         self.process.wait()
-        wait_until(functools.partial(_all_in, family, ENDED), timeout=self.timeout, poll=0.002)
 
     def restart(self) -> Self:
         """Stop it if it runs, then start it on the same ports and data."""
@@ -312,11 +335,11 @@ class Server:
 
     def pause(self) -> None:
         """SIGSTOP it and its children; returns when none of them runs any more."""
-        self._freeze()
+        freeze_all(self.pid, timeout=self.timeout)
 
     def resume(self) -> None:
         """SIGCONT after pause."""
-        _signal(family_of(self.pid)[::-1], signal.SIGCONT)
+        thaw_all(self.pid)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -326,15 +349,6 @@ class Server:
             yield
         finally:
             self.resume()
-
-    def _freeze(self) -> list[int]:
-        # Parents first, and again until nothing new turns up: a frozen parent starts no more children.
-        frozen: list[int] = []
-        while new := [pid for pid in family_of(self.pid) if pid not in frozen]:
-            _signal(new, signal.SIGSTOP)
-            wait_until(functools.partial(_all_in, new, STILL), timeout=self.timeout, poll=0.002)
-            frozen += new
-        return frozen
 
     def close(self) -> None:
         """Stop it, give its ports back and remove its folder."""

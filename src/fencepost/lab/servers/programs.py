@@ -1,0 +1,132 @@
+"""Where the servers' programs are on this machine, and of which version; scripts/servers, too, asks here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+Found = dict[str, str]
+"""Program -> its place."""
+
+
+def cache() -> Path:
+    """The folder that holds what is unpacked rather than installed."""
+    if chosen := os.environ.get("FENCEPOST_SERVERS"):
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fencepost" / "servers"
+
+
+def programs(folder: str, **wanted: str) -> Found | None:
+    """Where each wanted program is: all from PATH, or all from the cache; None unless all are there."""
+    system = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
+    for path in (system, str(cache() / folder / "usr/bin")):
+        found = {key: place for key, name in wanted.items() if (place := shutil.which(name, path=path))}
+        if len(found) == len(wanted) and recent(folder, next(iter(found.values()))):
+            return found
+    return None
+
+
+def recent(name: str, program: str) -> bool:
+    """Whether the program is as new as the tests need."""
+    server = PROGRAMS[name]
+    return not server.minimum or numbers(version(server, program)) >= server.minimum
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def version(server: Program, program: str) -> str:
+    """What the program says its version is, or '' if it says nothing."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run([program, *server.ask], capture_output=True, text=True, timeout=20)
+        if match := re.search(r"(?:\d+\.)+\d+", said.stdout + said.stderr):
+            return match[0]
+    return ""
+
+
+def find_java() -> Found | None:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else None
+    java = java or shutil.which("java")
+    return {"JAVA": java} if java else None
+
+
+def find_zookeeper() -> Found | None:
+    """The jar of Debian's package names the jars it needs; a release folder holds them all."""
+    debian = Path("/usr/share/java")
+    if (debian / "zookeeper.jar").exists():
+        jars = [debian / "zookeeper.jar", debian / "slf4j-simple.jar"]
+    else:
+        jars = sorted((Path(os.environ.get("ZOOKEEPER_HOME") or "/nowhere") / "lib").glob("*.jar"))
+    return {"ZOOKEEPER_CLASSPATH": os.pathsep.join(map(str, jars))} if jars else None
+
+
+def find_postgres() -> Found | None:
+    """Debian keeps the server's programs out of PATH, in one folder per major version."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda bin: numbers(bin.parent.name))
+    if on_path := shutil.which("postgres"):
+        folders.append(Path(on_path).resolve().parent)
+    exact = [bin for bin in folders if bin.parent.name == "15"]
+    for bin in exact + folders[::-1]:
+        complete = all((bin / name).exists() for name in ("postgres", "initdb", "psql"))
+        if complete and recent("postgres", str(bin / "postgres")):
+            return {"POSTGRES_BIN": str(bin)}
+    return None
+
+
+def found_version(name: str, found: Found) -> str:
+    """The version of a server that was found, or '' if it does not say."""
+    place = next(iter(found.values()))
+    if name == "zookeeper":
+        return zookeeper_version(found)
+    return version(PROGRAMS[name], f"{place}/postgres" if name == "postgres" else place)
+
+
+def zookeeper_version(found: Found) -> str:
+    jar = Path(found["ZOOKEEPER_CLASSPATH"].split(os.pathsep)[0])
+    match = re.search(r"zookeeper-([\d.]+\d)\.jar", " ".join(map(str, jar.parent.glob("zookeeper-[0-9]*.jar"))))
+    return match[1] if match else ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One server: how to find it, its Debian packages, and the release they are unpacked from, if any."""
+
+    find: Callable[[], Found | None]
+    packages: tuple[str, ...]
+    release: str = ""
+    minimum: tuple[int, ...] = ()
+    ask: tuple[str, ...] = ("--version",)
+
+
+PROGRAMS = {
+    "redis": Program(
+        lambda: programs("redis", REDIS_SERVER="redis-server", REDIS_CLI="redis-cli"),
+        ("redis-server", "redis-tools"),
+        minimum=(7, 0),
+    ),
+    "etcd": Program(
+        lambda: programs("etcd", ETCD="etcd", ETCDCTL="etcdctl"),
+        ("etcd-server", "etcd-client"),
+        release="trixie",
+        minimum=(3, 5),
+    ),
+    "java": Program(find_java, ("default-jre-headless",), ask=("-version",)),
+    "zookeeper": Program(find_zookeeper, ("libzookeeper-java", "libslf4j-java")),
+    "consul": Program(lambda: programs("consul", CONSUL="consul"), ("consul",), release="bullseye", ask=("version",)),
+    "postgres": Program(find_postgres, ("postgresql",), minimum=(15,)),
+    "pgbouncer": Program(lambda: programs("pgbouncer", PGBOUNCER="pgbouncer"), ("pgbouncer",)),
+    "prometheus": Program(
+        lambda: programs("prometheus", PROMETHEUS="prometheus", PROMTOOL="promtool"), ("prometheus",)
+    ),
+    "chromium": Program(
+        lambda: programs("chromium", CHROMIUM="chromium", CHROMEDRIVER="chromedriver"), ("chromium", "chromium-driver")
+    ),
+}
