@@ -17,7 +17,9 @@ from fencepost.lab.history import lines
 from fencepost.sim import parse, run
 from fencepost.sim.chaos import chaos
 from fencepost.sim.guided import guided
+from fencepost.sim.seeds import keep, try_seeds
 from fencepost.sim.serve import MAX_BODY, server
+from fencepost.sim.site import data
 
 SCENARIO = {"actions": [{"at": 0, "who": "A", "do": "acquire"}], "until": 2}
 
@@ -127,6 +129,26 @@ def test_an_export_has_the_same_files(page: ThreadingHTTPServer, history: Path, 
 def test_a_port_that_is_taken_is_named(page: ThreadingHTTPServer) -> None:
     with pytest.raises(ConfigError, match=f"port {page.server_port}"):
         server(page.server_port)
+
+
+def test_a_kept_seed_is_played_with_what_it_broke(tmp_path: Path) -> None:
+    failure = try_seeds(range(1000), fencing="off", stop=True).failures[0]
+    kept = keep(failure, tmp_path)
+    with server(0, kept):
+        pass
+    trace = [json.loads(line) for line in data("history.jsonl", play=kept).splitlines()]
+    notes = [(line["t"], line["text"]) for line in trace if line["ev"] == "note"]
+    assert notes == [(each.t, f"Broken: {each.check}: {each.what}") for each in failure.violations]
+    assert [line for line in trace if line["ev"] != "note"] == run(failure.scenario)
+
+
+def test_what_is_neither_a_history_nor_a_scenario_is_named(tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text("words\n")
+    with pytest.raises(ConfigError, match="words.jsonl:1 is not a line of a history"):
+        server(0, tmp_path / "words.jsonl")
+    (tmp_path / "other.json").write_text('{"settings": {"backend": "mysql"}}')
+    with pytest.raises(ConfigError, match="backend is one of"):
+        server(0, tmp_path / "other.json")
 
 
 def test_a_history_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -116,6 +116,11 @@ def test_a_redis_failover_grants_the_lock_and_its_token_again() -> None:
     assert grants("redis", FAILOVER) == [("A1", 1), ("B1", 1)]
 
 
+@pytest.mark.parametrize(("who", "granted"), [("r2", [("A1", 1)]), ("service", [("A1", 1), ("B1", 1)])])
+def test_redlock_outlives_the_failover_of_one_machine_and_not_of_all(who: str, granted: list[tuple[str, int]]) -> None:
+    assert grants("redlock", {**FAILOVER, "who": who}) == granted
+
+
 def test_a_hybrid_token_survives_a_redis_failover() -> None:
     (_, first), (_, second) = grants("redis", FAILOVER, fence="hybrid")
     assert second > first
@@ -168,6 +173,11 @@ def test_the_holder_can_be_named_without_knowing_it() -> None:
         ({"actions": [{"do": "acquire", "who": "Z"}]}, "there is no 'Z' here"),
         ({"actions": [{"do": "acquire", "who": "store"}]}, "there is no 'store' here"),
         ({"actions": [{"do": "lose", "who": "A"}]}, "happens to the service"),
+        ({"settings": {"backend": "embedded"}, "actions": [{"do": "failover"}]}, "has no machine of its own"),
+        (
+            {"settings": {"backend": "embedded"}, "actions": [{"do": "kill", "who": "service"}]},
+            "has no machine of its own",
+        ),
         ({"actions": [{"do": "pause", "who": "A", "long": 1}]}, "has no option 'long'"),
         ({"actions": [{"do": "skew", "who": "A", "rate": 0}]}, "rate lies between"),
         ({"actions": [{"do": "cut", "who": "A", "from": "Q"}]}, "from is"),

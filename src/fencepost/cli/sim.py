@@ -28,7 +28,9 @@ class Fencing(StrEnum):
 def sim(
     port: Annotated[int, typer.Option(help="Port of 127.0.0.1 for the page; 0 picks a free one.")] = 8710,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
-    play: Annotated[Path | None, typer.Option(help="A history to play in the page.", metavar="HISTORY")] = None,
+    play: Annotated[
+        Path | None, typer.Option(help="A history, or a kept scenario, to play in the page.", metavar="FILE")
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option(help="Write the page with its guided scenarios into a folder, and end.", metavar="DIR"),

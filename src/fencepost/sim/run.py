@@ -220,12 +220,12 @@ class Run:
                 node.shift += action.get("by", 0.0)
 
     def _failover(self, who: str | None, action: dict[str, Any]) -> None:
-        self.service.failover(action.get("lag", 0.0), action.get("offset", 0.0))
+        for node in self._nodes(who):
+            self.service.failover(node.name, action.get("lag", 0.0), action.get("offset", 0.0))
 
     def _lose(self, who: str | None, action: dict[str, Any]) -> None:
-        names = self.service.nodes if who in (None, "service") else (str(who),)
-        for name in names:
-            self.service.store(name).lose()
+        for node in self._nodes(who):
+            self.service.store(node.name).lose()
 
     def _evict(self, who: str | None, action: dict[str, Any]) -> None:
         self.service.evict()

@@ -169,6 +169,9 @@ def _action(data: Any, settings: Settings) -> dict[str, Any]:
         if key not in ("at", "who", "do") and key not in options:
             raise ConfigError(f"{do} has no option {key!r}; it takes {', '.join(options) or 'none'}")
     who = data.get("who")
+    hurts = do in SERVICE_ACTIONS or who == "service"
+    if hurts and do not in ("evict", "note") and not MACHINES[settings.backend]:
+        raise ConfigError(f"{do}: the {settings.backend} store has no machine of its own; choose another backend")
     machines = {*settings.clients, "service", "resource", *MACHINES[settings.backend]}
     if do in ("calm", "note") or (who is None and do in SERVICE_ACTIONS | {"heal"}):
         pass

@@ -56,6 +56,15 @@ def judge(trace: list[Line], *, weakened: bool = False, calm: bool = False) -> R
     return report
 
 
+def told(scenario: Scenario) -> list[Line]:
+    """A run with every promise it broke as a note at its instant, to be looked at."""
+    trace = run(scenario)
+    calm = any(action["do"] == "calm" for action in scenario.actions)
+    found = judge(trace, weakened=scenario.settings.fencing != "enter", calm=calm).violations
+    notes: list[Line] = [{"t": each.t, "ev": "note", "text": f"Broken: {each.check}: {each.what}"} for each in found]
+    return sorted([*trace, *notes], key=lambda line: line["t"])
+
+
 def stuck(trace: list[Line]) -> list[Violation]:
     """What did not get done although every fault had stopped: a liveness failure."""
     end = trace[-1]

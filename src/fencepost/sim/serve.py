@@ -5,7 +5,7 @@ GET  /data/options.json       {"live", "play", "backends", "fencings", "machines
 GET  /data/scenarios.json     the guided scenarios; each variant has "scenario" and "trace", a path
 GET  /data/traces/NAME.jsonl  the trace of a guided variant
 GET  /data/seeds/N.json       the scenario of seed N of the seeded tests
-GET  /data/history.jsonl      the history given with --play
+GET  /data/history.jsonl      what was given with --play: a history, or the run of a scenario
 POST /run                     a scenario as JSON; answers its trace as JSON lines, or 400 {"error": "..."}
 """
 
@@ -20,7 +20,7 @@ from fencepost.errors import ConfigError
 from fencepost.lab.history import lines
 from fencepost.sim.run import run
 from fencepost.sim.scenario import parse
-from fencepost.sim.site import STATIC, data
+from fencepost.sim.site import STATIC, data, played
 
 MAX_BODY = 1 << 20
 _TYPES = {
@@ -115,9 +115,9 @@ class Page(BaseHTTPRequestHandler):
 
 
 def server(port: int, play: Path | None = None) -> ThreadingHTTPServer:
-    """A server on 127.0.0.1, not yet serving; ConfigError if the port cannot be had."""
-    if play is not None and not play.is_file():
-        raise ConfigError(f"there is no history {str(play)!r} to play")
+    """A server on 127.0.0.1, not yet serving; ConfigError if the port, or what is to be played, cannot be had."""
+    if play is not None:
+        played(play)
     try:
         made = ThreadingHTTPServer(("127.0.0.1", port), partial(Page, play))
     except OSError as error:

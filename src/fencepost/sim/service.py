@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from fencepost.backend import Hold, Renewal
 from fencepost.backends import memory
-from fencepost.errors import ConfigError
 from fencepost.sim.kinds import ConsensusStore, EtcdStore, RedisStore, RedlockStore, ZooKeeperStore
 from fencepost.sim.network import Network
 from fencepost.sim.scenario import MACHINES, Settings
@@ -130,13 +129,11 @@ class Service:
 
     def store(self, name: str) -> Store:
         """One machine of the service, by its name."""
-        if not self.nodes:
-            raise ConfigError("the embedded store has no machine of its own; choose another backend")
         return self.stores[name]
 
-    def failover(self, lag: float | None, offset: float) -> None:
-        """Another machine takes over: at once and stale on Redis, after an election on consensus stores."""
-        store = self.store(self.nodes[0])
+    def failover(self, name: str, lag: float | None, offset: float) -> None:
+        """Another machine takes over from one: at once and stale on Redis, after an election on consensus stores."""
+        store = self.store(name)
         if isinstance(store, ConsensusStore):
             store.kill()
             self.world.at(self.world.now + _ELECTION, None, self._elected, store)

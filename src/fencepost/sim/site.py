@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.errors import ConfigError
-from fencepost.lab.history import lines
+from fencepost.lab.history import lines, load
 from fencepost.sim.chaos import chaos
 from fencepost.sim.guided import guided, variant
 from fencepost.sim.run import run
-from fencepost.sim.scenario import ACTIONS, BACKENDS, CLIENT_ACTIONS, FENCINGS, MACHINES, Scenario
+from fencepost.sim.scenario import ACTIONS, BACKENDS, CLIENT_ACTIONS, FENCINGS, MACHINES, Scenario, parse
+from fencepost.sim.seeds import told
 
 STATIC = files("fencepost.sim") / "static"
 
@@ -57,6 +58,21 @@ def trace(name: str) -> str:
     raise ConfigError(f"there is no recorded trace {name!r}")
 
 
+def played(path: Path) -> str:
+    """The history in a file, or the run of the scenario in it, as of a kept seed; ConfigError if it holds neither."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"there is no history {str(path)!r} to play: {error}") from error
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict) and "ev" not in whole:
+        return lines(whole["history"] if "history" in whole else told(parse(whole)))
+    return lines(load(path))
+
+
 def data(path: str, *, play: Path | None, live: bool = True) -> str:
     """The text of one of the page's data files; ConfigError if there is none at ``path``."""
     folder, _, name = path.rpartition("/")
@@ -65,7 +81,7 @@ def data(path: str, *, play: Path | None, live: bool = True) -> str:
     if path == "scenarios.json":
         return json.dumps(stories())
     if path == "history.jsonl" and play is not None:
-        return play.read_text("utf-8")
+        return played(play)
     if folder == "traces" and name.endswith(".jsonl"):
         return trace(name.removesuffix(".jsonl"))
     if folder == "seeds" and name.removesuffix(".json").isdecimal() and live:
