@@ -25,6 +25,7 @@ COMMANDS = {
     "guard": "fencepost.cli.guard",
     "sim": "fencepost.cli.sim",
     "check": "fencepost.cli.check",
+    "lab": "fencepost.cli.lab",
 }
 """Name -> module. Each module has an ``app``, a Typer with one command, or with several for a group.
 

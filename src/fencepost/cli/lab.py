@@ -1,0 +1,84 @@
+"""``fencepost lab``: the experiments, and the report of what they found."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fencepost.cli import exits
+from fencepost.cli.options import Json
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Option("--out", help="Where results are kept.", metavar="DIR")]
+
+
+@app.callback()
+def lab() -> None:
+    """Reproduce every claim about locks on real servers, one command each."""
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List the experiments: what each asks, and what it claims."""
+    from fencepost.lab.experiments import experiments
+
+    found = experiments()
+    if as_json:
+        facts = [
+            {"number": each.number, "name": each.name, "question": each.question, "claim": each.claim} for each in found
+        ]
+        print(json.dumps(facts, indent=2))
+        return
+    for each in found:
+        print(f"{each.number:2}  {each.name:12} {each.question}")
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(help="Experiments, as 'fencepost lab list' names them, or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller and shorter, with the same claims.")] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="The store: sqlite, redis, redlock, etcd, zookeeper, consul or postgres, started for you, or a URL; "
+            "default: those that the experiment names."
+        ),
+    ] = None,
+    out: Folder = Path("lab-runs"),
+    as_json: Json = False,
+) -> None:
+    """Run experiments on real servers and keep what they find: JSON, plots and histories.
+
+    Exit code 1 means that a claim did not hold.
+    """
+    from rich.console import Console
+
+    from fencepost.lab import runs
+    from fencepost.lab.experiments import chosen
+
+    wanted = chosen(names)
+    for each in wanted:
+        each.settings(quick=quick, backend=backend)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    results = []
+    for each in wanted:
+        with console.status(each.name) as status:
+
+            def say(text: str, name: str = each.name) -> None:
+                status.update(f"{name}: {text}")
+
+            result = runs.run(each, quick=quick, backend=backend, out=out, say=say)
+        results.append(result)
+        if not as_json:
+            print(f"{result['number']:2}  {each.name}: {'as claimed' if result['ok'] else 'NOT AS CLAIMED'}", end="")
+            print(f", {result['seconds']:g} s")
+            for claim in result["claims"]:
+                print(f"      {'ok ' if claim['held'] else 'NOT'} {claim['text']}: {claim['evidence']}", flush=True)
+    if as_json:
+        json.dump(results[0] if len(results) == 1 else results, sys.stdout, indent=2)
+        print()
+    if not all(result["ok"] for result in results):
+        raise typer.Exit(exits.FAILED)
