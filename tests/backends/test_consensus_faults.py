@@ -145,7 +145,7 @@ def test_a_holder_that_is_cut_off_learns_before_anybody_else_gets_the_lock(kind:
     with fencepost.connect(kind.url(proxy.address), ttl=TTL) as here, fencepost.connect(kind.url(), ttl=TTL) as there:
         lease = here.acquire("cut")
         waiter = Waiter(there, "cut")
-        learns_in_time(lease, proxy.silence)
+        learns_in_time(lease, proxy.cut)
         after = waiter.got_it()
         assert proxy.held > 0, "something was to be held back"
         assert after.token > lease.token
@@ -220,7 +220,7 @@ def test_a_release_that_never_arrived_is_made_up_for(kind: Kind, proxy: Proxy) -
     """Its session lives on for other leases, so no ttl would end it."""
     with fencepost.connect(kind.url(proxy.address), ttl=60) as here, fencepost.connect(kind.url(), ttl=60) as there:
         lease, other = here.acquire("given"), here.acquire("kept")
-        proxy.silence()
+        proxy.cut()
         failed: list[BackendError] = []
 
         def give() -> None:

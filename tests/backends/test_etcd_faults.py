@@ -13,9 +13,9 @@ import fencepost
 from fencepost import aio, sync
 from fencepost.drive import ThreadSignal, run
 from fencepost.errors import BackendError
+from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import QUICK_ETCD, Etcd, EtcdCluster
 from fencepost.lab.servers.processes import HOST, state_of, wait_until
-from fencepost.lab.servers.redis_groups import Proxy
 from tests.backends.etcd import LONG, PATIENCE, etcdctl, leader
 
 TTL = 2.0

@@ -11,9 +11,9 @@ import fencepost
 from fencepost import aio
 from fencepost.drive import boottime
 from fencepost.errors import BackendError
+from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import HOST, Postgres
 from fencepost.lab.servers.processes import wait_until
-from fencepost.lab.servers.redis_groups import Proxy
 from tests.backends.postgres import LONG, PATIENCE, aside, line, session
 
 

@@ -9,8 +9,8 @@ import pytest
 import fencepost
 from fencepost import aio
 from fencepost.errors import BackendError
+from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import HOST, wait_until
-from fencepost.lab.servers.redis_groups import Proxy
 from tests.backends.conftest import Own, until
 
 

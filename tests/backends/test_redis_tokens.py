@@ -10,8 +10,8 @@ import redis
 import fencepost
 from fencepost.errors import StaleToken, TokenClash
 from fencepost.guards.memory import Guard
+from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import HOST, Redis, wait_until
-from fencepost.lab.servers.redis_groups import Proxy
 from tests.backends.conftest import Own
 
 

@@ -41,7 +41,7 @@ message      id src dst what token answers sent fate: a message that left at ``s
              fate: arrived, lost, cut, down (the receiver was dead), flying (the run ended first). answers: the
              request's id. copy: 1 if the network made it
 fault        do who ...: pause, resume, kill, restart, cut, heal, skew, jump, slow, failover, lose, evict, calm; as
-             the action that caused it
+             the action that caused it. The lab adds drop (connections), repeat (a request), truncate (a file)
 note         text: what a guided scenario says at this moment
 end          the last line of a simulation: holder token mark value version accepted refused corrupted
              lost_updates waiting unfinished

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
 from dataclasses import dataclass
 from typing import Self
 
@@ -90,67 +88,3 @@ class Watcher(Redis):
     def command(self) -> list[str]:
         program, *options = super().command()
         return [program, str(self.folder / "sentinel.conf"), "--sentinel", *options]
-
-
-class Proxy:
-    """A TCP proxy in front of a loopback port, whose bytes can be held back."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._gate = self._open_gate()
-        self._shut: list[threading.Event] = []
-        self._listener = socket.create_server((HOST, 0))
-        self._sockets: list[socket.socket] = []
-        self.port: int = self._listener.getsockname()[1]
-        self.held = 0
-        """Bytes that were held back."""
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @staticmethod
-    def _open_gate() -> threading.Event:
-        gate = threading.Event()
-        gate.set()
-        return gate
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection((HOST, self._target))
-                self._sockets += [near, far]
-                for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(source, sink, self._gate), daemon=True).start()
-
-    def _carry(self, source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if not gate.is_set():
-                    self.held += len(data)
-                    gate.wait()
-                sink.sendall(data)
-        for each in (source, sink):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def cut(self, *, newcomers: bool = True) -> None:
-        """Hold back everything from now on; with ``newcomers`` False, new connections are let through."""
-        self._gate.clear()
-        self._shut.append(self._gate)
-        if not newcomers:
-            self._gate = self._open_gate()
-
-    def mend(self) -> None:
-        """Let go of what was held back, in order."""
-        for gate in self._shut:
-            gate.set()
-
-    def close(self) -> None:
-        self.mend()
-        for each in (self._listener, *self._sockets):
-            each.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,0 +1,132 @@
+"""The proxy cuts, delays, loses and repeats for real, as a Redis behind it sees it, and records it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from fencepost.lab.nemesis.faults import Faults
+from fencepost.lab.nemesis.proxy import Proxy
+from fencepost.lab.servers import HOST, wait_until
+from tests.conftest import Endpoint
+
+PATIENCE = 10
+
+
+class Between:
+    """A client before the proxy, another past it, and what was recorded."""
+
+    def __init__(self, url: str) -> None:
+        self.past = redis.Redis.from_url(url, decode_responses=True)
+        self.faults = Faults()
+        self.proxy = Proxy(self.past.connection_pool.connection_kwargs["port"], who="redis", faults=self.faults)
+
+    def client(self, timeout: float = PATIENCE) -> Any:
+        return redis.Redis(
+            HOST,
+            self.proxy.port,
+            socket_timeout=timeout,
+            retry=None,
+            decode_responses=True,
+            single_connection_client=True,
+        )
+
+    def did(self) -> list[str]:
+        return [fault["do"] for fault in self.faults]
+
+
+@pytest.fixture
+def between(redis_server: Endpoint) -> Iterator[Between]:
+    made = Between(redis_server.url)
+    made.past.delete("proxied")
+    with made.proxy, made.past:
+        yield made
+
+
+def test_a_cut_is_silence_and_healing_delivers_what_was_sent(between: Between) -> None:
+    with between.client(0.3) as client:
+        between.proxy.cut()
+        with pytest.raises(redis.TimeoutError):
+            client.incr("proxied")
+        assert between.proxy.held > 0
+        assert between.past.get("proxied") is None
+        between.proxy.mend()
+        assert wait_until(lambda: between.past.get("proxied") == "1", timeout=PATIENCE), "it arrives late"
+    assert between.did() == ["cut", "heal"]
+    assert between.faults[1]["held"] == between.proxy.held
+
+
+@pytest.mark.parametrize(("way", "arrives"), [({"up": False}, "1"), ({"down": False}, None)])
+def test_a_one_way_cut_lets_the_other_way_through(between: Between, way: dict[str, bool], arrives: str | None) -> None:
+    with between.client(0.3) as client:
+        between.proxy.cut(**way)
+        with pytest.raises(redis.TimeoutError):
+            client.incr("proxied")
+        assert wait_until(lambda: between.past.get("proxied") == arrives, timeout=PATIENCE)
+        assert between.proxy.held > 0, "one way was to be held back"
+        between.proxy.mend()
+
+
+def test_a_cut_can_spare_those_who_connect_after_it(between: Between) -> None:
+    with between.client(0.3) as cut_off:
+        assert cut_off.ping()
+        between.proxy.cut(newcomers=False)
+        with pytest.raises(redis.TimeoutError):
+            cut_off.ping()
+        with between.client() as newcomer:
+            assert newcomer.ping()
+
+
+def test_a_delay_is_at_least_as_long_as_asked(between: Between) -> None:
+    with between.client(0.1) as client:
+        between.proxy.slow(0.4)
+        with pytest.raises(redis.TimeoutError):
+            client.incr("proxied")
+        assert between.proxy.slowed > 0
+        assert wait_until(lambda: between.past.get("proxied") == "1", timeout=PATIENCE), "late, but it arrives"
+    between.proxy.slow(0)
+    with between.client() as client:
+        assert client.ping()
+    assert [fault["by"] for fault in between.faults] == [0.4, 0]
+
+
+def test_a_request_is_carried_out_and_its_answer_lost(between: Between) -> None:
+    with between.client() as client:
+        assert client.ping()
+        between.proxy.drop_after(b"INCRBY")
+        with pytest.raises(redis.ConnectionError):
+            client.incr("proxied")
+        assert between.past.get("proxied") == "1", "it was to be carried out"
+        assert between.did() == ["lose"]
+        assert client.incr("proxied") == 2, "only once"
+
+
+def test_a_request_is_carried_out_twice_and_answered_once(between: Between) -> None:
+    with between.client() as client:
+        between.proxy.repeat(b"INCRBY")
+        assert client.incr("proxied") in (1, 2)
+        assert wait_until(lambda: between.did() == ["repeat"], timeout=PATIENCE)
+        assert between.past.get("proxied") == "2"
+        assert client.incr("proxied") == 3, "the connection is still in step"
+
+
+def test_a_dropped_connection_is_noticed_and_replaced(between: Between) -> None:
+    with between.client() as client:
+        assert client.ping()
+        between.proxy.drop()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        assert client.ping()
+    assert between.did() == ["drop"]
+
+
+def test_faults_become_lines_of_a_history(between: Between) -> None:
+    between.proxy.cut()
+    between.proxy.mend()
+    start = between.faults[0]["at"]
+    first, second = between.faults.lines(start)
+    assert first == {"t": 0, "ev": "fault", "do": "cut", "who": "redis", "up": True, "down": True}
+    assert second["t"] > 0
+    assert between.faults.of("heal", "redis") == between.faults[1:]
+    assert between.faults.of("heal", "somebody else") == []
