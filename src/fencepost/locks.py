@@ -88,8 +88,12 @@ class Core(Generic[L]):
         timeout: float | timedelta | None,
         renew: bool,
         max_hold: float | timedelta | None,
+        holders: Callable[[], str] | None = None,
     ) -> L | None:
-        """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues."""
+        """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
+
+        ``holders`` makes its holder's id, for one that is to be recognised by it.
+        """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
         patience = inf if timeout is None else check.seconds(timeout, "timeout")
@@ -100,7 +104,7 @@ class Core(Generic[L]):
         if self._hooked:
             self.emit("attempt", name)
         while True:
-            holder = self._holders()
+            holder = (holders or self._holders)()
             grant = await self._obtain(name, holder, seconds, start + patience, patience > 0)
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
