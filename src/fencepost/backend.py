@@ -3,6 +3,9 @@
 A backend is written once, as ``async def``. Under the Blocking driver nothing in it may suspend: it
 calls blocking clients, or hands calls to ``driver.offload``; it waits with ``driver.signal()`` and
 ``driver.sleep``, and reads local time from ``driver.now()`` alone. It connects on first use.
+
+Closing the locks ends every ``wait``: signals and sleeps raise ``drive.Ended`` in there, as a cancellation
+would. What waits for anything else has to be ``woken`` (drive.py) to notice.
 """
 
 from abc import ABC, abstractmethod

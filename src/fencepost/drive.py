@@ -10,8 +10,10 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
@@ -64,6 +66,86 @@ async def settle(value: T | Awaitable[T]) -> T:
     return value
 
 
+class Ended(BaseException):
+    """Raised where a wait stands that was ended from elsewhere; like a cancellation, it is nobody's to catch."""
+
+
+class Waits:
+    """The waits of those who are ``inside``, in any thread or task: all of them can be ended at once, for good."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._wakes: dict[object, Callable[[], None]] = {}
+        self._inside = 0
+        self._left: Signal | None = None
+        self.over = False
+
+    def enter(self) -> None:
+        """One comes who may wait, and leaves once it has cleaned up behind itself."""
+        with self._gate:
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._gate:
+            self._inside -= 1
+            if self._left is not None and not self._inside:
+                self._left.set()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Wait in here; Ended once it is over."""
+        before = _waits.set(self)
+        try:
+            self.check()
+            yield
+            self.check()
+        finally:
+            _waits.reset(before)
+
+    def check(self) -> None:
+        if self.over:
+            raise Ended
+
+    @contextmanager
+    def woken(self, wake: Callable[[], None]) -> Iterator[None]:
+        """What waits in here is woken by ``wake`` when it is over, and then finds Ended raised."""
+        mark = object()
+        with self._gate:
+            self.check()
+            self._wakes[mark] = wake
+        try:
+            yield
+        finally:
+            del self._wakes[mark]
+        self.check()
+
+    async def end(self, driver: "Driver", patience: float) -> None:
+        """End all waits; return once everybody has left, or ``patience`` seconds have passed."""
+        with self._gate:
+            self.over = True
+            if not self._inside:
+                return
+            self._left = left = driver.signal()
+            wakes = list(self._wakes.values())
+        for wake in wakes:
+            wake()
+        await left.wait(patience)
+
+
+_waits: ContextVar[Waits | None] = ContextVar("fencepost_waits", default=None)
+
+
+@contextmanager
+def woken(wake: Callable[[], None]) -> Iterator[None]:
+    """Wait in here for something other than a signal: ``wake`` must end it, should the waits around be ended."""
+    waits = _waits.get()
+    if waits is None:
+        yield
+    else:
+        with waits.woken(wake):
+            yield
+
+
 class ThreadSignal:
     """A Signal for blocking code."""
 
@@ -83,7 +165,12 @@ class ThreadSignal:
 
     async def wait(self, timeout: float | None = None) -> bool:
         # threading refuses waits beyond its own limit of some centuries.
-        return self._event.wait(None if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        limit = None if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        waits = _waits.get()
+        if waits is None:
+            return self._event.wait(limit)
+        with waits.woken(self._event.set):
+            return self._event.wait(limit)
 
 
 class TaskSignal:
@@ -116,6 +203,13 @@ class TaskSignal:
         self._loop = asyncio.get_running_loop()
         if self._event.is_set():
             return True
+        waits = _waits.get()
+        if waits is not None:
+            with waits.woken(self.set):
+                return await self._wait(timeout)
+        return await self._wait(timeout)
+
+    async def _wait(self, timeout: float | None) -> bool:
         if timeout is None:
             return await self._event.wait()
         if timeout <= 0:
@@ -140,7 +234,10 @@ class Blocking:
         threading.Thread(target=run, args=(job,), name=name, daemon=True).start()
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        if _waits.get() is not None:
+            await ThreadSignal().wait(seconds)
+        else:
+            time.sleep(seconds)
 
     async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)
@@ -168,13 +265,21 @@ class Asyncio:
         self._task(job, name)
 
     def _task(self, job: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(job, name=name)
+        context = None
+        if _waits.get() is not None:
+            # It works for everybody: the end of the wait that it was started in is not its own.
+            context = copy_context()
+            context.run(_waits.set, None)
+        task = asyncio.get_running_loop().create_task(job, name=name, context=context)
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        if _waits.get() is not None:
+            await TaskSignal().wait(seconds)
+        else:
+            await asyncio.sleep(seconds)
 
     async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         if self._thread is None or self._process != os.getpid():  # a forked child has none of the parent's threads

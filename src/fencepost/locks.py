@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from fencepost import check
 from fencepost.backend import Backend, Status
-from fencepost.drive import Driver
+from fencepost.drive import Driver, Ended, Waits
 from fencepost.errors import BackendError, ConfigError, LeaseLost, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.lease import Grant
@@ -30,12 +30,18 @@ _OVER = (_RELEASED, _CLOSED, _FORKED)
 _UNRELEASED = "its release failed; it may be tried again"
 # A cancelled acquire stays this long for its own clean-up, which then goes on by itself.
 GRACE = 0.5
+# Closing stays this long for those who waited to leave their queues.
+PARTING = 2.0
 
 L = TypeVar("L", bound=Held)
 
 
 def _random_holder() -> str:
     return os.urandom(16).hex()
+
+
+def _closed() -> ConfigError:
+    return ConfigError("these locks are closed; connect again")
 
 
 class Core(Generic[L]):
@@ -63,6 +69,7 @@ class Core(Generic[L]):
         self._lease = lease
         self._holders = holders
         self._closed = False
+        self._waits = Waits()
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         _cores.add(self)
 
@@ -99,7 +106,7 @@ class Core(Generic[L]):
         patience = inf if timeout is None else check.seconds(timeout, "timeout")
         hold = None if max_hold is None else check.seconds(max_hold, "max_hold")
         if self._closed:
-            raise ConfigError("these locks are closed; connect again")
+            raise _closed()
         start = self.driver.now()
         if self._hooked:
             self.emit("attempt", name)
@@ -115,6 +122,9 @@ class Core(Generic[L]):
             # This process slept through the whole lease on its way here; it is worth nothing.
             await self._leave(name, holder)
         self._renewals.watch(lease)
+        if self._closed:  # just now: whoever closed them may not have seen this lease
+            await self._release_quietly(lease, _CLOSED)
+            raise _closed()
         if self._hooked:
             self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
         return lease
@@ -124,23 +134,31 @@ class Core(Generic[L]):
         queued = False
         try:
             grant = await backend.take(name, holder, ttl, self.queue_limit if queue else None)
-            while grant is None and queue:
+            if grant is None and queue:
                 queued = True
+                self._waits.enter()
+            while grant is None and queue:
                 left = until - self.driver.now()
                 if left <= 0:
                     await backend.leave(name, holder)
                     return None
-                grant = await backend.wait(name, holder, ttl, None if left == inf else left)
+                with self._waits.inside():
+                    grant = await backend.wait(name, holder, ttl, None if left == inf else left)
             return grant
         except (ConfigError, QueueFull, GeneratorExit):
             raise
         except BaseException as error:
-            if isinstance(error, BackendError) and not error.ambiguous and not queued:
-                raise
-            # Cancelled, interrupted or failed: it may have been granted or queued all the same.
-            await self.driver.apart(self._leave(name, holder), GRACE)
-            self.emit("abandoned", name, holder=holder)
+            failed = error if isinstance(error, BackendError) else None
+            if not failed or failed.ambiguous or queued:
+                # Cancelled, interrupted or failed: it may have been granted or queued all the same.
+                await self.driver.apart(self._leave(name, holder), GRACE)
+                self.emit("abandoned", name, holder=holder)
+            if isinstance(error, Ended) or (failed and self._closed):
+                raise _closed() from failed
             raise
+        finally:
+            if queued:
+                self._waits.leave()
 
     async def _leave(self, name: str, holder: str) -> None:
         try:
@@ -220,10 +238,11 @@ class Core(Generic[L]):
         await self.backend.bump(check.name(name), above)
 
     async def close(self) -> None:
-        """Release what is still held and disconnect; the leases' holders learn that they are over."""
+        """End all waits, release what is still held and disconnect; the leases' holders learn that they are over."""
         if self._closed:
             return
         self._closed = True
+        await self._waits.end(self.driver, PARTING)
         for lease in self._renewals:
             await self._release_quietly(lease, _CLOSED)
         self._renewals.close()
@@ -234,6 +253,7 @@ class Core(Generic[L]):
         """In a forked child: the leases are the parent's, to renew and to release."""
         for lease in self._renewals:
             lease.ended, lease._signal = _FORKED, None
+        self._waits = Waits()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
         self.backend.forked()
 

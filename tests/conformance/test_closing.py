@@ -1,5 +1,7 @@
 """After close: nothing is taken any more, and nobody is left hanging."""
 
+import asyncio
+
 import pytest
 
 from fencepost.errors import ConfigError
@@ -43,3 +45,34 @@ async def test_a_with_block_closes(store: Store) -> None:
 
 async def test_an_unused_connection_closes(store: Store) -> None:
     await store.connect().close()
+
+
+async def test_closing_ends_those_who_wait_and_leaves_nobody_in_line(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    holder = await there.acquire(store.name)
+    waiters = [asyncio.create_task(here.acquire(store.name, timeout=timeout)) for timeout in (None, store.long, None)]
+    await store.queue(there, 3)
+    await asyncio.sleep(0)
+    await here.close()
+    for waiter in waiters:
+        with pytest.raises(ConfigError, match="these locks are closed"):
+            await waiter
+    status = await there.status(store.name)
+    assert status is not None
+    assert (status.holder, status.waiters) == (holder.holder, ())
+    assert await holder.release()
+    assert await there.status(store.name) is None, "it went to nobody who had left"
+
+
+async def test_closing_does_not_end_the_waits_of_others(store: Store) -> None:
+    here, there, watcher = store.connect(), store.connect(), store.connect()
+    holder = await watcher.acquire(store.name)
+    gone = asyncio.create_task(here.acquire(store.name))
+    await store.queue(watcher, 1)
+    stays = asyncio.create_task(there.acquire(store.name))
+    await store.queue(watcher, 2)
+    await here.close()
+    with pytest.raises(ConfigError):
+        await gone
+    assert await holder.release()
+    assert await (await stays).release()

@@ -82,10 +82,15 @@ def test_tokens_survive_the_kill_of_every_process(path: Path) -> None:
     assert len(set(seen)) == len(seen)
 
 
+def _acquire_until_closed(locks: sync.Locks, name: str) -> None:
+    with pytest.raises(ConfigError, match="closed"):
+        locks.acquire(name)
+
+
 def test_a_reboot_frees_every_lock_and_keeps_the_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fencepost.connect(f"sqlite://{path}", ttl=60) as before:
         lease = before.acquire("held")
-        waiter = threading.Thread(target=before.acquire, args=["held"], daemon=True)
+        waiter = threading.Thread(target=_acquire_until_closed, args=[before, "held"], daemon=True)
         waiter.start()
         assert wait_until(lambda: bool((s := before.status("held")) and s.waiters), timeout=PATIENCE)
         monkeypatch.setattr(sqlite_file, "boot_id", lambda: "another boot")

@@ -5,6 +5,7 @@ once and reads the two headers that matter.
 """
 
 import asyncio
+import contextlib
 import json
 import select
 import socket
@@ -14,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from fencepost.backends.consul_url import Settings
 from fencepost.backends.fork import sever
-from fencepost.drive import Asyncio, Driver
+from fencepost.drive import Asyncio, Driver, woken
 from fencepost.errors import BackendError
 
 _CHUNK = 65536
@@ -107,6 +108,11 @@ class _Link:
                 raise ConnectionResetError("the server closed the connection")
             buffer += data
 
+    def hang_up(self) -> None:
+        """From any thread: who waits for an answer finds the connection closed."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._sock.close()
 
@@ -140,6 +146,9 @@ class _TaskLink(_Link):
 
     async def _read(self) -> bytes:
         return await self._reader.read(_CHUNK)
+
+    def hang_up(self) -> None:
+        self._loop.call_soon_threadsafe(self.close)
 
     def close(self) -> None:
         if not self._loop.is_closed():
@@ -182,7 +191,8 @@ class Http:
         try:
             for start in range(0, len(requests), BATCH):
                 batch = requests[start : start + BATCH]
-                answers += await link.exchange(b"".join(batch), len(batch), self._settings.timeout + patience)
+                with woken(link.hang_up):
+                    answers += await link.exchange(b"".join(batch), len(batch), self._settings.timeout + patience)
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: that was no HTTP
             self._drop(link)
             raise self._failure(str(error) or "no answer in time", ambiguous=True) from error
