@@ -25,6 +25,8 @@ MODULES = (
     "fencepost.backend",
     "fencepost.errors",
     "fencepost.events",
+    "fencepost.fleet",
+    "fencepost.fleet.aio",
     "fencepost.rule",
     "fencepost.guards",
     "fencepost.guards.asgi",

@@ -17,6 +17,7 @@ COMMANDS = {
     "watch": "fencepost.cli.watch",
     "break": "fencepost.cli.evict",
     "bump": "fencepost.cli.bump",
+    "fleet": "fencepost.cli.fleet",
     "backends": "fencepost.cli.backends",
     "doctor": "fencepost.cli.doctor",
     "demo": "fencepost.cli.demo",

@@ -1,0 +1,78 @@
+"""``fencepost fleet show``: who owns which partitions."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from fencepost.cli.options import Backend, Json
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def fleet() -> None:
+    """Look at the workers that share partitions."""
+
+
+@app.command()
+def show(
+    group: Annotated[str, typer.Argument(help="The group.")],
+    backend: Backend = None,
+    as_json: Json = False,
+) -> None:
+    """Show a group: its members and what each owns, then each partition: owner, token, ttl left, or unowned."""
+    import fencepost
+    from fencepost.fleet import view
+    from fencepost.fleet.plan import prefix
+
+    with fencepost.connect(backend) as locks:
+        found = facts(view(group, locks.list(prefix(group))))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"{group}: {len(found['members'])} members, {found['count']} partitions, {len(found['unowned'])} unowned")
+    for member in found["members"]:
+        owns = " ".join(map(str, member["owns"])) or "nothing"
+        print(f"  {member['name']}  {member['remaining']:.1f} s left, owns {len(member['owns'])}: {owns}")
+    for each in found["partitions"]:
+        if each["token"] is None:
+            print(f"{each['partition']:5}  unowned")
+        else:
+            owner = each["member"] or f"no member, holder {each['holder']}"
+            waiting = f", {each['waiting']} waiting" if each["waiting"] else ""
+            print(f"{each['partition']:5}  {owner}  token {each['token']}, {each['remaining']:.1f} s left{waiting}")
+
+
+def facts(found: Any) -> dict[str, Any]:
+    """A group as JSON has it."""
+    from fencepost import check
+
+    members = [
+        {
+            "name": member.name,
+            "remaining": round(member.status.remaining, 3),
+            "owns": sorted(number for number in found.owned(member.mark) if number < found.count),
+        }
+        for member in sorted(found.members.values(), key=lambda each: each.name)
+    ]
+    partitions: list[dict[str, Any]] = []
+    for number in range(found.count):
+        owner, status = found.owner(number), found.held.get(number)
+        partitions.append(
+            {
+                "partition": number,
+                "member": owner.name if owner else None,
+                "token": check.json_number(status.token) if status else None,
+                "holder": status.holder if status else None,
+                "remaining": round(status.remaining, 3) if status else None,
+                "waiting": len(status.waiters) if status else 0,
+            }
+        )
+    return {
+        "group": found.group,
+        "count": found.count,
+        "members": members,
+        "unowned": found.unowned,
+        "partitions": partitions,
+    }

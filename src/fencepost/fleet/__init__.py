@@ -1,0 +1,156 @@
+"""A fleet of workers that share partitions: each is owned by one of them at a time, under its own lease and token."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from fencepost import ambient, sync
+from fencepost.drive import Signal, run
+from fencepost.errors import ConfigError
+from fencepost.fleet.group import Group, Owned
+from fencepost.fleet.plan import Member, View, view
+
+__all__ = ["Member", "Partition", "Partitions", "Stop", "View", "view"]
+
+
+class Stop:
+    """Set once the work on a partition should end: it moves to another worker, is lost, or this worker leaves."""
+
+    __slots__ = ("_owned",)
+
+    def __init__(self, owned: Owned[Any]) -> None:
+        self._owned = owned
+
+    def is_set(self) -> bool:
+        """Whether the work should end."""
+        return self._owned._stopping()
+
+    __bool__ = is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the work should end, or ``timeout`` seconds have passed; say whether it should."""
+        return run(self._owned._until_stop(timeout))
+
+
+class Partition(Owned[sync.Lease]):
+    """One partition while this worker owns it: ``number``, ``name``, ``lease``, ``token``."""
+
+    __slots__ = ()
+
+    @property
+    def stop(self) -> Stop:
+        """Waitable, and true, once the work should end. Until it has ended the partition stays this worker's."""
+        return Stop(self)
+
+    @property
+    def lost(self) -> sync.Lost:
+        """Waitable, and true, once another worker may own the partition: what is written now is refused."""
+        return self.lease.lost
+
+
+class Partitions:
+    """One worker's share of ``count`` partitions, numbered from 0, among all workers of ``group``.
+
+        with Partitions(locks, "orders", 64, assign=opened, revoke=closed) as mine:
+            for partition in mine: ...
+
+    Shares differ by at most one partition; few move when a worker comes or goes. ``assign(partition)`` is
+    called when one has become this worker's; ``revoke(partition)`` once for each that was assigned, before it
+    is released: the next owner waits until it returns. If ``partition.lost``, it is too late for that. Both
+    are called on a thread of the partition's own. An error in them is logged; after one in ``assign`` the
+    partition is given up, and asked for again later. All workers of a group must agree on ``count``.
+
+    ``member`` names this worker for people; no two may share a name. ``ttl`` is how long a dead worker's
+    partitions stay with it; default: that of ``locks``.
+    """
+
+    def __init__(
+        self,
+        locks: sync.Locks,
+        group: str,
+        count: int,
+        *,
+        assign: Callable[[Partition], object] | None = None,
+        revoke: Callable[[Partition], object] | None = None,
+        member: str | None = None,
+        ttl: float | timedelta | None = None,
+    ) -> None:
+        for call in filter(None, (assign, revoke)):
+            _blocking(call)
+        self._assign, self._revoke = assign, revoke
+        self._work: Callable[[Partition], object] | None = None
+        self._group: Group[sync.Lease, Partition] = Group(
+            locks._core,
+            group,
+            count,
+            member=member,
+            ttl=ttl,
+            owned=_partition,
+            begin=self._begin,
+            work=self._perform,
+            end=self._end,
+        )
+
+    @property
+    def member(self) -> str:
+        """The name of this worker."""
+        return self._group.member
+
+    def __iter__(self) -> Iterator[Partition]:
+        """The partitions that this worker owns at this moment, by number."""
+        return iter(self._group)
+
+    def __enter__(self) -> "Partitions":
+        """Join; raises BackendError, or ConfigError if others of the group count differently."""
+        run(self._group.join())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, work: Callable[[Partition], object]) -> None:
+        """Join, and call ``work(partition)``, on a thread of its own, for each partition while it is owned.
+
+        ``work`` goes on until ``partition.stop`` and then returns. If it returns sooner, the partition stays
+        owned; if it raises, it is given up and asked for again later. Returns once ``stop()`` was called,
+        elsewhere, and everything is handed over.
+        """
+        _blocking(work)
+        self._work = work
+        with self:
+            run(self._group.leaving.wait())
+
+    def stop(self) -> None:
+        """Ask this worker to leave, and return at once: for signal handlers, and for ``work`` itself."""
+        self._group.stop()
+
+    def close(self) -> None:
+        """Leave: finish, revoke and release what is owned. Waits for that."""
+        run(self._group.leave())
+
+    async def _begin(self, partition: Partition) -> None:
+        ambient.push(partition.lease)
+        if self._assign is not None:
+            self._assign(partition)
+
+    async def _perform(self, partition: Partition) -> None:
+        if self._work is not None:
+            self._work(partition)
+
+    async def _end(self, partition: Partition) -> None:
+        if self._revoke is not None:
+            self._revoke(partition)
+
+
+def _partition(number: int, lease: sync.Lease, signal: Signal) -> Partition:
+    return Partition(number, lease, signal)
+
+
+def _blocking(call: Callable[..., object]) -> None:
+    if inspect.iscoroutinefunction(call):
+        name = getattr(call, "__qualname__", call)
+        raise ConfigError(f"{name} is a coroutine function; use fencepost.fleet.aio.Partitions")

@@ -1,0 +1,147 @@
+"""The asyncio face of the fleet: the same names, awaited."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from fencepost import aio, ambient
+from fencepost.drive import settle
+from fencepost.fleet.group import Group, Owned
+
+__all__ = ["Partition", "Partitions", "Stop"]
+
+
+class Stop:
+    """Set once the work on a partition should end: it moves to another worker, is lost, or this worker leaves."""
+
+    __slots__ = ("_owned",)
+
+    def __init__(self, owned: Owned[Any]) -> None:
+        self._owned = owned
+
+    def is_set(self) -> bool:
+        """Whether the work should end."""
+        return self._owned._stopping()
+
+    __bool__ = is_set
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the work should end, or ``timeout`` seconds have passed; say whether it should."""
+        return await self._owned._until_stop(timeout)
+
+
+class Partition(Owned[aio.Lease]):
+    """One partition while this worker owns it: ``number``, ``name``, ``lease``, ``token``."""
+
+    __slots__ = ()
+
+    @property
+    def stop(self) -> Stop:
+        """Waitable, and true, once the work should end. Until it has ended the partition stays this worker's."""
+        return Stop(self)
+
+    @property
+    def lost(self) -> aio.Lost:
+        """Waitable, and true, once another worker may own the partition: what is written now is refused."""
+        return self.lease.lost
+
+
+class Partitions:
+    """One worker's share of ``count`` partitions among all workers of ``group``; see ``fencepost.fleet.Partitions``.
+
+    ``assign``, ``revoke`` and ``work`` run in a task of the partition's own; they may be coroutine functions. Losing
+    the lease cancels ``work``, as it cancels the body of ``async with``.
+    """
+
+    def __init__(
+        self,
+        locks: aio.Locks,
+        group: str,
+        count: int,
+        *,
+        assign: Callable[[Partition], object] | None = None,
+        revoke: Callable[[Partition], object] | None = None,
+        member: str | None = None,
+        ttl: float | timedelta | None = None,
+    ) -> None:
+        self._assign, self._revoke = assign, revoke
+        self._work: Callable[[Partition], Awaitable[object]] | None = None
+        self._group: Group[aio.Lease, Partition] = Group(
+            locks._core,
+            group,
+            count,
+            member=member,
+            ttl=ttl,
+            owned=Partition,
+            begin=self._begin,
+            work=self._perform,
+            end=self._end,
+        )
+
+    @property
+    def member(self) -> str:
+        """The name of this worker."""
+        return self._group.member
+
+    def __iter__(self) -> Iterator[Partition]:
+        """The partitions that this worker owns at this moment, by number."""
+        return iter(self._group)
+
+    async def __aenter__(self) -> "Partitions":
+        """Join; raises BackendError, or ConfigError if others of the group count differently."""
+        await self._group.join()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self, work: Callable[[Partition], Awaitable[object]]) -> None:
+        """Join, and await ``work(partition)``, in a task of its own, for each partition while it is owned.
+
+        ``work`` goes on until ``partition.stop`` and then returns. If it returns sooner, the partition stays
+        owned; if it raises, it is given up and asked for again later. Returns once ``stop()`` was called and
+        everything is handed over.
+        """
+        self._work = work
+        async with self:
+            await self._group.leaving.wait()
+
+    def stop(self) -> None:
+        """Ask this worker to leave, and return at once."""
+        self._group.stop()
+
+    async def close(self) -> None:
+        """Leave: finish, revoke and release what is owned. Waits for that."""
+        await self._group.leave()
+
+    async def _begin(self, partition: Partition) -> None:
+        ambient.push(partition.lease)
+        if self._assign is not None:
+            await settle(self._assign(partition))
+
+    async def _perform(self, partition: Partition) -> None:
+        if self._work is None or partition.lost:
+            return
+        body = asyncio.ensure_future(self._work(partition))
+        stop = partition.lease._on_loss
+
+        def lost() -> None:
+            body.cancel("the lease is lost")
+            if stop is not None:
+                stop()
+
+        partition.lease._on_loss = lost
+        try:
+            await body
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not partition.lost or (task is not None and task.cancelling()):
+                raise
+
+    async def _end(self, partition: Partition) -> None:
+        if self._revoke is not None:
+            await settle(self._revoke(partition))

@@ -1,0 +1,281 @@
+"""Membership in a group and the partitions that come with it, over any backend and any driver.
+
+Every worker holds a lease that says it is there, looks at who else is, works out the same plan, gives up
+what is no longer its own and takes what is. Looks can disagree for a while; then the locks decide.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from math import inf
+from typing import Any, Generic, TypeVar
+
+from fencepost import check
+from fencepost.drive import Signal
+from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
+from fencepost.fleet import plan
+from fencepost.locks import Core
+from fencepost.renewals import Held
+
+_log = logging.getLogger("fencepost")
+
+L = TypeVar("L", bound=Held)
+
+
+class Owned(Generic[L]):
+    """One partition while this worker owns it: under one lease, with one token."""
+
+    __slots__ = ("_signal", "lease", "number")
+
+    def __init__(self, number: int, lease: L, signal: Signal) -> None:
+        self.number = number
+        self.lease = lease
+        self._signal = signal
+
+    @property
+    def name(self) -> str:
+        """The name of its lock: the group's name and its number."""
+        return self.lease.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token for everything that is written while it is owned."""
+        return self.lease.token
+
+    def _stopping(self) -> bool:
+        return self._signal.is_set() or bool(self.lease.over)
+
+    async def _until_stop(self, timeout: float | None = None) -> bool:
+        """Wait until the work should end, because the partition moves or its lease is over."""
+        now = self.lease._clock
+        until = inf if timeout is None else now() + timeout
+        while not self._stopping():
+            nap = min(until, self.lease.deadline) - now()
+            if nap <= 0:
+                return self._stopping()
+            await self._signal.wait(nap)
+        return True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {self.lease!r}>"
+
+
+P = TypeVar("P", bound=Owned[Any])
+
+
+class _Slot(Generic[P]):
+    """A partition that this worker owns, or is about to."""
+
+    __slots__ = ("owned", "signal")
+
+    def __init__(self, signal: Signal) -> None:
+        self.signal = signal
+        self.owned: P | None = None
+
+
+class Group(Generic[L, P]):
+    """One worker's membership.
+
+    ``begin``, ``work`` and ``end`` are awaited in this order for each partition, one after the other; work
+    should return when it is told to stop. Whatever they raise is logged and never ends the membership.
+    """
+
+    def __init__(
+        self,
+        core: Core[L],
+        group: str,
+        count: int,
+        *,
+        member: str | None,
+        ttl: float | timedelta | None,
+        owned: Callable[[int, L, Signal], P],
+        begin: Callable[[P], Awaitable[None]],
+        work: Callable[[P], Awaitable[None]],
+        end: Callable[[P], Awaitable[None]],
+    ) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"a group has at least one partition, not {count!r}")
+        self.group = check.name(group, "group")
+        self.count = count
+        self.member = member or f"{socket.gethostname()}-{os.getpid()}-{core._holders()[:4]}"
+        self._place = check.name(plan.member(group, count, self.member))
+        check.name(plan.partition(group, count))
+        self.ttl = core.ttl if ttl is None else core._ttl(ttl)
+        self.leaving = core.driver.signal()
+        """Set once this worker has been asked to leave."""
+        self._core = core
+        self._owned, self._begin, self._work, self._end = owned, begin, work, end
+        self._mark = core._holders()[: plan.MARK]
+        # Often enough to take over from the dead within twice the ttl, and no more: a look lists the whole group.
+        self._period = self.ttl / 3
+        self._patience = min(1.0, self._period)
+        self._membership: L | None = None
+        self._slots: dict[int, _Slot[P]] = {}
+        self._nudge = core.driver.signal()
+        self._over = core.driver.signal()
+        self._process = 0
+
+    def __iter__(self) -> Iterator[P]:
+        """The partitions that are owned right now, by number."""
+        held = [slot.owned for _, slot in sorted(self._slots.copy().items())]
+        return iter([owned for owned in held if owned is not None and not owned.lease.over])
+
+    async def join(self) -> None:
+        """Become a member, and begin to own partitions; whatever it raises, this worker is none."""
+        if self.leaving.is_set() or self._process:
+            raise ConfigError(f"this worker of {self.group!r} was started before; make another")
+        found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
+        for other in found.members.values():
+            if other.count != self.count:
+                what = f"{other.name} works on {self.group!r} with {other.count} partitions, not {self.count}"
+                raise ConfigError(f"{what}; stop it first, or use another group")
+        if not await self._enroll(2 * self.ttl):
+            raise NotAcquired(self._place, 2 * self.ttl)
+        self._process = os.getpid()
+        self._core.driver.spawn(self._tend(), f"fencepost-fleet-{self.group}")
+
+    def stop(self) -> None:
+        """Ask this worker to leave; returns at once."""
+        self.leaving.set()
+        self._nudge.set()
+
+    async def leave(self) -> None:
+        """Finish and hand over what is owned, and be no member any more."""
+        self.stop()
+        if self._process == os.getpid():  # else it never joined, or a parent did, whose it is
+            await self._over.wait()
+
+    def _holder(self) -> str:
+        return self._mark + self._core._holders()[plan.MARK :]
+
+    async def _acquire(self, name: str, timeout: float) -> L | None:
+        return await self._core.acquire(
+            name, ttl=self.ttl, timeout=timeout, renew=True, max_hold=None, holders=self._holder
+        )
+
+    async def _enroll(self, timeout: float) -> bool:
+        """Say that this worker is there; False if its name is still taken, by itself before a freeze or by another."""
+        self._membership = lease = await self._acquire(self._place, timeout)
+        if lease is None:
+            return False
+        lease._on_loss = self._nudge.set
+        return True
+
+    async def _tend(self) -> None:
+        """Follow the plan until this worker leaves."""
+        try:
+            while not self.leaving.is_set() and not self._core._closed:
+                self._nudge.clear()
+                nap = self._period
+                try:
+                    nap = await self._look()
+                except FencepostError as error:
+                    _log.warning("worker %r of %r could not look around: %s", self.member, self.group, error)
+                except Exception:
+                    _log.exception("worker %r of %r could not look around", self.member, self.group)
+                await self._nudge.wait(nap)
+                await self.leaving.wait(self._period / 20)  # news that come together are one
+            await self._part()
+        finally:
+            self._over.set()
+
+    async def _part(self) -> None:
+        """Leave first, so that others stand in line while the work here is finished."""
+        self.leaving.set()
+        if self._membership is not None:
+            await self._core._release_quietly(self._membership)
+        for slot in self._slots.copy().values():
+            slot.signal.set()
+        while self._slots:
+            self._nudge.clear()
+            await self._nudge.wait(self._patience)
+
+    async def _look(self) -> float:
+        """See who is there, and follow the plan; how long it may take until the next look."""
+        if (self._membership is None or self._membership.over) and not await self._enroll(self._patience):
+            return self._patience
+        found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
+        for number in self._plan(found):
+            if number not in self._slots and not self.leaving.is_set():
+                slot: _Slot[P] = _Slot(self._core.driver.signal())
+                self._slots[number] = slot
+                self._core.driver.spawn(self._serve(number, slot), f"fencepost-fleet-{self.group}-{number}")
+        # A member that is late to renew may be dead: look again when its time is up.
+        others = [member.status.remaining for mark, member in found.members.items() if mark != self._mark]
+        return max(min([self._period, *others]), self._period / 10)
+
+    def _plan(self, found: plan.View) -> set[int]:
+        """The partitions to own; whoever serves another is told to stop."""
+        slots = self._slots.copy()
+        owned: dict[str, list[int]] = {mark: [] for mark in (*found.members, self._mark)}
+        for number in range(self.count):
+            slot, status = slots.get(number), found.held.get(number)
+            # What the listing says of this worker may be old; it knows itself.
+            if slot is not None and slot.owned is not None:
+                owned[self._mark].append(number)
+            elif status is not None and (mark := status.holder[: plan.MARK]) != self._mark and mark in owned:
+                owned[mark].append(number)
+        mine = plan.shares(self.count, owned)[self._mark]
+        for number, slot in slots.items():
+            if number not in mine:
+                slot.signal.set()
+        return mine
+
+    async def _serve(self, number: int, slot: _Slot[P]) -> None:
+        """One partition, from standing in line for it to its release."""
+        try:
+            lease = await self._claim(number, slot)
+            if lease is not None:
+                lease._on_loss = slot.signal.set
+                slot.owned = owned = self._owned(number, lease, slot.signal)
+                fine = await self._hold(owned)
+                await self._core._release_quietly(lease)
+                if not fine:
+                    await self.leaving.wait(self._period)
+        finally:
+            self._slots.pop(number, None)
+            self._nudge.set()
+
+    async def _claim(self, number: int, slot: _Slot[P]) -> L | None:
+        """Stand in line until the partition is this worker's, or no longer wanted."""
+        name = plan.partition(self.group, number)
+        while not slot.signal.is_set() and not self._core._closed:
+            try:
+                lease = await self._acquire(name, self._patience)
+            except (BackendError, QueueFull) as error:
+                _log.warning("worker %r of %r could not ask for %s: %s", self.member, self.group, name, error)
+                await slot.signal.wait(self._patience)
+                continue
+            except ConfigError:
+                if self._core._closed:
+                    return None
+                raise
+            if lease is not None and slot.signal.is_set():
+                await self._core._release_quietly(lease)
+            elif lease is not None:
+                return lease
+        return None
+
+    async def _hold(self, owned: P) -> bool:
+        """Do what is to be done while the partition is owned; False if that failed."""
+        try:
+            await self._begin(owned)
+        except Exception:
+            _log.exception("%s could not be assigned; it is given up, and asked for again later", owned.name)
+            return False
+        fine = True
+        try:
+            await self._work(owned)
+            await owned._until_stop()
+        except Exception as error:
+            # One that finds itself replaced has been told so in the way that is meant.
+            if not (owned.lease.over and isinstance(error, (LeaseLost, Refused))):
+                _log.exception("the work on %s failed; it is given up, and asked for again later", owned.name)
+                fine = False
+        try:
+            await self._end(owned)
+        except Exception:
+            _log.exception("%s was not revoked cleanly; it is given up all the same", owned.name)
+        return fine
