@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import quote
 
+from fencepost.drive import boottime
 from fencepost.errors import FencepostError
 from fencepost.lab.freeze import is_stopped
 from fencepost.lab.worker import Fact
@@ -96,9 +96,33 @@ class Actor:
         await self._listener
         return fact
 
+    async def stop(self) -> None:
+        """SIGSTOP the worker, its renewals included; returns once the kernel has stopped it."""
+        self._process.send_signal(signal.SIGSTOP)
+        await self._stopped()
+        self._fault("pause")
+
+    def resume(self) -> None:
+        """SIGCONT the worker."""
+        self._fault("resume")
+        self._process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """SIGKILL the worker; returns once it is dead."""
+        self._process.kill()
+        if (status := await self._process.wait()) != -signal.SIGKILL:
+            raise Unexpected(f"worker {self.name} was to be killed, and ended by itself with {status}")
+        self._fault("kill")
+
+    def _fault(self, what: str) -> None:
+        self._tell({"event": "fault", "do": what, "worker": self.name, "at": boottime()})
+
     async def frozen(self) -> None:
         """Return once the worker has announced its pause and the kernel has stopped it."""
         await self.until("paused")
+        await self._stopped()
+
+    async def _stopped(self) -> None:
         try:
             async with asyncio.timeout(_PATIENCE):
                 while not is_stopped(self._process.pid):
@@ -134,9 +158,8 @@ class Stage:
             raise Unexpected("the resource service did not start")
         return str(json.loads(said)["url"])
 
-    async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, locks: str) -> Actor:
-        """A worker on the embedded backend, in the file called ``locks``; it waits to acquire."""
-        backend = "sqlite://" + quote(str(self.folder / f"{locks}.db"))
+    async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> Actor:
+        """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
         process = await self._start("worker", "--json", "--steps", "--name", name, "--backend", backend, *options)
         return await Actor(name, process, tell).prepared()
 

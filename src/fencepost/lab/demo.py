@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from fencepost.lab.actors import Actor, Stage, Unexpected, stage
 from fencepost.lab.client import Client
@@ -179,21 +180,21 @@ async def play(*, fast: bool = False, quiet: bool = False) -> Picture:
 
 
 async def _perform(built: Stage, tempo: Tempo, timeline: Timeline, at_once: bool) -> Picture:
-    off, on = await _together(built.resource(fence=False), built.resource(fence=True))
+    off, on = await together(built.resource(fence=False), built.resource(fence=True))
 
     async def cast(section: Section, url: str, key: str, pause_at: PauseAt, *options: str) -> Play:
         common = ("--resource", url, "--key", key, "--ttl", f"{tempo.ttl}s", *options)
         frozen = ("--pause", f"{tempo.pause}s", "--pause-mode", "stop", "--pause-at", pause_at)
-        locks = f"{key}-{url == on}"
-        zombie, heir = await _together(
-            built.actor("A", section.hear, *common, *frozen, locks=locks),
-            built.actor("B", section.hear, *common, locks=locks),
+        backend = "sqlite://" + quote(str(built.folder / f"{key}-{url == on}.db"))
+        zombie, heir = await together(
+            built.actor("A", section.hear, *common, *frozen, backend=backend),
+            built.actor("B", section.hear, *common, backend=backend),
         )
         return Play(zombie, heir, url, key, section)
 
     appending = ("--edit", "append", "--writes", str(LINES), "--no-enter")
     counting = ("--edit", "count")
-    first, second, third, fourth = await _together(
+    first, second, third, fourth = await together(
         cast(
             timeline.section(
                 "Part 1. Fencing off: the resource takes every write",
@@ -225,10 +226,10 @@ async def _perform(built: Stage, tempo: Tempo, timeline: Timeline, at_once: bool
         ),
     )
     if at_once:
-        seen = await _together(fence_off(first), fence_on(second), lost_update(third), lost_update(fourth))
+        seen = await together(fence_off(first), fence_on(second), lost_update(third), lost_update(fourth))
     else:
         seen = [await fence_off(first), await fence_on(second)]
-        seen += await _together(lost_update(third), lost_update(fourth))
+        seen += await together(lost_update(third), lost_update(fourth))
     timeline.section(
         "What to take home",
         "  A lock with a timeout cannot stop a holder that was paused; nobody can. The resource can: it checks the",
@@ -239,7 +240,7 @@ async def _perform(built: Stage, tempo: Tempo, timeline: Timeline, at_once: bool
     return dict(zip(EXPECTED, seen, strict=True))
 
 
-async def _together(*parts: Coroutine[Any, Any, T]) -> list[T]:
+async def together(*parts: Coroutine[Any, Any, T]) -> list[T]:
     """All parts at once; the first failure ends them all."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -56,14 +56,18 @@ def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: fl
         paint(figure.subplots())
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Plot(name, caption, _own(name, out.getvalue()))
+    return Plot(name, caption, _plain(out.getvalue()))
 
 
-def _own(name: str, svg: str) -> str:
-    """The SVG alone, its ids its own, so that many fit into one page, and its ink the page's."""
+def own(svg: str, name: str) -> str:
+    """The SVG with ids of its own, so that many fit into one page."""
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+
+
+def _plain(svg: str) -> str:
+    """The drawing alone, as wide as its page, in its ink."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r'^<svg ([^>]*?)width="[^"]*"', r'<svg class="plot" \1', svg)
     svg = re.sub(r'^(<svg [^>]*?)height="[^"]*"', r"\1", svg)
     svg = svg.replace(_INK, "currentColor")
