@@ -15,7 +15,7 @@ from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.guards.connections import is_async, kind, sqlalchemy_connection
+from fencepost.guards.connections import is_async, is_sqlite, kind, sqlalchemy_connection
 from fencepost.guards.decision import Access
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
@@ -103,15 +103,6 @@ def _epoch(conn: Any, table: str, key: Mapping[str, Any], epoch: str) -> int:
             conn, f"SELECT {_name(epoch)} FROM {_name(table)} WHERE {_where(key)}", list(key.values()), rows=True
         )
     return int(found[0] or 0)
-
-
-def is_sqlite(conn: Any) -> bool:
-    """Whether the database is SQLite."""
-    if kind(conn) == "django":
-        return bool(conn.vendor == "sqlite")
-    if kind(conn) == "sqlalchemy":
-        return bool(sqlalchemy_connection(conn).dialect.name == "sqlite")
-    return isinstance(conn, sqlite3.Connection)
 
 
 def _run(conn: Any, sql: str, args: list[Any], *, rows: bool = False) -> Any:

@@ -62,6 +62,17 @@ def sqlalchemy_connection(conn: Any) -> Any:
     return conn
 
 
+def is_sqlite(conn: Any) -> bool:
+    """Whether the database is SQLite."""
+    what = kind(conn)
+    if what == "django":
+        return bool(conn.vendor == "sqlite")
+    if what.startswith("sqlalchemy"):
+        bound = conn.get_bind() if hasattr(conn, "get_bind") else conn
+        return bool(bound.dialect.name == "sqlite")
+    return isinstance(conn, sqlite3.Connection)
+
+
 class Fenced(Generic[C]):
     """A transaction that was admitted before it read anything, and that ends with its block.
 
@@ -69,7 +80,7 @@ class Fenced(Generic[C]):
     """
 
     def __init__(self, conn: C, admit: Callable[[C], Any]) -> None:
-        if _open(conn):
+        if opened(conn):
             raise ConfigError(
                 "this connection is in a transaction already, which may have read before it was admitted; commit or "
                 "roll back first, or call admit() yourself before its first read"
@@ -113,7 +124,8 @@ class Fenced(Generic[C]):
         await self._begun.__aexit__(cause, error, trace)
 
 
-def _open(conn: Any) -> bool:
+def opened(conn: Any) -> bool:
+    """Whether it is in a transaction that its caller began, and commits."""
     if kind(conn) == "django":
         return bool(conn.in_atomic_block)
     if kind(conn).startswith("psycopg"):
@@ -134,6 +146,33 @@ def _begin(conn: Any) -> Any:
     if isinstance(conn, sqlite3.Connection):
         return _immediate(conn)
     return conn.begin()
+
+
+def atomic(conn: Any) -> Any:
+    """A transaction that ends with its block; inside one of the caller's, a savepoint of that."""
+    what = kind(conn)
+    if what == "django":
+        from django.db import transaction
+
+        return transaction.atomic(using=conn.alias)
+    if what.startswith("psycopg"):
+        return conn.transaction()
+    if isinstance(conn, sqlite3.Connection):
+        return _savepoint(conn) if conn.in_transaction else _immediate(conn)
+    return conn.begin_nested() if opened(conn) else conn.begin()
+
+
+@contextmanager
+def _savepoint(conn: sqlite3.Connection) -> Iterator[None]:
+    conn.execute("SAVEPOINT fencepost")
+    try:
+        yield
+    except BaseException:
+        if conn.in_transaction:  # some errors end the whole transaction
+            conn.execute("ROLLBACK TO fencepost")
+            conn.execute("RELEASE fencepost")
+        raise
+    conn.execute("RELEASE fencepost")
 
 
 @contextmanager

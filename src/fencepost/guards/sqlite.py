@@ -15,11 +15,12 @@ from hashlib import sha256
 from typing import Any, Literal, TypeVar, overload
 
 from fencepost import check
-from fencepost.errors import BackendError, ConfigError
+from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.connections import Fenced, kind, sqlalchemy_connection, through
+from fencepost.guards.connections import Fenced, through
 from fencepost.guards.decision import Access
 from fencepost.guards.policy import Policy
+from fencepost.guards.sqlite_ask import Table, cursor, link, locked
 from fencepost.lease import Offer
 from fencepost.rule import Stamp
 
@@ -34,12 +35,10 @@ CREATE TABLE IF NOT EXISTS fencepost_mark (
     digest   BLOB
 ) STRICT, WITHOUT ROWID
 """
-# Changes nothing, but SQLite takes the write lock for it before it looks.
-_LOCK = "DELETE FROM fencepost_mark WHERE 0"
+_MARKS = Table("fencepost_mark", _TABLE)
 # The cast keeps the holder readable whatever text_factory the caller's connection has.
 _LOOK = "SELECT token, seq, CAST(holder AS BLOB), digest FROM fencepost_mark WHERE resource = ?"
 _KEEP = "INSERT OR REPLACE INTO fencepost_mark (resource, token, seq, holder, digest) VALUES (?, ?, ?, ?, ?)"
-_LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not name
 
 
 @overload
@@ -146,9 +145,9 @@ def mark(conn: Any, resource: str) -> Any:
 
     def look(conn: Any) -> Stamp | None:
         try:
-            row = _look(_cursor(_link(conn)[0]), resource)
+            row = _look(cursor(link(conn)[0]), resource)
         except sqlite3.OperationalError as error:
-            if not _no_table(error):
+            if not _MARKS.missing(error):
                 raise
             return None
         return row and row[0]
@@ -160,12 +159,12 @@ def reset(conn: sqlite3.Connection, resource: str, above: int, *, hooks: Iterabl
     """Refuse every token up to ``above`` from the commit on. Raises a mark, never lowers one; the mark now."""
     check.token(above)
     check.name(resource, "resource")
-    cursor = _locked(*_link(conn))
-    row = _look(cursor, resource)
+    found = locked(conn, _MARKS)
+    row = _look(found, resource)
     before = row[0] if row else None
     after = before if before and before.token >= above else Stamp(above)
     if after is not before:
-        cursor.execute(_KEEP, (resource, *after, None))
+        found.execute(_KEEP, (resource, *after, None))
     Hooks(hooks)(
         Event(kind="reset", name=resource, source="sqlite", token=above, seen=before.token if before else None)
     )
@@ -193,88 +192,19 @@ def ddl(table: str | None = None, *, column: str | None = None) -> list[str]:
 def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) -> bool:
     if not access.judged:
         return True
-    cursor = _locked(*_link(conn))
-    row = _look(cursor, resource)
+    found = locked(conn, _MARKS)
+    row = _look(found, resource)
     before, kept = row or (None, None)
     decision = access.decide(before, access.take(), same=lambda: digest is not None and digest == kept)
     if decision.mark is not before and decision.mark is not None:
-        cursor.execute(_KEEP, (resource, *decision.mark, digest))
+        found.execute(_KEEP, (resource, *decision.mark, digest))
     return decision.fresh
 
 
-def _link(conn: Any) -> tuple[Any, Any]:
-    """What gives cursors, and what knows whether it is in a transaction."""
-    if isinstance(conn, sqlite3.Connection):
-        return conn, conn
-    if kind(conn) == "django":
-        conn.ensure_connection()
-        return conn.connection, conn.connection
-    if kind(conn) == "sqlalchemy":
-        adapted = sqlalchemy_connection(conn).connection
-        if hasattr(adapted.driver_connection, "in_transaction"):
-            return adapted, adapted.driver_connection
-    raise ConfigError(
-        f"guards.sqlite takes a connection of sqlite3, SQLAlchemy or Django to an SQLite database, not {type(conn)!r}"
-    )
-
-
-def _look(cursor: Any, resource: str) -> tuple[Stamp, bytes | None] | None:
-    cursor.execute(_LOOK, (resource,))
-    row = cursor.fetchone()
+def _look(found: Any, resource: str) -> tuple[Stamp, bytes | None] | None:
+    found.execute(_LOOK, (resource,))
+    row = found.fetchone()
     if row is None:
         return None
     token, seq, holder, digest = row
     return Stamp(token, seq, holder.decode()), digest
-
-
-def _cursor(conn: Any) -> Any:
-    cursor = conn.cursor()
-    if isinstance(cursor, sqlite3.Cursor):
-        cursor.row_factory = None
-    return cursor
-
-
-def _locked(conn: Any, state: Any) -> Any:
-    """A cursor inside a write transaction: what it reads cannot change before the caller commits."""
-    cursor = _cursor(conn)
-    try:
-        if not state.in_transaction:
-            _begin(state, cursor)
-        try:
-            cursor.execute(_LOCK)
-        except sqlite3.OperationalError as error:
-            if not _no_table(error):
-                raise
-            cursor.execute(_TABLE)
-    except sqlite3.OperationalError as error:
-        if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY:
-            raise
-        raise BackendError(_busy(error), backend="sqlite", ambiguous=False) from error
-    return cursor
-
-
-def _begin(conn: Any, cursor: Any) -> None:
-    # Such a connection opens a transaction by itself before the caller's next write, and the caller
-    # commits it: opening it here makes it the same transaction, only earlier.
-    if getattr(conn, "autocommit", _LEGACY) != _LEGACY or conn.isolation_level is None:
-        raise ConfigError(
-            "a mark outside the transaction of its write guards nothing, and this connection is in no "
-            "transaction; call conn.execute('BEGIN IMMEDIATE') first, and commit after the write"
-        )
-    cursor.execute("BEGIN IMMEDIATE")
-
-
-def _no_table(error: sqlite3.OperationalError) -> bool:
-    return "no such table: fencepost_mark" in str(error)
-
-
-def _busy(error: sqlite3.OperationalError) -> str:
-    if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT:
-        return (
-            "this transaction has read, and others have written since, so it can no longer write; roll it "
-            "back and run it again, with BEGIN IMMEDIATE or the guard before its first read"
-        )
-    return (
-        "another connection holds the database's write lock; roll back and try again, or give "
-        "sqlite3.connect() a longer timeout="
-    )

@@ -1,7 +1,8 @@
 -- fencepost's marks in Postgres: the table, the rule, and the triggers that hold everybody to it.
 --
 -- 'fencepost guard install URL' runs this, or a migration of yours does; running it again changes nothing.
--- The role of a guarded program needs:  GRANT SELECT, INSERT, UPDATE ON fencepost_mark TO app;
+-- The role of a guarded program needs:  GRANT SELECT, INSERT, UPDATE ON fencepost_mark TO app; and where it runs
+-- something once, or sagas, the same on fencepost_run and fencepost_saga, with DELETE for whoever purges.
 -- Names are found by the caller's search_path, as the guarded tables are. No percent sign may stand
 -- here: drivers would take it for a parameter.
 
@@ -16,6 +17,24 @@ CREATE TABLE IF NOT EXISTS fencepost_mark (
     before   bigint,  -- the token before the last one admitted
     writer   xid8     -- the transaction of the last write admitted: what a trigger asks for
 ) WITH (fillfactor = 50);
+
+-- What has been run once, and what came of it. A row commits with the effect of its run.
+CREATE TABLE IF NOT EXISTS fencepost_run (
+    id     text COLLATE "C" PRIMARY KEY,
+    result text,
+    at     double precision NOT NULL  -- seconds since 1970
+);
+
+-- How far each saga is. A row moves with the effect of its step.
+CREATE TABLE IF NOT EXISTS fencepost_saga (
+    saga  text COLLATE "C" NOT NULL,
+    id    text COLLATE "C" NOT NULL,
+    state text NOT NULL,
+    body  text NOT NULL,
+    error text,
+    at    double precision NOT NULL,
+    PRIMARY KEY (saga, id)
+);
 
 -- The rule (rule.py), judged while the mark's row is locked, which it stays until commit. Answers the verdict, whether
 -- the very same write was made before, and the mark as it was. A seq of 0 enters.

@@ -1,0 +1,55 @@
+"""Run once: a run, its effect and its result become true in one step, and a second attempt gets the stored result.
+
+    with once(conn, "billing/2026-11") as run:
+        if not run.done:
+            conn.execute("UPDATE account SET balance = balance - 10")
+            run.result = {"billed": 10}
+    print(run.result)
+
+Often it is all the coordination a job needs: no lock, no lease, nothing to expire.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from fencepost.drive import run as _run
+from fencepost.errors import ConfigError
+from fencepost.guards.connections import is_async
+from fencepost.once.run import Block, Run
+from fencepost.once.sql import Rows
+from fencepost.once.sql import purge as _purge
+
+__all__ = ["Block", "Run", "once", "purge"]
+
+
+def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block:
+    """A block whose effect is made by the first attempt at the run called ``id``, and by no other.
+
+    ``guard`` is a connection to SQLite or Postgres, as ``guards.sqlite`` and ``guards.postgres`` take, or a
+    ``guards.redis.Guard``. A connection that is in no transaction gets one, committed with the block; in one of
+    yours, run and effect commit with it. A block that raises changed nothing, and the run can be tried again. A
+    second attempt waits while the first one's transaction is open. In Redis ``run.execute`` collects commands, which
+    are carried out as the block ends unless another attempt was faster; ``keep`` is how long Redis remembers.
+
+    Raises ConfigError for an id that cannot be one, for a result that JSON cannot carry, and in a Postgres that was
+    not prepared (``fencepost guard install URL``); BackendError if SQLite's write lock was not had in time.
+    """
+    from fencepost.guards import redis
+
+    if isinstance(guard, redis.Guard):
+        from fencepost.once.redis import Script
+
+        return Script(guard, id, keep)
+    if keep is not None:
+        raise ConfigError("keep= is for Redis; a database remembers until purge()")
+    return Rows(guard, id)
+
+
+def purge(conn: Any, before: datetime | timedelta) -> Any:
+    """Forget the runs made before an instant, or longer ago than a timedelta; how many there were.
+
+    Purge only what nobody will try again: a forgotten run that is tried again happens again. Raises as ``once`` does.
+    """
+    since = datetime.now().astimezone() - before if isinstance(before, timedelta) else before
+    job = _purge(conn, since.timestamp())
+    return job if is_async(conn) else _run(job)

@@ -1,0 +1,82 @@
+"""Rows of ours in the caller's database, SQLite or Postgres, written in the caller's transaction.
+
+Statements are written once, with ``%s`` for a parameter.
+"""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fencepost.drive import settle
+from fencepost.guards import postgres_ask
+from fencepost.guards.connections import atomic, is_sqlite, opened, through
+from fencepost.guards.sqlite_ask import Table, cursor, link, locked, patient
+
+
+async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The first row that a statement answers, in a transaction that nobody else can write under.
+
+    Raises ConfigError in a Postgres that was not prepared, and outside a transaction of SQLite's; BackendError if
+    SQLite's write lock cannot be had.
+    """
+    if not is_sqlite(conn):
+        row: tuple[Any, ...] | None = await settle(
+            postgres_ask.on(
+                conn, lambda conn: postgres_ask.ask(conn, sql, args, answers="RETURNING" in sql or sql[:6] == "SELECT")
+            )
+        )
+        return None if row is None else tuple(row)
+
+    def run(conn: Any) -> tuple[Any, ...] | None:
+        return _first(locked(conn, table), sql, args)
+
+    found: tuple[Any, ...] | None = await settle(through(conn, run))
+    return found
+
+
+async def look(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The first row that a SELECT answers as this connection sees it now; no lock is taken, nothing is created."""
+    if not is_sqlite(conn):
+        return await ask(conn, table, sql, args)
+
+    def run(conn: Any) -> tuple[Any, ...] | None:
+        import sqlite3
+
+        try:
+            return _first(cursor(link(conn)[0]), sql, args)
+        except sqlite3.OperationalError as error:
+            if not table.missing(error):
+                raise
+            return None
+
+    found: tuple[Any, ...] | None = await settle(through(conn, run))
+    return found
+
+
+def _first(found: Any, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    found.execute(sql.replace("%s", "?"), args)
+    rows = found.fetchall() if found.description else []  # all, or a RETURNING would not be finished
+    if not rows:
+        return None
+    # Text is text whatever text_factory the caller's connection has.
+    return tuple(each.decode() if isinstance(each, bytes) else each for each in rows[0])
+
+
+@asynccontextmanager
+async def transaction(conn: Any, table: Table) -> AsyncIterator[None]:
+    """A transaction that ends with its block, or a savepoint inside the caller's own. Raises as ``ask`` does."""
+    if is_sqlite(conn) and opened(conn):
+        # SQLite begins a transaction only when it must, and a savepoint outside of one would be one of its own.
+        await settle(through(conn, lambda conn: locked(conn, table)))
+    around = atomic(conn)
+    is_async = hasattr(around, "__aenter__")
+    with patient():
+        await around.__aenter__() if is_async else around.__enter__()
+    try:
+        yield
+    except BaseException:
+        cause = sys.exc_info()
+        await around.__aexit__(*cause) if is_async else around.__exit__(*cause)
+        raise
+    await around.__aexit__(None, None, None) if is_async else around.__exit__(None, None, None)

@@ -1,0 +1,70 @@
+"""Runs remembered in the caller's SQLite or Postgres, in the transaction of their effect."""
+
+import sys
+import time
+from typing import Any
+
+from fencepost.guards.connections import is_async
+from fencepost.guards.sqlite_ask import Table
+from fencepost.once import rows
+from fencepost.once.run import Block, Run
+
+_RUNS = Table(
+    "fencepost_run",
+    """
+CREATE TABLE IF NOT EXISTS fencepost_run (
+    id     TEXT NOT NULL PRIMARY KEY,
+    result TEXT,
+    at     REAL NOT NULL
+) STRICT, WITHOUT ROWID
+""",
+)
+_FIND = "SELECT result FROM fencepost_run WHERE id = %s"
+# In Postgres a second attempt waits here until the first one's transaction has ended.
+_CLAIM = "INSERT INTO fencepost_run (id, at) VALUES (%s, %s) ON CONFLICT (id) DO NOTHING RETURNING id"
+_KEEP = "UPDATE fencepost_run SET result = %s WHERE id = %s"
+_COUNT = "SELECT count(*) FROM fencepost_run WHERE at < %s"
+_PURGE = "DELETE FROM fencepost_run WHERE at < %s"
+
+
+class Rows(Block):
+    """A transaction, or a savepoint in the caller's, in which a run and its effect become true together."""
+
+    def __init__(self, conn: Any, id: str) -> None:
+        self._conn = conn
+        self._run = Run(id)
+        self._async = is_async(conn)
+        self._around: Any = None
+
+    async def _begin(self) -> None:
+        self._around = rows.transaction(self._conn, _RUNS)
+        await self._around.__aenter__()
+        try:
+            await self._claim()
+        except BaseException:
+            await self._around.__aexit__(*sys.exc_info())
+            raise
+
+    async def _claim(self) -> None:
+        while await rows.ask(self._conn, _RUNS, _CLAIM, (self._run.id, time.time())) is None:
+            # Nothing, if it was purged in between.
+            if found := await rows.ask(self._conn, _RUNS, _FIND, (self._run.id,)):
+                self._run._recall(found[0])
+                return
+
+    async def _end(self, cause: tuple[Any, Any, Any]) -> None:
+        try:
+            if cause[0] is None and not self._run.done:
+                await rows.ask(self._conn, _RUNS, _KEEP, (self._run._told(), self._run.id))
+        except BaseException:
+            await self._around.__aexit__(*sys.exc_info())
+            raise
+        await self._around.__aexit__(*cause)
+
+
+async def purge(conn: Any, before: float) -> int:
+    """Forget the runs made before an instant, in seconds since 1970; how many there were."""
+    async with rows.transaction(conn, _RUNS):
+        found = await rows.ask(conn, _RUNS, _COUNT, (before,))
+        await rows.ask(conn, _RUNS, _PURGE, (before,))
+    return int(found[0]) if found else 0

@@ -1,0 +1,179 @@
+"""Run once, in the transactions of every kind of connection: the effect and its memory become true together."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from fencepost.drive import settle
+from fencepost.errors import BackendError, ConfigError
+from fencepost.guards.connections import is_async
+from fencepost.once import Block, Run, once, purge
+from tests.guards.connections import KINDS, Kind, execute
+
+Scenario = Callable[[Any, str, Kind], Awaitable[None]]
+
+
+@asynccontextmanager
+async def entered(block: Block) -> Any:
+    if is_async(block._conn):  # type: ignore[attr-defined]  # only the databases' blocks come here
+        async with block as run:
+            yield run
+    else:
+        with block as run:
+            yield run
+
+
+async def pay(conn: Any, thing: str, amount: int = 10) -> Run:
+    """The effect, once: ten off the balance."""
+    run: Run
+    async with entered(once(conn, f"pay/{thing}")) as run:
+        if not run.done:
+            await execute(conn, f"UPDATE account SET balance = balance - {amount} WHERE id = '{thing}'")
+            run.result = {"paid": amount}
+    return run
+
+
+@pytest.fixture(params=KINDS)
+def play(
+    request: pytest.FixtureRequest, django: None, postgres_url: str, sqlite_path: str, thing: str
+) -> Callable[[Scenario], int]:
+    """Runs a scenario with an open connection, and says what the balance is in the end; it was 100."""
+    kind = KINDS[request.param]
+    address = postgres_url if kind.guard.__name__.endswith("postgres") else sqlite_path
+
+    async def whole(scenario: Scenario) -> int:
+        async with kind.open(address) as conn:
+            async with kind.transaction(conn):
+                await execute(conn, f"INSERT INTO account (id, balance) VALUES ('{thing}', 100)")
+            await scenario(conn, thing, kind)
+        async with kind.open(address) as conn, kind.transaction(conn):
+            return int((await execute(conn, f"SELECT balance FROM account WHERE id = '{thing}'"))[0][0])
+
+    return lambda scenario: asyncio.run(whole(scenario))
+
+
+def test_the_second_attempt_gets_the_result_of_the_first(play: Callable[[Scenario], int]) -> None:
+    async def scenario(conn: Any, thing: str, kind: Kind) -> None:
+        first = await pay(conn, thing)
+        assert (first.done, first.result) == (False, {"paid": 10})
+        again = await pay(conn, thing, 20)
+        assert (again.done, again.result) == (True, {"paid": 10})
+
+    assert play(scenario) == 90
+
+
+def test_a_block_that_raises_leaves_neither_effect_nor_memory(play: Callable[[Scenario], int]) -> None:
+    async def scenario(conn: Any, thing: str, kind: Kind) -> None:
+        with pytest.raises(LookupError):
+            async with entered(once(conn, f"pay/{thing}")):
+                await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
+                raise LookupError
+        assert not (await pay(conn, thing)).done
+
+    assert play(scenario) == 90
+
+
+def test_inside_the_callers_transaction_it_commits_with_it(play: Callable[[Scenario], int]) -> None:
+    async def scenario(conn: Any, thing: str, kind: Kind) -> None:
+        with pytest.raises(LookupError):
+            async with kind.transaction(conn):
+                await pay(conn, thing)
+                raise LookupError
+        async with kind.transaction(conn):
+            assert not (await pay(conn, thing)).done, "the caller rolled it back"
+            with pytest.raises(KeyError):
+                async with entered(once(conn, f"other/{thing}")):
+                    await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
+                    raise KeyError
+        assert (await pay(conn, thing)).done, "and a block that failed inside took nothing else with it"
+
+    assert play(scenario) == 90
+
+
+def test_what_json_cannot_carry_is_refused_and_nothing_happened(play: Callable[[Scenario], int]) -> None:
+    async def scenario(conn: Any, thing: str, kind: Kind) -> None:
+        with pytest.raises(ConfigError, match="cannot be kept as JSON"):
+            async with entered(once(conn, f"pay/{thing}")) as run:
+                await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
+                run.result = {object()}
+
+    assert play(scenario) == 100
+
+
+def test_a_forgotten_look_at_done_doubles_nothing(play: Callable[[Scenario], int]) -> None:
+    async def scenario(conn: Any, thing: str, kind: Kind) -> None:
+        await pay(conn, thing)
+        with pytest.raises(ConfigError, match=r"look at run\.done first"):
+            async with entered(once(conn, f"pay/{thing}")) as run:
+                await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
+                run.result = "twice"
+
+    assert play(scenario) == 90
+
+
+def test_purged_runs_can_happen_again(play: Callable[[Scenario], int]) -> None:
+    async def scenario(conn: Any, thing: str, kind: Kind) -> None:
+        await pay(conn, thing)
+        assert await settle(purge(conn, timedelta(days=1))) == 0
+        assert await settle(purge(conn, datetime(2020, 1, 1, tzinfo=timezone.utc))) == 0
+        assert (await pay(conn, thing)).done
+        assert await settle(purge(conn, timedelta(0))) >= 1
+        assert not (await pay(conn, thing)).done
+
+    assert play(scenario) == 80
+
+
+def test_two_at_once_in_postgres_the_second_waits_and_gets_the_result(postgres_url: str, thing: str) -> None:
+    got: list[Run] = []
+
+    def second() -> None:
+        with psycopg.connect(postgres_url) as conn, once(conn, thing) as run:
+            got.append(run)
+
+    with psycopg.connect(postgres_url) as conn, psycopg.connect(postgres_url, autocommit=True) as watch:
+        with once(conn, thing) as run:
+            other = threading.Thread(target=second)
+            other.start()
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%fencepost_run%%'"
+            while watch.execute(waiting).fetchone() == (0,):
+                pass
+            assert not got, "it waits"
+            run.result = "first"
+        other.join()
+    assert [(each.done, each.result) for each in got] == [(True, "first")]
+
+
+def test_two_at_once_in_sqlite_the_second_waits_for_as_long_as_its_connection_does(tmp_path: Path, thing: str) -> None:
+    path = tmp_path / "app.sqlite3"
+    with closing(sqlite3.connect(path)) as conn, closing(sqlite3.connect(path, timeout=0.05)) as impatient:
+        with once(conn, thing) as run:
+            with pytest.raises(BackendError, match="write lock"), once(impatient, thing):
+                pytest.fail("never both")
+            run.result = "first"
+        with once(impatient, thing) as run:
+            assert (run.done, run.result) == (True, "first")
+
+
+def test_a_connection_of_the_other_kind_is_told_so(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn:
+        block = once(conn, "run")
+        with pytest.raises(ConfigError, match="use 'with'"):
+            asyncio.run(block.__aenter__())
+        with pytest.raises(ConfigError, match=r"keep= is for Redis"):
+            once(conn, "run", keep=1)
+        with pytest.raises(ConfigError, match="run id cannot be empty"):
+            once(conn, "")
+
+
+def test_an_unprepared_postgres_names_the_command(postgres_server: Any) -> None:
+    with psycopg.connect(postgres_server.url, options="-csearch_path=nowhere") as conn:
+        with pytest.raises(ConfigError, match="fencepost guard install"), once(conn, "run"):
+            pass
