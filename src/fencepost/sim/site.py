@@ -11,7 +11,16 @@ from fencepost.lab.history import lines, load
 from fencepost.sim.chaos import chaos
 from fencepost.sim.guided import guided, variant
 from fencepost.sim.run import run
-from fencepost.sim.scenario import ACTIONS, BACKENDS, CLIENT_ACTIONS, FENCINGS, MACHINES, Scenario, parse
+from fencepost.sim.scenario import (
+    ACTIONS,
+    BACKENDS,
+    CLIENT_ACTIONS,
+    FENCINGS,
+    MACHINES,
+    SERVICE_ACTIONS,
+    Scenario,
+    parse,
+)
 from fencepost.sim.seeds import told
 
 STATIC = files("fencepost.sim") / "static"
@@ -28,6 +37,7 @@ def options(*, live: bool, play: bool) -> dict[str, Any]:
         "settings": Scenario().data()["settings"],
         "actions": ACTIONS,
         "client_actions": sorted(CLIENT_ACTIONS),
+        "service_actions": sorted(SERVICE_ACTIONS),
     }
 
 

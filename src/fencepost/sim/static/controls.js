@@ -6,6 +6,7 @@ import { stateAt } from "./trace.js";
 export const chosen = { client: 0 };
 const amounts = { pause: 8, skew: 2, jump: 30 };
 const LABELS = { off: "off", writes: "writes only", enter: "enter first (on)", noseq: "without seq", noholder: "without holder" };
+const BACKENDS = { redis: "Redis", redlock: "Redlock, 5 nodes", etcd: "etcd", zookeeper: "ZooKeeper", embedded: "embedded" };
 let built = "";
 
 /** What each control does, by name; `who` is a client's name. The keyboard uses the same. */
@@ -23,14 +24,14 @@ export const CLIENT = {
 
 export const SERVICE = {
   kill: (who, now) => ({ who, do: now.down ? "restart" : "kill" }),
-  failover: () => ({ who: "service", do: "failover", lag: null }),
+  failover: (who) => ({ who, do: "failover", lag: null }),
   jump: (who) => ({ who, do: "jump", by: amounts.jump }),
-  lose: () => ({ who: "service", do: "lose" }),
+  lose: (who) => ({ who, do: "lose" }),
 };
 
 const NAMES = {
   acquire: "Acquire", read: "Read", write: "Write", rmw: "Read-modify-write", release: "Release",
-  failover: "Failover, missed last grant", lose: "Lose the counter",
+  lose: "Lose the counter",
 };
 
 export const can = () => Boolean(state.options?.live && state.scenario);
@@ -42,7 +43,7 @@ export function onClient(name, who = state.model?.clients[chosen.client]) {
 const machine = () => byId("machine")?.value ?? "service";
 
 export function onService(name) {
-  if (can()) act(SERVICE[name](machine(), stateAt(state.model, machine(), state.t)));
+  if (can() && state.model.machines.length) act(SERVICE[name](machine(), stateAt(state.model, machine(), state.t)));
 }
 
 function amount(kind, label, unit, min) {
@@ -62,7 +63,7 @@ function card(who, index) {
     type: "button", "data-do": name, "aria-label": `${who}: ${label}`, onclick: () => { choose(index); onClient(name, who); },
   }, label), ...more);
   const node = el("fieldset", { class: `card c${index % 4}`, "data-who": who },
-    el("legend", null, el("span", { class: "badge" }, who)),
+    el("legend", null, el("button", { type: "button", class: "badge", "aria-label": `${who}: choose this client`, onclick: () => choose(index) }, who)),
     el("output", { class: "status" }),
     el("div", { class: "buttons" },
       ["acquire", "read", "write", "rmw", "release"].map((name) => press(name, NAMES[name])),
@@ -73,7 +74,10 @@ function card(who, index) {
   return node;
 }
 
-function serviceCard(machines) {
+/** What a failover is here: consensus stores elect, and lose nothing; a Redis replica may have missed the last grant. */
+const takeover = (backend) => (["etcd", "zookeeper"].includes(backend) ? "Failover: new leader" : "Failover: stale replica");
+
+function serviceCard(machines, backend) {
   const press = (name, label, ...more) => el("span", { class: "with" }, el("button", {
     type: "button", "data-do": name, "aria-label": `Service: ${label}`, onclick: () => onService(name),
   }, label), ...more);
@@ -81,13 +85,16 @@ function serviceCard(machines) {
   which?.addEventListener("change", show);
   return el("fieldset", { class: "card service", "data-who": "service" }, el("legend", null, el("span", { class: "badge" }, "Lock service")),
     el("output", { class: "status" }), which,
-    el("div", { class: "buttons" }, press("kill", "Kill"), press("failover", NAMES.failover),
+    el("div", { class: "buttons" }, press("kill", "Kill"), press("failover", takeover(backend)),
       press("jump", "Clock jump", amount("jump", "Service: seconds that the clock jumps", "s")), press("lose", NAMES.lose)));
 }
 
 export function choose(index) {
   chosen.client = index;
-  document.querySelectorAll("#cards .card").forEach((node, at) => node.classList.toggle("chosen", at === index));
+  document.querySelectorAll("#cards .card").forEach((node, at) => {
+    node.classList.toggle("chosen", at === index);
+    node.querySelector("button.badge")?.setAttribute("aria-pressed", String(at === index));
+  });
 }
 
 function statusOf(now) {
@@ -105,10 +112,10 @@ function statusOf(now) {
 export function show() {
   const { model, scenario, options, t } = state;
   if (!model) return;
-  const key = JSON.stringify([model.clients, model.machines, can()]);
+  const key = JSON.stringify([model.clients, model.machines, scenario?.settings.backend, can()]);
   if (key !== built) {
     built = key;
-    byId("cards").replaceChildren(...model.clients.map(card), ...(scenario ? [serviceCard(model.machines)] : []));
+    byId("cards").replaceChildren(...model.clients.map(card), ...(scenario && model.machines.length ? [serviceCard(model.machines, scenario.settings.backend)] : []));
     choose(Math.min(chosen.client, model.clients.length - 1));
     for (const node of document.querySelectorAll("#cards fieldset")) node.disabled = !can();
     byId("recorded").hidden = options.live;
@@ -139,7 +146,7 @@ export function showSwitches() {
   if (!scenario) return;
   const { settings } = scenario;
   if (!byId("backend").options.length) {
-    byId("backend").append(...options.backends.map((name) => el("option", { value: name }, name)));
+    byId("backend").append(...options.backends.map((name) => el("option", { value: name }, BACKENDS[name] ?? name)));
     byId("fencing").append(...options.fencings.map((name) => el("option", { value: name }, LABELS[name] ?? name)));
   }
   for (const name of ["backend", "fencing", "ttl"]) byId(name).value = settings[name];

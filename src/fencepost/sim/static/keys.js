@@ -41,7 +41,7 @@ const KEYS = [
   ["q", "q", "keep later actions or fork", press("keeplater")], ["c", "c", "an action starts the clock, or not", press("startclock")],
   ["v", "v", "next variant", nextVariant], ["o", "o", "next guided scenario", nextStory], ["x", "x", "empty sandbox", sandbox],
   ["u", "u", "undo", undo], ["l", "l", "copy the link", press("share")], ["d", "d", "dark or light", press("theme")],
-  ["E", "Shift E", "save as JSON", press("json")], ["G", "Shift G", "save as SVG", press("svg")],
+  ["I", "Shift I", "open a file", press("open")], ["E", "Shift E", "save as JSON", press("json")], ["G", "Shift G", "save as SVG", press("svg")],
   ["?", "?", "this list", () => openKeys()],
 ];
 

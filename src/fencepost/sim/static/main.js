@@ -3,7 +3,7 @@ import * as controls from "./controls.js";
 import { byId, el, seconds } from "./dom.js";
 import * as keys from "./keys.js";
 import * as panels from "./panels.js";
-import { address, openAddress, saveJSON, saveSVG } from "./share.js";
+import { address, openAddress, openFile, saveJSON, saveSVG } from "./share.js";
 import { changed, extend, getJSON, openHistory, openStory, seek, state, subscribe } from "./state.js";
 import * as timeline from "./timeline.js";
 
@@ -111,14 +111,18 @@ function theme(next) {
 }
 
 async function copyLink() {
+  if (!state.story && !state.scenario) return say("A history has no link");
   showAddress();
   try {
     await navigator.clipboard.writeText(location.href);
-    byId("live").textContent = "The link is copied.";
-    byId("share").textContent = "Copied";
+    say("Copied");
   } catch {
-    byId("share").textContent = "Link is in the address bar";
+    say("Link is in the address bar");
   }
+}
+
+function say(words) {
+  byId("live").textContent = byId("share").textContent = words;
   setTimeout(() => { byId("share").textContent = "Copy link"; }, 2500);
 }
 
@@ -138,6 +142,16 @@ function setUp() {
   click("wider", () => timeline.zoom(2));
   click("whole", () => timeline.zoom(0));
   click("share", copyLink);
+  click("open", () => byId("file").click());
+  byId("file").addEventListener("change", async (event) => {
+    await openFile(event.target.files[0]);
+    event.target.value = "";
+  });
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    openFile(event.dataTransfer.files[0]);
+  });
   click("json", saveJSON);
   click("svg", () => saveSVG(byId("timeline")));
   click("theme", () => theme());

@@ -58,30 +58,32 @@ export function drawArrows(model, frame) {
 
 export function drawVerdicts(model, frame) {
   const group = svg("g", { class: "verdicts" });
-  const y = frame.middle("resource");
-  const room = row(10);
+  const y = frame.middle("resource") - 9;
+  const [room, below] = [row(10), row(6)];
   for (const access of model.accesses) {
     if (access.t < frame.from || access.t > frame.to) continue;
     const x = frame.x(access.t);
-    const flip = x > frame.right - 98;
-    const side = { "text-anchor": flip ? "end" : "start" };
-    const beside = flip ? x - 10 : x + 10;
+    const one = svg("g", { "data-t": access.t });
+    group.append(one);
+    const verdict = (said, cls) => {
+      const start = Math.max(frame.left, Math.min(x - 8, frame.right - 7.2 * said.length));
+      if (below(start, 7.2 * said.length)) one.append(text(start, y + 26, said, `verdict ${cls}`));
+      else one.append(svg("title", null, said));
+    };
     if (access.refused) {
-      group.append(svg("path", { d: `M${x - 6} ${y - 6} l12 12 m0 -12 l-12 12`, class: "cross" }));
-      group.append(text(beside, y - 4, "✗ refused", "verdict refused", side));
-      group.append(text(beside, y + 10, `token ${access.token}, mark ${access.mark}`, "verdict refused", side));
+      one.append(svg("path", { d: `M${x - 6} ${y - 6} l12 12 m0 -12 l-12 12`, class: "cross" }));
+      verdict(`✗ refused: token ${access.token}, mark ${access.mark}`, "refused");
     } else if (access.version === undefined) {
-      group.append(svg("circle", { cx: x, cy: y, r: 2.5, class: "look" }));
+      one.append(svg("circle", { cx: x, cy: y, r: 2.5, class: "look" }));
     } else if (access.corrupt || access.overwrote || access.zombie) {
-      group.append(svg("path", { d: `M${x} ${y - 9} l9 16 l-18 0 z`, class: "warning" }));
-      group.append(text(x, y + 5, "!", "bang", { "text-anchor": "middle" }));
+      one.append(svg("path", { d: `M${x} ${y - 9} l9 16 l-18 0 z`, class: "warning" }));
+      one.append(text(x, y + 5, "!", "bang", { "text-anchor": "middle" }));
       const words = access.corrupt ? "CORRUPTION" : access.overwrote ? "LOST UPDATE" : "ZOMBIE WRITE";
-      group.append(text(beside, y - 4, words, "verdict corrupt", side));
-      group.append(text(beside, y + 10, `token ${access.token}, value ${access.value}`, "verdict corrupt", side));
+      verdict(`${words}: token ${access.token}, value ${access.value}`, "corrupt");
     } else {
-      group.append(svg("circle", { cx: x, cy: y, r: 6, class: "applied" }));
-      group.append(svg("path", { d: `M${x - 3} ${y} l2 3 l4 -6`, class: "tick" }));
-      if (room(x, 24)) group.append(text(beside, y + 4, `${access.value}`, "verdict good", side));
+      one.append(svg("circle", { cx: x, cy: y, r: 6, class: "applied" }));
+      one.append(svg("path", { d: `M${x - 3} ${y} l2 3 l4 -6`, class: "tick" }));
+      if (room(x, 24)) one.append(text(x + 9, y + 4, `${access.value}`, "verdict good"));
     }
   }
   return group;

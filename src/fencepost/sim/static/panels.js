@@ -38,7 +38,7 @@ export function showScore() {
   const key = JSON.stringify(rows);
   if (key === scored) return;
   scored = key;
-  byId("score").replaceChildren(...rows.map(([name, label, value, more]) => el("div", { class: `cell ${name}${["refused", "corrupted", "lost"].includes(name) && value ? " on" : ""}` }, el("dt", null, label), el("dd", { "data-score": name }, String(value)), more ? el("dd", { class: "more" }, more) : null)));
+  byId("score").replaceChildren(...rows.map(([name, label, value, more]) => el("div", { class: `cell ${name}${["refused", "corrupted", "lost"].includes(name) && value ? " on" : ""}` }, el("dt", null, label), el("dd", { "data-score": name }, String(value)), el("dd", { class: "more" }, more ?? ""))));
 }
 
 export function showLog() {
@@ -76,12 +76,12 @@ function showGuide() {
   const select = byId("story");
   if (!select.options.length) {
     select.append(...stories.map((each, at) => el("option", { value: each.name }, `${at + 1}. ${each.title}`)));
-    if (state.options.play) select.append(el("option", { value: "*play" }, "The recorded history"));
+    if (state.options.play) select.append(el("option", { value: "*play" }, "What --play was given"));
     select.append(el("option", { value: "*own", disabled: true }, "Your own"));
   }
-  select.value = story ? story.name : scenario ? "*own" : "*play";
+  select.value = story ? story.name : state.played && state.options.play ? "*play" : "*own";
   const own = scenario?.actions.length ? "Your own scenario. The link holds all of it." : "An empty world. Press Acquire on a client.";
-  byId("about").textContent = story ? story.about : scenario ? own : `A recorded history (${state.model.source}).`;
+  byId("about").textContent = story ? story.about : state.played ? `A recorded history (${state.model.source}).` : own;
   byId("variants").replaceChildren(...(story?.variants ?? []).map((each, at) => el("button", {
     type: "button", "aria-pressed": String(at === variant), onclick: () => { remember(); openStory(story, at, state.t); },
   }, each.label)));

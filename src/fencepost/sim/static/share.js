@@ -1,5 +1,5 @@
 // The scenario in the address, so that it can be shared; and out as files.
-import { openHistory, openScenario, openStory, state } from "./state.js";
+import { getJSON, openHistory, openScenario, openStory, openText, state } from "./state.js";
 
 const encode = (value) => {
   const bytes = new TextEncoder().encode(JSON.stringify(value));
@@ -23,7 +23,7 @@ function compact(scenario) {
 export function address() {
   const t = Math.round(state.t * 1000) / 1000;
   if (state.story) return `#story=${state.story.name}&v=${state.variant}&t=${t}`;
-  if (state.scenario) return `#s=${encode(compact(state.scenario))}&t=${t}`;
+  if (state.scenario && !state.played) return `#s=${encode(compact(state.scenario))}&t=${t}`;
   return `#play&t=${t}`;
 }
 
@@ -33,14 +33,25 @@ export async function openAddress() {
   const t = Number(named.get("t")) || 0;
   const story = state.stories.find((each) => each.name === named.get("story"));
   if (story) return openStory(story, story.variants[named.get("v")] ? Number(named.get("v")) : 0, t);
-  if (named.has("play") && state.options.play) return openHistory();
-  if (!named.has("s")) return false;
+  if (named.has("play") && state.options.play) return openHistory(undefined, t);
   try {
+    if (named.has("seed") && state.options.live) return await openSeed(named.get("seed"), named.get("fencing"), t);
+    if (!named.has("s")) return false;
     const given = decode(named.get("s"));
     return await openScenario({ ...given, settings: { ...state.options.settings, ...given.settings } }, t);
   } catch {
     return false;
   }
+}
+
+/** A scenario of the seeded tests by its number, as they run it or with other fencing. */
+async function openSeed(number, fencing, t) {
+  const given = await getJSON(`data/seeds/${Number(number)}.json`);
+  return openScenario({ ...given, settings: { ...given.settings, fencing: fencing ?? given.settings.fencing } }, t);
+}
+
+export async function openFile(file) {
+  if (file) await openText(await file.text());
 }
 
 function save(name, type, body) {

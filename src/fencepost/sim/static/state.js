@@ -4,7 +4,7 @@ import { build, parseLines } from "./trace.js";
 const LONGEST = 600;
 const listeners = new Set();
 export const state = {
-  options: null, stories: [], story: null, variant: 0, scenario: null, model: null,
+  options: null, stories: [], story: null, variant: 0, scenario: null, played: false, model: null,
   t: 0, playing: false, speed: 1, span: null, keepLater: false, startClock: true, undo: [], error: "",
 };
 
@@ -37,7 +37,7 @@ async function show(load, update, t) {
   try {
     const model = build(parseLines(await load()));
     if (mine !== latest) return false;
-    Object.assign(state, update, { model, error: "" });
+    Object.assign(state, { played: false }, update(model), { model, error: "" });
     state.t = Math.min(t ?? state.t, model.until);
   } catch (error) {
     if (mine !== latest) return false;
@@ -64,7 +64,7 @@ export function undo() {
 
 export function openStory(story, variant, t = 0) {
   const chosen = story.variants[variant];
-  return show(() => text(chosen.trace), { story, variant, scenario: chosen.scenario }, t);
+  return show(() => text(chosen.trace), () => ({ story, variant, scenario: chosen.scenario }), t);
 }
 
 export function openScenario(scenario, t = 0) {
@@ -77,10 +77,24 @@ export function openScenario(scenario, t = 0) {
     changed("run");
     return Promise.resolve(false);
   }
-  return show(post(scenario), { story: null, variant: 0, scenario }, t);
+  return show(post(scenario), () => ({ story: null, variant: 0, scenario }), t);
 }
 
-export const openHistory = () => show(() => text("data/history.jsonl"), { story: null, variant: 0, scenario: null }, 0);
+/** Play a history. That of a simulation carries its scenario, so one can go on from it. */
+export function openHistory(load = () => text("data/history.jsonl"), t = 0) {
+  return show(load, (model) => ({ story: null, variant: 0, scenario: state.options.live ? model.scenario : null, played: true }), t);
+}
+
+/** Open what a file holds: a scenario, as saved here or kept by a failing seed, or a history. */
+export function openText(given) {
+  let whole = null;
+  try { whole = JSON.parse(given); } catch { /* a history has many lines */ }
+  if (!whole || whole.ev || whole.history) {
+    return openHistory(async () => whole?.history?.map((line) => JSON.stringify(line)).join("\n") ?? given);
+  }
+  const { seed = 1, settings = {}, actions = [], until = 20 } = whole;
+  return openScenario({ seed, settings: { ...state.options.settings, ...settings }, actions, until }, 0);
+}
 
 export function sandbox() {
   const settings = { ...state.options.settings, ...(state.scenario && { fencing: state.scenario.settings.fencing }) };
@@ -123,7 +137,10 @@ export function change(settings) {
   const told = new Set((variants[state.variant]?.notes ?? []).map((note) => note.text));
   const known = new Set([...wanted.clients, "service", "resource", "holder", "all", ...state.options.machines[wanted.backend]]);
   const there = (name) => (name === undefined || known.has(name) ? name : "service");
-  const actions = state.scenario.actions.filter((each) => !told.has(each.text)).map((each) => {
+  const machines = state.options.machines[wanted.backend];
+  const possible = (each) => machines.length > 0 || each.do === "evict" || !(each.who === "service" || state.options.service_actions.includes(each.do));
+  const meant = (each) => ({ ...each, who: there(each.who) });
+  const actions = state.scenario.actions.filter((each) => !told.has(each.text) && possible(meant(each))).map((each) => {
     const kept = { ...each };
     for (const key of ["who", "from"]) if (kept[key] !== undefined) kept[key] = there(kept[key]);
     return kept;

@@ -1,10 +1,10 @@
-// The picture: swim-lanes over time. Drawn whole once per trace and view; a veil hides what has not happened yet.
+// The picture: swim-lanes over time. Drawn whole once per trace and view; what has not happened yet is cut off at the playhead.
 import { byId, seconds, svg } from "./dom.js";
 import { drawArrows, drawNumbers, drawVerdicts } from "./marks.js";
 import { changed, seek, state } from "./state.js";
 import { deadline, scoreAt } from "./trace.js";
 
-const HEIGHTS = { axis: 24, service: 50, client: 62, resource: 54, mark: 46, value: 46 };
+const HEIGHTS = { axis: 34, service: 50, client: 62, resource: 54, mark: 46, value: 46 };
 let frame = null;
 let view = { from: 0, to: 1 };
 
@@ -37,7 +37,7 @@ function look() {
 function makeFrame(model, width) {
   const { list, height } = lanes(model);
   const narrow = width < 560;
-  const [left, right] = [narrow ? 62 : 92, width - 10];
+  const [left, right] = [narrow ? 62 : 104, width - 10];
   const { from, to } = view;
   const find = (name) => list.find((lane) => lane.name === name) ?? list[0];
   const middle = (name) => (find(name).top + find(name).bottom) / 2;
@@ -46,7 +46,7 @@ function makeFrame(model, width) {
     list, height, width, left, right, from, to, narrow, lane: find, middle,
     x: (t) => left + ((t - from) / (to - from)) * (right - left),
     t: (x) => from + ((x - left) / (right - left)) * (to - from),
-    edge: (name, side) => middle(name) + (side === "top" ? -1 : 1) * ({ client: 17, service: 12, resource: 9 }[find(name).kind] ?? 10),
+    edge: (name, side) => middle(name) + (side === "top" ? -1 : 1) * ({ client: 17, service: 12, resource: 18 }[find(name).kind] ?? 10),
     none: (lane) => (lane === "mark" ? (fenced ? "no token seen yet" : "fencing is off: nothing is compared") : "nothing written yet"),
   };
 }
@@ -168,6 +168,7 @@ function defs() {
     svg("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse" }, svg("path", { d: "M-1 8 L8 -1", class: "hatchline" })),
     svg("pattern", { id: "dots", width: 7, height: 7, patternUnits: "userSpaceOnUse" }, svg("circle", { cx: 3, cy: 3, r: 1, class: "hatchdot" })),
     svg("pattern", { id: "cells", width: 8, height: 8, patternUnits: "userSpaceOnUse" }, svg("path", { d: "M0 0 L8 8 M8 0 L0 8", class: "hatchline" })),
+    svg("clipPath", { id: "past" }, svg("rect", { id: "sofar", x: frame.left, y: 0, height: frame.height })),
     svg("clipPath", { id: "inside" }, svg("rect", { x: frame.left, y: 0, width: frame.right - frame.left + 10, height: frame.height })));
 }
 
@@ -180,24 +181,23 @@ export function draw() {
   drawing.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
   drawing.setAttribute("width", frame.width);
   drawing.setAttribute("height", frame.height);
-  const inside = svg("g", { "clip-path": "url(#inside)" }, bands(model), axis(model), bars(model), points(model), drawArrows(model, frame), drawNumbers(model, frame), drawVerdicts(model, frame));
-  drawing.replaceChildren(defs(), labels(), inside, svg("rect", { id: "veil", class: "veil", y: 24 }), svg("g", { id: "now" }));
+  const inside = svg("g", { "clip-path": "url(#past)" }, bands(model), bars(model), points(model), drawArrows(model, frame), drawNumbers(model, frame));
+  const verdicts = svg("g", { "clip-path": "url(#inside)" }, drawVerdicts(model, frame));
+  drawing.replaceChildren(defs(), labels(), axis(model), inside, verdicts, svg("g", { id: "now" }));
   move();
 }
 
-/** Only what moves with the time: the veil, the playhead, and how long each promise still runs. */
+/** Only what moves with the time: how much is shown, the playhead, and how long each promise still runs. */
 export function move() {
   const { model, t } = state;
   if (!model || !frame) return;
   const wanted = look();
   if (wanted.from !== view.from || wanted.to !== view.to) return draw();
   const x = frame.x(t);
-  const veil = byId("veil");
-  veil.setAttribute("x", x);
-  veil.setAttribute("width", Math.max(0, frame.width - x));
-  veil.setAttribute("height", frame.height - 24);
+  byId("sofar").setAttribute("width", Math.max(0, x - frame.left));
+  for (const verdict of document.querySelectorAll(".verdicts > g")) verdict.classList.toggle("ahead", Number(verdict.dataset.t) > t);
   const now = byId("now");
-  now.replaceChildren(svg("line", { x1: x, x2: x, y1: 12, y2: frame.height, class: "playhead" }), svg("path", { d: `M${x - 6} 2 h12 l-6 10 z`, class: "playheadtop" }));
+  now.replaceChildren(svg("line", { x1: x, x2: x, y1: 30, y2: frame.height, class: "playhead" }), svg("path", { d: `M${x - 6} 23 h12 l-6 10 z`, class: "playheadtop" }));
   const promise = (span, y, cls) => {
     const end = Math.min(deadline(span, t), frame.to);
     if (span.start <= t && t < span.end && end > t) now.append(svg("rect", { x, y, width: frame.x(end) - x, height: 14, class: `promise ${cls} ${colour(model, span.who)}` }));

@@ -1,5 +1,5 @@
 // What each line of a trace says, in words. kind: plain, good, bad (refused), worse (corruption), fault, quiet.
-const VERDICTS = { stale: "a newer token has been seen", clash: "another holder used that token", seq: "out of order" };
+const VERDICTS = { stale: "a newer token has been seen", clash: "another holder used that token", late: "a later write of the same lease came first", missing: "it has no token" };
 
 const FAULTS = {
   pause: (line) => `${line.who} stops${line.for ? ` for ${line.for} s` : ""}: a pause`,
