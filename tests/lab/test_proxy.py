@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.proxy import Proxy
@@ -27,7 +29,7 @@ class Between:
             HOST,
             self.proxy.port,
             socket_timeout=timeout,
-            retry=None,
+            retry=Retry(NoBackoff(), 0),
             decode_responses=True,
             single_connection_client=True,
         )

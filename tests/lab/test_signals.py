@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from fencepost.lab.freeze import is_stopped
 from fencepost.lab.nemesis.faults import Faults
@@ -13,6 +15,7 @@ from fencepost.lab.nemesis.signals import Victim
 from fencepost.lab.servers import HOST, Redis
 from fencepost.lab.servers.processes import ENDED, family_of, state_of
 
+NEVER = Retry(NoBackoff(), 0)
 COUNTING = "import subprocess, sys; child = subprocess.Popen(['cat']); print('up', flush=True); child.wait()"
 
 
@@ -53,7 +56,7 @@ def test_a_stopped_server_answers_nobody_and_a_killed_one_can_come_back() -> Non
     faults = Faults()
     with Redis() as server:
         victim = Victim(server.pid, "r1", faults)
-        with redis.Redis(HOST, server.port, socket_timeout=0.3, retry=None) as client:
+        with redis.Redis(HOST, server.port, socket_timeout=0.3, retry=NEVER) as client:
             with victim.paused(), pytest.raises(redis.TimeoutError):
                 client.ping()
             assert client.ping()

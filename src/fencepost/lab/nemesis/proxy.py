@@ -90,7 +90,7 @@ class Proxy:
         self._traps[request] = "drop"
 
     def repeat(self, request: bytes) -> None:
-        """Send the next request that contains these bytes once more, on a connection of its own; nobody hears that answer."""
+        """Send the next request that contains these bytes once more, on a connection whose answer nobody hears."""
         self._traps[request] = "repeat"
 
     def mend(self) -> None:

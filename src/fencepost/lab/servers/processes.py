@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from fencepost.errors import ConfigError, FencepostError
 from fencepost.lab.servers.programs import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -31,11 +32,11 @@ ENDED = frozenset({"Z", "X", "gone"})
 STILL = ENDED | {"T", "t"}
 
 
-class Missing(Exception):
+class Missing(ConfigError):
     """A server's program is not on this machine; the message says how to get it."""
 
 
-class StartFailed(Exception):
+class StartFailed(FencepostError):
     """A server did not answer in time, or ended at once; the message carries the end of its log."""
 
 
@@ -101,21 +102,14 @@ def dying_with_us() -> Callable[[], None]:
     return die_with_parent
 
 
-def _spawn(command: Sequence[str], *, log: Path, cwd: Path, user: str | None) -> subprocess.Popen[bytes]:
+def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that ends when this one does, whichever thread asked for it; ``options`` are Popen's."""
     die_with_parent = dying_with_us()
 
     def start() -> subprocess.Popen[bytes]:
-        with log.open("ab") as out:
-            return subprocess.Popen(
-                command,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-                **credentials(user),
-            )
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent, **options
+        )
 
     return _spawner(os.getpid()).submit(start).result()
 
@@ -270,9 +264,14 @@ class Server:
                 self.close()
                 raise
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        self.process = _spawn(
-            self.command(), log=self.log, cwd=self.folder, user=self.user if os.geteuid() == 0 else None
-        )
+        with self.log.open("ab") as out:
+            self.process = spawn(
+                self.command(),
+                cwd=self.folder,
+                stdout=out,
+                stderr=out,
+                **credentials(self.user if os.geteuid() == 0 else None),
+            )
 
     def claim(self) -> None:
         """Take free ports and make the folder."""

@@ -129,4 +129,11 @@ PROGRAMS = {
     "chromium": Program(
         lambda: programs("chromium", CHROMIUM="chromium", CHROMEDRIVER="chromedriver"), ("chromium", "chromium-driver")
     ),
+    # What the lab's faults need: a compiler for clocks that jump, network namespaces.
+    "cc": Program(lambda: programs("cc", CC="cc"), ("gcc", "libc6-dev")),
+    "iproute2": Program(
+        lambda: programs("iproute2", IP="ip", UNSHARE="unshare", NSENTER="nsenter"),
+        ("iproute2", "util-linux"),
+        ask=("-V",),
+    ),
 }

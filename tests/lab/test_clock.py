@@ -1,0 +1,81 @@
+"""A Redis whose wall clock jumps and drifts while it runs, and what that does to a lock in it."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from fencepost.lab.nemesis.clock import ClockedRedis
+from fencepost.lab.nemesis.faults import Faults
+from fencepost.lab.servers import HOST, Missing, wait_until
+from fencepost.lab.servers.processes import programs
+from tests.conftest import unavailable
+
+PATIENCE = 10
+
+
+@pytest.fixture
+def server() -> Iterator[ClockedRedis]:
+    started = ClockedRedis(who="r1", faults=Faults(), args=["--save", ""])
+    try:
+        started.start()
+    except Missing as missing:
+        unavailable(str(missing))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def client(server: ClockedRedis) -> Iterator[Any]:
+    with redis.Redis(HOST, server.port, decode_responses=True) as connected:
+        yield connected
+
+
+def ahead(client: Any) -> float:
+    """How far the server's clock is ahead of ours."""
+    seconds, us = client.time()
+    return float(seconds) + float(us) / 1e6 - time.time()
+
+
+def test_a_clock_that_jumps_ends_a_lock_that_had_a_minute_left(server: ClockedRedis, client: Any) -> None:
+    assert abs(ahead(client)) < 5, "until then it tells the time"
+    assert client.set("lock:a", "A", nx=True, px=60_000)
+    assert not client.set("lock:a", "B", nx=True, px=60_000)
+    server.clock.jump(120)
+    assert ahead(client) > 115
+    assert client.set("lock:a", "B", nx=True, px=60_000), "a second client takes it"
+    server.clock.jump(-120)
+    assert abs(ahead(client)) < 5
+    assert [(fault["do"], fault["who"], fault["by"]) for fault in server.faults] == [
+        ("jump", "r1", 120),
+        ("jump", "r1", -120),
+    ]
+
+
+def test_a_fast_clock_shortens_leases_and_keeps_what_it_has_gained(server: ClockedRedis, client: Any) -> None:
+    server.clock.skew(100.0)
+    assert client.set("lock:a", "A", nx=True, px=60_000)
+    began = time.monotonic()
+    assert wait_until(lambda: not client.exists("lock:a"), timeout=PATIENCE)
+    assert time.monotonic() - began < 30, "a minute there is less than that here"
+    gained = ahead(client)
+    assert gained > 50
+    server.clock.skew(1.0)
+    assert ahead(client) >= gained
+    assert abs(ahead(client) - server.clock.offset) < 1
+    assert [fault["rate"] for fault in server.faults] == [100.0, 1.0]
+
+
+def test_a_restart_keeps_the_clock(server: ClockedRedis) -> None:
+    server.clock.jump(1000)
+    server.restart()
+    with redis.Redis(HOST, server.port, decode_responses=True) as client:
+        assert ahead(client) > 900
+
+
+def test_without_a_compiler_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(programs(), "CC", raising=False)
+    with pytest.raises(Missing, match="apt-get install gcc libc6-dev"):
+        ClockedRedis().start()

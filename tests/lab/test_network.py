@@ -1,0 +1,97 @@
+"""Hosts in namespaces of their own: they reach each other, nobody else does, and a cut loses packets."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fencepost.errors import ConfigError
+from fencepost.lab.nemesis import network as nemesis
+from fencepost.lab.nemesis.faults import Faults
+from fencepost.lab.nemesis.network import Network
+from fencepost.lab.servers import Redis
+from fencepost.lab.servers.processes import program, spawn
+from tests.conftest import unavailable
+
+
+@dataclass(kw_only=True, eq=False)
+class Far(Redis):
+    """A Redis on a host of a network."""
+
+    network: Network
+    host: str
+
+    def command(self) -> list[str]:
+        command = [*super().command(), "--bind", self.network.address(self.host), "--protected-mode", "no"]
+        return self.network.on(self.host, command)
+
+    def ping(self) -> bool:
+        return ask(self.network, self.host, self) == "PONG"
+
+
+def ask(network: Network, host: str, server: Far) -> str:
+    """What a client on a host hears from the server within a second; '' if it hears nothing."""
+    command = [program("REDIS_CLI"), "-h", network.address(server.host), "-p", str(server.port), "PING"]
+    try:
+        said = subprocess.run(network.on(host, command), capture_output=True, text=True, timeout=1)
+    except subprocess.TimeoutExpired:
+        return ""
+    return said.stdout.strip()
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def network(faults: Faults) -> Iterator[Network]:
+    made = Network(["A", "B", "store"], faults=faults)
+    try:
+        made.__enter__()
+    except ConfigError as error:
+        unavailable(str(error))
+    yield made
+    made.close()
+
+
+def test_a_cut_host_hears_nothing_the_others_do_and_healing_helps(network: Network, faults: Faults) -> None:
+    with Far(network=network, host="store", args=["--save", ""]) as server:
+        assert ask(network, "A", server) == ask(network, "B", server) == "PONG"
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((network.address("store"), server.port), 1)
+        network.cut("A")
+        assert ask(network, "A", server) == ""
+        assert ask(network, "B", server) == "PONG"
+        network.heal()
+        assert ask(network, "A", server) == "PONG"
+        network.cut("store", to="B")
+        assert ask(network, "B", server) == "", "requests arrive, answers do not"
+        assert ask(network, "A", server) == "PONG"
+        network.heal()
+        assert ask(network, "B", server) == "PONG"
+    assert [(fault["do"], fault["who"], fault.get("to")) for fault in faults] == [
+        ("cut", "A", None),
+        ("heal", "A", None),
+        ("cut", "store", "B"),
+        ("heal", "store", "B"),
+    ]
+
+
+def test_the_hosts_end_with_the_network(network: Network) -> None:
+    holders = [holder.pid for holder in network._holders.values()]
+    network.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in holders)
+
+
+def test_where_it_is_not_permitted_the_error_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unprivileged(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        return spawn(command, **options, **({"user": 65534} if os.geteuid() == 0 else {}))
+
+    monkeypatch.setattr(nemesis, "spawn", unprivileged)
+    with pytest.raises(ConfigError, match=r"tried '\S*unshare --net sleep infinity', which said .*not permitted"):
+        Network(["A"]).__enter__()
