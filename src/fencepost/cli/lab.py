@@ -82,3 +82,20 @@ def run(
         print()
     if not all(result["ok"] for result in results):
         raise typer.Exit(exits.FAILED)
+
+
+@app.command()
+def report(
+    source: Annotated[Path, typer.Option("--from", help="Where the results are kept.", metavar="DIR")] = Path(
+        "lab-runs"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the report; default: beside the results.", metavar="DIR")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write what the runs found as report.md and report.html, one page that needs nothing else."""
+    from fencepost.lab import report as reports
+
+    written = [str(path) for path in reports.write(source, out)]
+    print(json.dumps({"written": written}) if as_json else f"wrote {' and '.join(written)}")

@@ -27,14 +27,20 @@ class Unexpected(FencepostError):
     """What was to be shown did not appear; the message says what did."""
 
 
+def told(errors: Path) -> str:
+    """The end of what the processes of a stage complained about."""
+    return errors.read_text("utf-8", "replace")[-2000:]
+
+
 class Actor:
     """A worker process that waits before each step until it is let go."""
 
-    def __init__(self, name: str, process: Process, tell: Callable[[Fact], None]) -> None:
+    def __init__(self, name: str, process: Process, tell: Callable[[Fact], None], errors: Path) -> None:
         self.name = name
         self.facts: list[Fact] = []
         self._process = process
         self._tell = tell
+        self._errors = errors
         self._used = 0
         self._next = ""
         self._news = asyncio.Event()
@@ -67,7 +73,8 @@ class Actor:
         except TimeoutError:
             pass
         said = ", ".join(fact["event"] for fact in self.facts) or "nothing"
-        raise Unexpected(f"worker {self.name} was to say {' or '.join(events)}, and said: {said}")
+        wanted = " or ".join(events)
+        raise Unexpected(f"worker {self.name} was to say {wanted}, and said: {said}\n{told(self._errors)}".strip())
 
     async def prepared(self) -> "Actor":
         """Return once the worker waits to take its next step."""
@@ -139,6 +146,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._processes: list[Process] = []
+        self._errors = folder / "errors.log"
         self._stores = 0
 
     async def resource(self, *, fence: bool) -> str:
@@ -155,22 +163,24 @@ class Stage:
         except TimeoutError:
             said = b""
         if not said:
-            raise Unexpected("the resource service did not start")
+            raise Unexpected(f"the resource service did not start\n{told(self._errors)}".strip())
         return str(json.loads(said)["url"])
 
     async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> Actor:
         """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
         process = await self._start("worker", "--json", "--steps", "--name", name, "--backend", backend, *options)
-        return await Actor(name, process, tell).prepared()
+        return await Actor(name, process, tell, self._errors).prepared()
 
     async def _start(self, *command: str) -> Process:
         # A group of its own: Ctrl-C is for the one who directs, and what a worker starts ends with it.
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "fencepost", *command),
-            stdin=PIPE if "--steps" in command else DEVNULL,
-            stdout=PIPE,
-            process_group=0,
-        )
+        with self._errors.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "fencepost", *command),
+                stdin=PIPE if "--steps" in command else DEVNULL,
+                stdout=PIPE,
+                stderr=errors,
+                process_group=0,
+            )
         self._processes.append(process)
         return process
 

@@ -47,6 +47,12 @@ def run(settings: Settings, room: Room) -> Outcome:
             note="Tokens: A's and B's. Violations: what 'fencepost check' found in the history.",
         )
     )
+    plays = outcome.figures.values()
+    off, on = (sum(each[fence]["violations"] for each in plays) for fence in ("fence_off", "fence_on"))
+    answers = [each["fence_on"]["answer"] for each in plays]
+    refused = sum(each["status"] == 409 for each in answers)
+    outcome.slo["violations"] = f"{on} on {len(answers)} stores with the fence on; {off} with it off"
+    outcome.slo["stale-refused"] = f"409 on {refused} of {len(answers)} stores, never applied"
     return outcome
 
 
@@ -130,21 +136,14 @@ def _judge(outcome: Outcome, name: str, off: dict[str, Any], on: dict[str, Any])
         f"{name}: with the fence off, both writers are accepted and the value is corrupted",
         off["accepted_writers"] == 2 and off["corrupted"] and off["violations"] > 0 and off[BARE] == off["accepted"],
         f"{off['accepted_writers']} accepted writers, {off['accepted']} writes acknowledged, {len(off['value'])} lines "
-        f"left, {off[BARE]} writes without a token, {off['violations']} violations in the history",
+        f"left, {off[BARE]} writes without a token, {off['violations']} violations",
     )
     answer = on["answer"]
     older, newer = on["tokens"]
     refused = answer.get("status") == 409 and (answer.get("got"), answer.get("seen")) == (older, newer)
     outcome.claim(
-        f"{name}: with the fence on, the paused one is refused with 409 and the value is intact",
-        refused and on["accepted_writers"] == 1 and not on["corrupted"] and not on["violations"],
+        f"{name}: with the fence on, the paused one is refused with 409, it is counted, and the value is intact",
+        refused and on[STALE] == on["accepted_writers"] == 1 and not on["corrupted"] and not on["violations"],
         f"{answer.get('status')}, got {answer.get('got')}, seen {answer.get('seen')}; {on['accepted_writers']} writer "
-        f"accepted, {len(on['value'])} of {LINES} lines, {on['violations']} violations in the history",
+        f"accepted, {len(on['value'])} of {LINES} lines, {STALE} {on[STALE]}, {on['violations']} violations",
     )
-    outcome.claim(f"{name}: the resource has counted the refusal", on[STALE] == 1, f"{STALE} {on[STALE]}")
-    for row, text in (
-        ("violations", f"{on['violations']} with the fence on ({off['violations']} with it off)"),
-        ("stale-refused", f"409, seen {answer.get('seen')} > got {answer.get('got')}"),
-    ):
-        said = outcome.slo.get(row)
-        outcome.slo[row] = (f"{said}; " if said else "") + f"{name}: {text}"
