@@ -2,7 +2,13 @@
 
 import http.client
 import json
+import threading
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
 
 from fencepost.lab.servers.processes import HOST, Server, program, wait_until
@@ -83,10 +89,39 @@ class Browser(Server):
         """Until an expression is true in the page."""
         assert wait_until(lambda: bool(self.run(f"return Boolean({condition})")), timeout=timeout, poll=0.05), condition
 
+    def type(self, css: str, keys: str) -> None:
+        """Into a field, after what it holds; into a file field: the path of a file."""
+        found = self._in("POST", "/element", {"using": "css selector", "value": css})[_ELEMENT]
+        self._in("POST", f"/element/{found}/value", {"text": keys})
+
+    def looks(self, width: int, height: int, **features: str) -> None:
+        """Another screen, as a phone's, and what its user prefers: ``prefers_color_scheme="dark"``..."""
+        self._cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        self._cdp("Emulation.setEmulatedMedia", features=wanted)
+
+    def plain(self) -> None:
+        """The screen that it was started with, and nothing preferred or remembered."""
+        self.run("localStorage.clear()")
+        self._cdp("Emulation.clearDeviceMetricsOverride")
+        self._cdp("Emulation.setEmulatedMedia", features=[])
+
+    def saves(self, folder: Path) -> None:
+        """Let downloads go there, and the page read and write the clipboard."""
+        self._cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self._cdp("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+
+    def picture(self) -> bytes:
+        """What is seen, as a PNG."""
+        return b64decode(self._in("GET", "/screenshot"))
+
     def complaints(self) -> list[str]:
         """What the console said since the last time, of warnings and worse."""
         said = self._in("POST", "/se/log", {"type": "browser"})
         return [each["message"] for each in said if each["level"] in ("WARNING", "SEVERE")]
+
+    def _cdp(self, command: str, **params: object) -> Any:
+        return self._in("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
 
     def _in(self, method: str, path: str, body: object = None) -> Any:
         return self._ask(method, f"/session/{self.session}{path}", body)
@@ -102,3 +137,25 @@ class Browser(Server):
         if reply.status != 200:
             raise AssertionError(f"{method} {path}: {value['error']}: {value['message'].splitlines()[0]}")
         return value
+
+
+@contextmanager
+def serving(started: ThreadingHTTPServer) -> Iterator[str]:
+    """Its address, while it serves."""
+    with started:
+        thread = threading.Thread(target=started.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{started.server_port}/"
+        finally:
+            started.shutdown()
+            thread.join()
+
+
+def wait_score(browser: Browser, **wanted: str) -> None:
+    """Until the scoreboard says so."""
+    parts = (
+        f"document.querySelector('[data-score={name}]')?.innerText === {json.dumps(value)}"
+        for name, value in wanted.items()
+    )
+    browser.wait(" && ".join(parts))

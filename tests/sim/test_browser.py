@@ -1,9 +1,5 @@
 """The page in a real Chromium, by what a person clicks, types and reads."""
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,56 +7,13 @@ from pathlib import Path
 import pytest
 
 from fencepost.lab.history import lines
-from fencepost.lab.servers.processes import Missing
 from fencepost.sim import parse, run
 from fencepost.sim.guided import guided, variant
 from fencepost.sim.serve import server
 from fencepost.sim.site import export
-from tests.conftest import unavailable
-from tests.sim.browser import Browser
+from tests.sim.browser import Browser, serving, wait_score
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'
-
-
-@contextmanager
-def serving(started: ThreadingHTTPServer) -> Iterator[str]:
-    with started:
-        thread = threading.Thread(target=started.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{started.server_port}/"
-        finally:
-            started.shutdown()
-            thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        with Browser() as started:
-            yield started
-    except Missing as missing:
-        unavailable(str(missing))
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[str]:
-    with serving(server(0)) as url:
-        yield url
-
-
-@pytest.fixture(autouse=True)
-def no_complaints(browser: Browser) -> Iterator[None]:
-    yield
-    assert browser.complaints() == []
-
-
-def wait_score(browser: Browser, **wanted: str) -> None:
-    parts = (
-        f"document.querySelector('[data-score={name}]')?.innerText === {json.dumps(value)}"
-        for name, value in wanted.items()
-    )
-    browser.wait(" && ".join(parts))
 
 
 def test_the_first_scenario_by_its_address_with_fencing_off_and_on(browser: Browser, page: str) -> None:
