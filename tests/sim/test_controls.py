@@ -1,0 +1,260 @@
+"""Every control of the page, by hand and by key, in a real Chromium."""
+
+import json
+from base64 import urlsafe_b64encode
+from typing import Any
+
+import pytest
+
+from fencepost.sim.scenario import FENCINGS
+from tests.sim.browser import Browser, wait_score
+
+CARD = '.card[data-who="{}"] [data-do="{}"]'
+HELD = [{"at": 0, "who": "A", "do": "acquire"}, {"at": 0.5, "who": "B", "do": "acquire"}]
+"""A holds, and B waits."""
+
+
+def open_own(browser: Browser, page: str, *actions: dict[str, Any], t: float = 0, **settings: Any) -> None:
+    """A scenario of one's own, by its address; the clock waits to be started."""
+    scenario = {"seed": 1, "settings": settings, "actions": list(actions), "until": 20}
+    shared = urlsafe_b64encode(json.dumps(scenario).encode()).decode().rstrip("=")
+    browser.open(f"{page}#s={shared}&t={t}")
+    browser.wait(f"document.querySelector('#story').value === '*own' && document.querySelector('#scrub').value == {t}")
+    browser.click("#startclock")
+
+
+def do(browser: Browser, who: str, what: str) -> None:
+    """Press a button of a card, and wait until the new run is shown."""
+    count = "document.querySelectorAll('.action').length"
+    before = browser.run(f"return {count}")
+    browser.click(CARD.format(who, what))
+    browser.wait(f"{count} > {before}")
+
+
+def at(browser: Browser, seconds: float) -> None:
+    """Drag the slider there."""
+    browser.run(f"const s = document.querySelector('#scrub'); s.value = {seconds}; s.dispatchEvent(new Event('input'))")
+
+
+def reads(browser: Browser, css: str, words: str) -> None:
+    browser.wait(f"document.querySelector({json.dumps(css)})?.innerText.includes({json.dumps(words)})")
+
+
+@pytest.mark.parametrize(
+    ("what", "said", "status", "band", "undone"),
+    [
+        ("kill", "A is killed", "✕ down", ".band.down", ("Restart", "A is started again", "idle")),
+        (
+            "cut",
+            "A is cut off from all",
+            "✂ cut off",
+            ".band.cut",
+            ("Heal", "A is connected again", "believes it holds"),
+        ),
+        ("pause", "A stops for 3 s", "‖ paused", ".band.pause", ("Resume", "A goes on", "believes it holds")),
+    ],
+)
+def test_a_client_is_hurt_and_mended(
+    browser: Browser, page: str, what: str, said: str, status: str, band: str, undone: tuple[str, str, str]
+) -> None:
+    open_own(browser, page, *HELD, t=1, ttl=4)
+    if what == "pause":
+        field = '.card[data-who="A"] [data-amount="pause"]'
+        browser.run(f"document.querySelector('{field}').select()")
+        browser.type(field, "3\ue004")
+    do(browser, "A", what)
+    reads(browser, "#log", said)
+    assert status in browser.text('.card[data-who="A"] .status')
+    assert browser.run(f"return document.querySelectorAll('#timeline {band}').length") == 1
+    at(browser, 2)
+    button, ended, now = undone
+    assert browser.text(CARD.format("A", what)) == button
+    do(browser, "A", what)
+    reads(browser, "#log", ended)
+    assert now in browser.text('.card[data-who="A"] .status')
+    assert browser.text(CARD.format("A", what)) != button
+
+
+def test_a_partitioned_holder_is_replaced(browser: Browser, page: str) -> None:
+    open_own(browser, page, *HELD, t=1, ttl=4)
+    do(browser, "A", "cut")
+    browser.click("#finish")
+    wait_score(browser, holder="B", token="2")
+
+
+def test_a_slow_clock_believes_too_long(browser: Browser, page: str) -> None:
+    open_own(browser, page, ttl=2, renew=False)
+    field = '.card[data-who="A"] [data-amount="skew"]'
+    browser.run(f"document.querySelector('{field}').select()")
+    browser.type(field, "0.25\ue004")
+    do(browser, "A", "skew")
+    reads(browser, "#log", "The clock of A now runs at 0.25 times its speed")
+    do(browser, "A", "acquire")
+    at(browser, 5)
+    assert "the service does not agree" in browser.text('.card[data-who="A"] .status')
+
+
+def test_a_killed_service_is_down_until_it_is_restarted(browser: Browser, page: str) -> None:
+    open_own(browser, page, t=1)
+    do(browser, "service", "kill")
+    assert browser.text('.card[data-who="service"] .status') == "✕ down"
+    do(browser, "A", "acquire")
+    at(browser, 2)
+    wait_score(browser, holder="none")
+    assert browser.text(CARD.format("service", "kill")) == "Restart"
+    do(browser, "service", "kill")
+    assert browser.text('.card[data-who="service"] .status') == "running"
+    do(browser, "B", "acquire")
+    at(browser, 3)
+    wait_score(browser, holder="B")
+
+
+@pytest.mark.parametrize(
+    ("backend", "what", "label", "said", "outcome"),
+    [
+        ("redis", "failover", "Failover: stale replica", "A replica takes over", {"holder": "B", "token": "1"}),
+        ("redis", "jump", "Clock jump", "jumps by 30 s", {"holder": "B", "token": "2"}),
+        ("etcd", "failover", "Failover: new leader", "A replica takes over", {"holder": "A", "token": "2"}),
+        ("zookeeper", "jump", "Clock jump", "jumps by 30 s", {"holder": "A", "token": "2"}),
+    ],
+)
+def test_the_service_is_hurt(
+    browser: Browser, page: str, backend: str, what: str, label: str, said: str, outcome: dict[str, str]
+) -> None:
+    open_own(browser, page, *HELD, t=1, backend=backend)
+    wait_score(browser, holder="A")
+    assert browser.text(CARD.format("service", what)) == label
+    do(browser, "service", what)
+    reads(browser, "#log", said)
+    at(browser, 4.5)
+    wait_score(browser, **outcome)
+
+
+def test_a_lost_counter_grants_the_same_token_again(browser: Browser, page: str) -> None:
+    open_own(browser, page, *HELD, t=1)
+    do(browser, "service", "lose")
+    reads(browser, "#log", "loses its counter")
+    do(browser, "A", "release")
+    at(browser, 2)
+    wait_score(browser, holder="B", token="1")
+
+
+def test_three_jumping_machines_of_five_give_redlock_two_holders(browser: Browser, page: str) -> None:
+    open_own(browser, page, *HELD, t=1, backend="redlock", renew=False)
+    for machine in ("r1", "r2", "r3"):
+        browser.choose("#machine", machine)
+        do(browser, "service", "jump")
+        reads(browser, "#log", f"The clock of {machine} jumps by 30 s")
+    at(browser, 3)
+    wait_score(browser, holder="B", token="2")
+    assert "the service does not agree" in browser.text('.card[data-who="A"] .status')
+    browser.choose("#backend", "embedded")
+    reads(browser, "#settings", "embedded")
+    wait_score(browser, holder="A")
+    assert browser.run("return document.querySelectorAll('.card.service').length") == 0
+
+
+def test_the_switches_run_the_same_actions_again(browser: Browser, page: str) -> None:
+    open_own(browser, page, *HELD, t=12)
+    wait_score(browser, holder="A")
+
+    browser.click("#renew")
+    wait_score(browser, holder="none")
+    assert "renew false" in browser.text("#settings").replace("\n", " ")
+    browser.click("#renew")
+    wait_score(browser, holder="A")
+
+    for backend in ("redlock", "zookeeper", "etcd"):
+        browser.choose("#backend", backend)
+        browser.wait(f"document.querySelector('#timeline').textContent.includes('{backend}')")
+        wait_score(browser, holder="A")
+    for fencing in FENCINGS:
+        browser.choose("#fencing", fencing)
+        browser.wait(f"document.querySelector('#timeline').textContent.includes('fencing {fencing}')")
+
+    browser.click("#renew")
+    wait_score(browser, holder="none")
+    browser.run("document.querySelector('#ttl').select()")
+    browser.type("#ttl", "8\ue004")
+    wait_score(browser, holder="B")
+    assert "ttl 8" in browser.text("#settings").replace("\n", " ")
+
+
+def test_a_setting_that_cannot_be_is_explained(browser: Browser, page: str) -> None:
+    open_own(browser, page, *HELD)
+    browser.run("document.querySelector('#ttl').select()")
+    browser.type("#ttl", "1000\ue004")
+    reads(browser, "#error", "ttl lies between 0.05 and 600 seconds")
+    assert any("400" in said for said in browser.complaints())
+    browser.click("#undo")
+    browser.wait("document.querySelector('#error').hidden")
+    assert browser.run("return document.querySelector('#ttl').value") == "5"
+
+
+def test_time_goes_by_steps_by_speed_and_by_hand(browser: Browser, page: str) -> None:
+    browser.open(f"{page}#story=gc-pause&v=1")
+    wait_score(browser, accepted="0")
+
+    def clock() -> float:
+        return float(browser.text("#clock").split()[0])
+
+    seen = [clock()]
+    for _ in range(4):
+        browser.click("#next")
+        seen.append(clock())
+    assert seen == sorted(set(seen))
+    browser.click("#back")
+    assert clock() == seen[-2]
+    browser.click("#finish")
+    assert clock() == 12
+    browser.click("#start")
+    assert clock() == 0
+
+    browser.choose("#speed", "0.01")
+    browser.click("#play")
+    browser.wait("document.querySelector('#clock').innerText > '0.000'")
+    assert browser.text("#play") == "‖ Pause"
+    browser.choose("#speed", "8")
+    wait_score(browser, refused="1")
+    browser.click("#play")
+    stopped = clock()
+    assert browser.text("#play") == "▶ Play"
+    browser.wait(f"location.hash.includes('t={stopped:g}')")
+
+    browser.click("#timeline")
+    assert 5 < clock() < 8
+    browser.click("#closer")
+    browser.wait("document.querySelectorAll('.axis text').length > 2")
+    near = browser.text("#timeline .axis")
+    browser.click("#wider")
+    browser.wait(f"document.querySelector('#timeline .axis').textContent !== {json.dumps(near)}")
+    browser.click("#closer")
+    browser.click("#whole")
+    browser.wait("document.querySelector('#timeline .axis').textContent.includes('11 s')")
+    browser.click("#log .when")
+    assert clock() < 8
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_acting_in_the_past_forks_or_keeps_what_came_later(browser: Browser, page: str, later: bool) -> None:
+    release = {"at": 6, "who": "A", "do": "release"}
+    open_own(browser, page, *HELD, release, t=10)
+    wait_score(browser, holder="B")
+    at(browser, 3)
+    if later:
+        browser.click("#keeplater")
+    browser.click(CARD.format("C", "acquire"))
+    reads(browser, "#log", "C asks for the lock")
+    at(browser, 10)
+    wait_score(browser, holder="B" if later else "A")
+
+
+def test_acting_starts_the_clock_if_it_may(browser: Browser, page: str) -> None:
+    open_own(browser, page)
+    do(browser, "D", "acquire")
+    assert browser.text("#play") == "▶ Play"
+    browser.click("#startclock")
+    do(browser, "D", "rmw")
+    browser.wait("document.querySelector('#play').innerText === '‖ Pause'")
+    wait_score(browser, accepted="1")
+    browser.click("#play")
