@@ -9,10 +9,11 @@ from typing import Any
 from fencepost import ambient, sync
 from fencepost.drive import Signal, run
 from fencepost.errors import ConfigError
+from fencepost.fleet import aio
 from fencepost.fleet.group import Group, Owned
 from fencepost.fleet.plan import Member, View, view
 
-__all__ = ["Member", "Partition", "Partitions", "Stop", "View", "view"]
+__all__ = ["Member", "Partition", "Partitions", "Stop", "View", "aio", "view"]
 
 
 class Stop:

@@ -1,0 +1,106 @@
+"""The thing that the fleet's workers write to: one guarded counter per partition, which keeps a history.
+
+It listens on a loopback port and takes one JSON object per line. Its guard is the memory guard; each access is
+judged and made in one step, and told to the history with the verdict.
+"""
+
+import asyncio
+import json
+import socket
+from types import TracebackType
+from typing import Any
+
+from fencepost.drive import boottime
+from fencepost.errors import Refused
+from fencepost.guards.memory import Guard
+from fencepost.lab.history import Line
+from fencepost.rule import Stamp, Verdict
+
+
+class Resource:
+    """Counters by key; ``address`` is where it listens inside the block."""
+
+    def __init__(self, history: list[Line]) -> None:
+        self._history = history
+        self._guard: Guard[int] = Guard()
+        self._values: dict[str, tuple[int, int]] = {}
+
+    async def __aenter__(self) -> "Resource":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(json.dumps(self.judge(json.loads(line))).encode() + b"\n")
+        except (ConnectionError, ValueError):
+            pass  # its client was killed
+        finally:
+            writer.close()
+
+    def judge(self, access: dict[str, Any]) -> dict[str, Any]:
+        """Make one access, or refuse it; the answer."""
+        key, stamp = access["key"], Stamp(access["token"], access["seq"], access["holder"])
+        line = {"t": boottime(), "ev": "access", "lock": key, "key": key, **access}
+        value, version = self._values.get(key, (0, 0))
+        try:
+            if access["do"] == "enter":
+                self._guard.enter(key, stamp)
+                verdict = Verdict.ADMIT
+            elif self._guard.write(key, access["value"], stamp):
+                verdict = Verdict.ADMIT
+                value, version = self._values[key] = access["value"], version + 1
+                line["version"] = version
+            else:
+                verdict = Verdict.REPLAY
+        except Refused as refused:
+            verdict = refused.verdict
+        mark = self._guard.mark(key)
+        self._history.append(line | {"verdict": verdict.value, "mark": mark.token if mark else None})
+        return {"verdict": verdict.value, "value": value, "version": version, "seen": mark.token if mark else None}
+
+
+class Client:
+    """A connection of blocking code."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._file = self._socket.makefile("rwb")
+
+    def ask(self, access: dict[str, Any]) -> dict[str, Any]:
+        self._file.write(json.dumps(access).encode() + b"\n")
+        self._file.flush()
+        answer: dict[str, Any] = json.loads(self._file.readline())
+        return answer
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+class AsyncClient:
+    """A connection of asyncio code."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, address: str) -> "AsyncClient":
+        host, _, port = address.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def ask(self, access: dict[str, Any]) -> dict[str, Any]:
+        self._writer.write(json.dumps(access).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(await self._reader.readline())
+        return answer
+
+    def close(self) -> None:
+        self._writer.close()

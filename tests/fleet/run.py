@@ -1,0 +1,310 @@
+"""Partitions under joins, leaves, kills and freezes: each owned again within twice the ttl, never two admitted writers.
+
+    python -m tests.fleet.run [--backend redis] [--workers 12] [--partitions 64] [--seconds 300] [--seed N] [--json]
+
+The workers are processes, half of them blocking, half of them asyncio; each counts up its partitions through a
+guarded resource. The history of every grant and access is held to its promises, and the store is looked at all along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fencepost
+from fencepost.drive import boottime
+from fencepost.fleet.plan import prefix, view
+from fencepost.lab.checks import Report, check
+from fencepost.lab.history import FORMAT, Line, lines
+from fencepost.lab.servers.processes import STILL, dying_with_us, state_of
+from fencepost.lab.stores import store
+from tests.fleet.resource import Resource
+from tests.fleet.watch import Watch
+
+GROUP = "orders"
+_PATIENCE = 60.0
+
+
+class Failed(Exception):
+    """The run broke, or showed what must not be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    backend: str = "redis"
+    workers: int = 12
+    partitions: int = 64
+    seconds: float = 300.0
+    ttl: float = 3.0
+    work: float = 0.4
+    every: float = 4.0
+    """A fault comes about this often."""
+    bound: float = 2.0
+    """So many ttl may a partition be without an owner that runs."""
+    seed: int = 0
+
+    @property
+    def command(self) -> str:
+        """How to run this again."""
+        options = " ".join(f"--{name} {value}" for name, value in dataclasses.asdict(self).items())
+        return f"python -m tests.fleet.run {options}"
+
+
+@dataclass(eq=False)
+class Process:
+    """A worker; ``hit`` since when it is stopped or dead."""
+
+    name: str
+    handle: asyncio.subprocess.Process
+    hit: float | None = None
+    leaving: bool = False
+
+    @property
+    def fit(self) -> bool:
+        return self.hit is None and not self.leaving
+
+    @property
+    def stopped(self) -> bool:
+        return self.hit is not None and self.handle.returncode is None
+
+
+@dataclass(eq=False)
+class Fleet:
+    """The workers of one run, what they said, and what was done to them."""
+
+    url: str
+    plan: Plan
+    log: Path
+    history: list[Line] = field(default_factory=list)
+    workers: dict[str, Process] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.plan.seed)
+        self.watch = Watch(self.plan.partitions)
+        self.resource = Resource(self.history)
+        self.locks = fencepost.aio.connect(self.url, ttl=self.plan.ttl)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Fleet:
+        await self.resource.__aenter__()
+        self._tasks.append(asyncio.create_task(self._looking()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._tasks[0].cancel()
+        for worker in self.workers.values():
+            if worker.handle.returncode is None:
+                worker.handle.kill()
+        for worker in self.workers.values():
+            await worker.handle.wait()
+        await asyncio.wait(self._tasks)
+        await self.resource.__aexit__(None, None, None)
+        await self.locks.close()
+
+    @property
+    def fit(self) -> list[Process]:
+        return [worker for worker in self.workers.values() if worker.fit]
+
+    async def join(self) -> Process:
+        """Start a worker."""
+        name = f"w{len(self.workers)}"
+        options = {
+            "url": self.url,
+            "group": GROUP,
+            "count": self.plan.partitions,
+            "ttl": self.plan.ttl,
+            "name": name,
+            "face": "sync" if len(self.workers) % 2 else "aio",
+            "resource": self.resource.address,
+            "work": self.plan.work,
+        }
+        with self.log.open("ab") as errors:
+            handle = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.fleet.worker", json.dumps(options)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                preexec_fn=dying_with_us(),
+            )
+        worker = self.workers[name] = Process(name, handle)
+        self._tasks.append(asyncio.create_task(self._hear(worker)))
+        self._note("join", worker)
+        return worker
+
+    def leave(self, worker: Process) -> None:
+        """Ask a worker to leave."""
+        worker.leaving = True
+        self._note("leave", worker)
+        worker.handle.send_signal(signal.SIGTERM)
+
+    def kill(self, worker: Process) -> None:
+        """SIGKILL a worker."""
+        worker.handle.kill()
+        worker.hit = boottime()
+        self._note("kill", worker)
+
+    async def freeze(self, worker: Process, seconds: float) -> None:
+        """SIGSTOP a worker for so long; it was really stopped, all the time."""
+        worker.hit = boottime()
+        worker.handle.send_signal(signal.SIGSTOP)
+        await self.until(lambda: state_of(worker.handle.pid) in STILL, f"{worker.name} stops")
+        self._note("pause", worker)
+        await asyncio.sleep(seconds)
+        self.faults["paused past the ttl"] += state_of(worker.handle.pid) in "Tt" and seconds > self.plan.ttl
+        worker.handle.send_signal(signal.SIGCONT)
+        worker.hit = None
+        self._note("resume", worker)
+
+    async def until(self, done: Callable[[], bool], what: str) -> None:
+        """Return once it is so; Failed if it never is."""
+        end = boottime() + _PATIENCE
+        while not done():
+            for worker in self.workers.values():
+                if worker.fit and worker.handle.returncode is not None:
+                    raise Failed(f"{worker.name} ended: {self.log.read_text()[-2000:]}")
+            if boottime() > end:
+                raise Failed(f"never came: {what}; {self.log.read_text()[-2000:]}")
+            await asyncio.sleep(0.02)
+
+    async def settle(self) -> None:
+        """Return once every partition is owned, in balance, by the workers that run."""
+        await self.until(lambda: self.watch.balanced, f"balance among {[worker.name for worker in self.fit]}")
+
+    def _note(self, do: str, worker: Process) -> None:
+        now = boottime()
+        self.faults[do] += 1
+        self.history.append({"t": now, "ev": "fault", "do": do, "who": worker.name})
+        self.watch.changed(now)
+
+    async def _hear(self, worker: Process) -> None:
+        assert worker.handle.stdout is not None
+        async for line in worker.handle.stdout:
+            if line.endswith(b"\n"):
+                self.history.append(json.loads(line))
+        await worker.handle.wait()
+
+    async def _looking(self) -> None:
+        while True:
+            try:
+                found = view(GROUP, await self.locks.list(prefix(GROUP)))
+            except fencepost.BackendError:
+                continue
+            self.watch.look(boottime(), found, self.workers)
+            await asyncio.sleep(min(0.1, self.plan.ttl / 20))
+
+    def report(self) -> Report:
+        """The history, held to its promises."""
+        start = min(line["t"] for line in self.history)
+        told = [line | {"t": round(line["t"] - start, 6)} for line in sorted(self.history, key=lambda line: line["t"])]
+        for line in told:
+            if "asked" in line:
+                line["asked"] = round(line["asked"] - start, 6)
+        run = {"t": 0.0, "ev": "run", "format": FORMAT, "source": "fleet", "promises": ["data", "order"]}
+        self.told = [run, *told]
+        return check(self.told)
+
+
+def verdict(fleet: Fleet) -> dict[str, Any]:
+    """The facts of a run; Failed, with the command that repeats it, if they show what must not be."""
+    plan, watch, report = fleet.plan, fleet.watch, fleet.report()
+    longest = watch.longest(boottime())
+    counts = report.counts
+    facts = {
+        "command": plan.command,
+        "faults": dict(sorted(fleet.faults.items())),
+        "gaps": len(watch.gaps),
+        "longest_gap_in_ttl": round(longest / plan.ttl, 3),
+        "mean_gap_in_ttl": round(sum(watch.gaps) / max(1, len(watch.gaps)) / plan.ttl, 3),
+        "settled": len(watch.settled),
+        "longest_settling_in_ttl": round(max(watch.settled, default=0.0) / plan.ttl, 3),
+        "looks": watch.looks,
+        "assigned": counts["acquired"],
+        "writes": counts["applied"],
+        "stale_refused": counts["write:stale"] + counts["enter:stale"],
+        "overlapping_beliefs": counts["overlapping_beliefs"],
+        "violations": len(report.violations),
+    }
+    wrong = [f"{each.t:.3f} {each.check}: {each.what}" for each in report.violations[:20]]
+    if longest > plan.bound * plan.ttl:
+        wrong.append(f"a partition was without an owner for {longest:.2f} s, more than {plan.bound:g} x {plan.ttl:g} s")
+    wrong += [f"not stressed: no {what}" for what in ("kill", "paused past the ttl") if not fleet.faults[what]]
+    wrong += [f"not stressed: {what} is 0" for what in ("overlapping_beliefs", "gaps", "writes") if not facts[what]]
+    if wrong:
+        raise Failed("\n".join([*wrong, json.dumps(facts), f"run it again: {plan.command}"]))
+    return facts
+
+
+async def torment(fleet: Fleet) -> None:
+    """Harm somebody every now and then, and start somebody anew, until the time is over; then let it settle."""
+    plan, dice = fleet.plan, fleet.random
+    for _ in range(plan.workers):
+        await fleet.join()
+    await fleet.settle()
+    end = boottime() + plan.seconds
+    frozen: set[asyncio.Task[None]] = set()
+    while boottime() < end:
+        await asyncio.sleep(plan.every * dice.uniform(0.5, 1.5))
+        choices = ["join"] * 2 if len(fleet.fit) < plan.workers else []
+        if len(fleet.fit) > plan.workers * 2 // 3:
+            choices += ["kill", "freeze", "leave"]
+        what, victim = dice.choice(choices), dice.choice(fleet.fit)
+        if what == "join":
+            await fleet.join()
+        elif what == "freeze":
+            frozen.add(asyncio.create_task(fleet.freeze(victim, plan.ttl * dice.uniform(1.1, 2.5))))
+        else:
+            (fleet.kill if what == "kill" else fleet.leave)(victim)
+    if frozen:
+        await asyncio.wait(frozen)
+    await fleet.settle()
+
+
+Act = Callable[[Fleet], Awaitable[None]]
+
+
+async def run(plan: Plan, act: Act = torment, keep: Path | None = None) -> dict[str, Any]:
+    """Run the plan; what was found. Raises Failed."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fencepost-fleet-", ignore_cleanup_errors=True) as folder,
+        store(plan.backend, Path(folder)) as where,
+    ):
+        async with Fleet(where.url, plan, Path(folder) / "stderr") as fleet:
+            await act(fleet)
+            facts = verdict(fleet)
+    if keep is not None:
+        keep.write_text(lines(fleet.told), "utf-8")
+    return facts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fleet.run", description=(__doc__ or "").partition("\n")[0])
+    for option in dataclasses.fields(Plan):
+        default = random.SystemRandom().randrange(10**6) if option.name == "seed" else option.default
+        parser.add_argument(f"--{option.name}", type=type(option.default), default=default)
+    parser.add_argument("--keep", type=Path, help="write the history here, for fencepost check")
+    parser.add_argument("--json", action="store_true")
+    asked = vars(parser.parse_args())
+    as_json, keep = asked.pop("json"), asked.pop("keep")
+    try:
+        facts = asyncio.run(run(Plan(**asked), keep=keep))
+    except Failed as failed:
+        print(f"FAILED: {failed}", file=sys.stderr)
+        return 1
+    print(json.dumps(facts) if as_json else "\n".join(f"{name:>24} {value}" for name, value in facts.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
