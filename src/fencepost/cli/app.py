@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": "fencepost.cli.doctor",
     "demo": "fencepost.cli.demo",
     "worker": "fencepost.cli.worker",
+    "contend": "fencepost.cli.contend",
     "resource": "fencepost.cli.resource",
     "guard": "fencepost.cli.guard",
     "sim": "fencepost.cli.sim",

@@ -59,7 +59,7 @@ def check(history: Iterable[Line], promises: Collection[str] | None = None) -> R
     found = gathered.wrong
     for acquires in gathered.acquires.values():
         report.counts["acquired"] += len(acquires)
-        found += _order(acquires)
+        found += _order(acquires) if "order" in promises else ()
         found += _exclusion(acquires, gathered)
     for t, holder in gathered.told:
         if gathered.ended.get(holder, inf) > t + SLACK:
@@ -69,7 +69,13 @@ def check(history: Iterable[Line], promises: Collection[str] | None = None) -> R
         found += _journal(key, journal)
         report.counts["lost_updates"] += _overwritten(journal)
     for key, answers in gathered.answers.items():
-        found += _answers(answers, gathered.journal.get(key, []))
+        if gathered.journaled:
+            found += _answers(answers, gathered.journal.get(key, []))
+        else:
+            done = [each for each in answers if each.outcome == "done"]
+            report.counts["applied"] += len(done)
+            report.counts["lost_updates"] += len(done) - len({each.base for each in done})
+            found += _unjournaled(key, done)
     for lock, refusals in gathered.refusals.items():
         found += _refusals(refusals, gathered.acquires.get(lock, []))
     report.violations = sorted((each for each in found if each.check in promises), key=lambda each: each.t)
@@ -125,6 +131,20 @@ def _journal(key: str, journal: list[Write]) -> Iterable[Violation]:
         if each.base is not None and each.base != version - 1:
             what = f"version {version} of {key!r} was computed from version {each.base}: {version - 1 - each.base} lost"
             yield Violation("data", each.t, what)
+
+
+def _unjournaled(key: str, done: list[Write]) -> Iterable[Violation]:
+    """Only the clients' word: no two acknowledged writes come from one version, and tokens grow with the versions."""
+    last: Write | None = None
+    largest = 0
+    for each in sorted(done, key=lambda each: (each.base or 0, each.t)):
+        token = each.stamp[0] or 0
+        if last is not None and each.base == last.base:
+            what = f"{last.stamp[2]} and {each.stamp[2]} both wrote over version {each.base} of {key!r}: one is lost"
+            yield Violation("data", each.t, what)
+        elif token < largest:
+            yield Violation("data", each.t, f"token {token} wrote {key!r} after token {largest}")
+        last, largest = each, max(largest, token)
 
 
 def _overwritten(journal: list[Write]) -> int:

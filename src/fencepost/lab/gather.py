@@ -55,6 +55,7 @@ class Gathered:
 
     def __init__(self) -> None:
         self.promises: tuple[str, ...] | None = None
+        self.journaled = True
         self.counts: Counter[str] = Counter()
         self.acquires: dict[str, list[Acquire]] = {}
         self.journal: dict[str, list[Write]] = {}
@@ -78,12 +79,13 @@ class Gathered:
 
     def _run(self, line: Line) -> None:
         self._lock, self._key = line.get("lock", ""), line.get("key", "")
+        self.journaled = line.get("journal", True)
         if "promises" in line:
             self.promises = tuple(line["promises"])
 
     def _acquired(self, line: Line) -> None:
         t, lock, holder = line["t"], line.get("lock", self._lock), line["holder"]
-        token = int(line["token"])
+        token = int(line["token"] or 0)  # not every lock has tokens; nobody promises their order then
         self.acquires.setdefault(lock, []).append(Acquire(line["asked"], t, token, holder))
         believers = self._believers.setdefault(lock, {})
         if believers:

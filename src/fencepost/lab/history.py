@@ -9,7 +9,8 @@ Tokens above 2^53 - 1 may be written as strings.
 ev           meaning, and its other fields
 ===========  =====================================================================================
 run          the first line. format (1), source (sim, contend...), lock, key, clients, service (its machines),
-             promises (what must hold: data, order, owner, left, told, deadline, exclusion), scenario (of a simulation)
+             promises (what must hold: data, order, owner, left, told, deadline, exclusion), scenario (of a simulation),
+             journal (false: the resource itself tells nothing, there are no access lines), client, fence (of contend)
 asked        who: a client began to acquire
 acquired     who token holder ttl asked until: a client has a lease; it asked at ``asked``, and its own clock will
              pass the deadline at ``until``. From here on it believes that it holds
