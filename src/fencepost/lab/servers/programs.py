@@ -81,11 +81,19 @@ def find_postgres() -> Found | None:
     return None
 
 
+def find_axe() -> Found | None:
+    """The accessibility checker is a script that a page loads; only the version named here will do."""
+    script = cache() / PROGRAMS["axe"].npm / "package" / "axe.min.js"
+    return {"AXE": str(script)} if script.exists() else None
+
+
 def found_version(name: str, found: Found) -> str:
     """The version of a server that was found, or '' if it does not say."""
     place = next(iter(found.values()))
     if name == "zookeeper":
         return zookeeper_version(found)
+    if npm := PROGRAMS[name].npm:
+        return npm.partition("@")[2]
     return version(PROGRAMS[name], f"{place}/postgres" if name == "postgres" else place)
 
 
@@ -97,11 +105,12 @@ def zookeeper_version(found: Found) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """One server: how to find it, its Debian packages, and the release they are unpacked from, if any."""
+    """One server: how to find it, its Debian packages and the release they are unpacked from, or its npm package."""
 
     find: Callable[[], Found | None]
-    packages: tuple[str, ...]
+    packages: tuple[str, ...] = ()
     release: str = ""
+    npm: str = ""
     minimum: tuple[int, ...] = ()
     ask: tuple[str, ...] = ("--version",)
 
@@ -129,6 +138,7 @@ PROGRAMS = {
     "chromium": Program(
         lambda: programs("chromium", CHROMIUM="chromium", CHROMEDRIVER="chromedriver"), ("chromium", "chromium-driver")
     ),
+    "axe": Program(find_axe, npm="axe-core@4.14.0"),
     # What the lab's faults need: a compiler for clocks that jump, network namespaces.
     "cc": Program(lambda: programs("cc", CC="cc"), ("gcc", "libc6-dev")),
     "iproute2": Program(
