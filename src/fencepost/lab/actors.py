@@ -10,15 +10,18 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 from fencepost.drive import boottime
 from fencepost.errors import FencepostError
 from fencepost.lab.freeze import is_stopped
 from fencepost.lab.worker import Fact
+
+T = TypeVar("T")
 
 _PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
 
@@ -171,6 +174,10 @@ class Stage:
         process = await self._start("worker", "--json", "--steps", "--name", name, "--backend", backend, *options)
         return await Actor(name, process, tell, self._errors).prepared()
 
+    async def actors(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[Actor]:
+        """Workers that differ in nothing but their one-letter names."""
+        return await together(*(self.actor(name, tell, *options, backend=backend) for name in names))
+
     async def _start(self, *command: str) -> Process:
         # A group of its own: Ctrl-C is for the one who directs, and what a worker starts ends with it.
         with self._errors.open("ab") as errors:
@@ -205,3 +212,13 @@ async def stage() -> AsyncIterator[Stage]:
             yield built
         finally:
             await asyncio.shield(built.clear())
+
+
+async def together(*parts: Coroutine[Any, Any, T]) -> list[T]:
+    """All parts at once; the first failure ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -7,19 +7,17 @@ answers and from the value that it holds in the end.
 
 import asyncio
 import json
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from fencepost.lab.actors import Actor, Stage, Unexpected, stage
+from fencepost.lab.actors import Actor, Stage, Unexpected, stage, together
 from fencepost.lab.client import Client
 from fencepost.lab.job import PauseAt
 from fencepost.lab.timeline import Section, Timeline
 from fencepost.lab.worker import Fact
 
-T = TypeVar("T")
 Picture: TypeAlias = dict[str, dict[str, Any]]
 
 EXPECTED: Picture = {
@@ -238,16 +236,6 @@ async def _perform(built: Stage, tempo: Tempo, timeline: Timeline, at_once: bool
     timeline.print()
     await _agree(on, sum(len(part.refused) for part in (second, third, fourth)))
     return dict(zip(EXPECTED, seen, strict=True))
-
-
-async def together(*parts: Coroutine[Any, Any, T]) -> list[T]:
-    """All parts at once; the first failure ends them all."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part) for part in parts]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 async def _agree(url: str, refused: int) -> None:

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from fencepost.lab.actors import Stage, Unexpected, stage
+from fencepost.lab.actors import Stage, Unexpected, stage, together
 from fencepost.lab.client import Client
-from fencepost.lab.demo import mixed, together
+from fencepost.lab.demo import mixed
 from fencepost.lab.experiments import Settings
 from fencepost.lab.lanes import lanes
 from fencepost.lab.outcome import Outcome, Table
@@ -68,9 +68,7 @@ async def _play(built: Stage, store: Store, ttl: float, pause: float, *, fence: 
     testimony = Testimony(f"lab pause {store.name} {switch}")
     options = ["--resource", url, "--key", testimony.key, "--ttl", f"{ttl}s", "--fence", switch]
     options += ["--edit", "append", "--writes", str(LINES)]
-    paused, heir = await together(
-        *(built.actor(name, testimony.hear, *options, backend=store.url) for name in ("A", "B"))
-    )
+    paused, heir = await built.actors("AB", testimony.hear, *options, backend=store.url)
     await paused.go("acquire")
     held = await paused.until("acquired")
     await paused.go("read")
