@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: help demo test check format setup servers bench torture model lock clean
+.PHONY: help demo test check format setup servers bench torture model lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -45,6 +45,9 @@ torture: setup ## Pauses, kills and guarded increments, at full size
 
 model: setup ## Check the rule itself with TLC, and that its three controls fail
 	$(PY) scripts/model $(ARGS)
+
+lab: setup servers ## Run every experiment in full, and write the report into docs/lab
+	@.venv/bin/fencepost lab run all --out docs/lab $(ARGS); held=$$?; .venv/bin/fencepost lab report --from docs/lab && exit $$held
 
 lock: ## Regenerate requirements/*.lock (UPGRADE=1 takes the newest versions)
 	scripts/lock

@@ -1,6 +1,7 @@
 """``fencepost lab``: the experiments, and the report of what they found."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -58,10 +59,15 @@ def run(
 
     from fencepost.lab import runs
     from fencepost.lab.experiments import chosen
+    from fencepost.lab.stores import known
 
+    if backend is not None:
+        known(backend)
     wanted = chosen(names)
     for each in wanted:
         each.settings(quick=quick, backend=backend)
+    # Being told to end is like Ctrl-C: what was started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(exits.SIGNALLED + signal.SIGTERM))
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     results = []
     for each in wanted:

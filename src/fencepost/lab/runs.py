@@ -5,16 +5,18 @@ import os
 import platform
 import shlex
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fencepost.errors import FencepostError
+from fencepost.errors import ConfigError, FencepostError
 from fencepost.lab.experiments import Experiment
 from fencepost.lab.outcome import Outcome
 from fencepost.lab.room import Room
+from fencepost.lab.servers import Missing, StartFailed
 from fencepost.url import masked
 
 FOLDER = Path("lab-runs")
@@ -38,6 +40,12 @@ def versions(room: Room) -> dict[str, str]:
     return found
 
 
+def _broken(why: str) -> Outcome:
+    outcome = Outcome()
+    outcome.claim("the experiment runs to its end", False, why)
+    return outcome
+
+
 def run(
     experiment: Experiment,
     *,
@@ -48,14 +56,18 @@ def run(
 ) -> Result:
     """Run an experiment and keep its result in ``out``; one that breaks off is kept as a claim that did not hold."""
     settings = experiment.settings(quick=quick, backend=backend)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot keep results in {str(out)!r}: {error.strerror}; choose another --out") from error
     started, begin = datetime.now(UTC), time.monotonic()
     with Room(keep=out, say=say) as room:
         try:
             outcome = experiment.run(settings, room)
-        except FencepostError as error:
-            outcome = Outcome()
-            outcome.claim("the experiment runs to its end", False, str(error))
+        except (FencepostError, Missing, StartFailed) as error:
+            outcome = _broken(str(error))
+        except Exception:  # a mistake in one experiment must not take the results of the others with it
+            outcome = _broken(traceback.format_exc())
         seen = versions(room)
     result: Result = {
         "experiment": experiment.name,

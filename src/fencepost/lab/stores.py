@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from fencepost.drive import Blocking
 from fencepost.errors import ConfigError
 from fencepost.lab.servers import QUICK_ETCD, Consul, EtcdCluster, Missing, Postgres, Redis, StartFailed, ZooKeeper
 from fencepost.lab.servers.programs import PROGRAMS, found_version
-from fencepost.url import masked
+from fencepost.url import connect, masked
 
 
 class Running(Protocol):
@@ -60,9 +61,6 @@ class Store:
     @property
     def min_ttl(self) -> float:
         """The shortest ttl that it takes."""
-        from fencepost.drive import Blocking
-        from fencepost.url import connect
-
         return connect(self.url, Blocking()).promises.min_ttl
 
     def versions(self) -> dict[str, str]:
@@ -79,17 +77,26 @@ class Store:
         return found
 
 
+def known(backend: str) -> str:
+    """The name or URL, if it can be one of a store; ConfigError otherwise."""
+    if "://" in backend:
+        connect(backend, Blocking())
+    elif backend not in NAMES:
+        raise ConfigError(f"there is no store {masked(backend)!r}; name one of {', '.join(NAMES)}, or give a URL")
+    return backend
+
+
 @contextmanager
 def store(backend: str, folder: Path) -> Iterator[Store]:
     """The store called ``backend``, started on free ports and gone afterwards, or the one behind a URL.
 
     Raises ConfigError, naming the next step, if there is no such name or its server is not on this machine.
     """
-    if "://" in backend:
+    if "://" in known(backend):
         yield Store(backend.partition("://")[0], backend)
     elif backend == "sqlite":
         yield Store(backend, "sqlite://" + quote(str(folder / "locks.db")))
-    elif backend in SERVERS:
+    else:
         try:
             server = SERVERS[backend]()
             running = server.__enter__()
@@ -99,5 +106,3 @@ def store(backend: str, folder: Path) -> Iterator[Store]:
             yield Store(backend, running.url, running)
         finally:
             server.__exit__(None, None, None)
-    else:
-        raise ConfigError(f"there is no store {masked(backend)!r}; name one of {', '.join(NAMES)}, or give a URL")
