@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -198,3 +199,48 @@ def test_a_full_queue_makes_room_for_the_living(own_redis: Own) -> None:
         assert held.release()
         thread.join(PATIENCE)
         assert got
+
+
+def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_grant_is(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands between the server's answer and its wait; so does the message of its grant, which expires meanwhile."""
+    arrived, told, go_on = threading.Event(), threading.Event(), threading.Event()
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=0.3) as stopped:
+        backend: Any = stopped._core.backend
+        lines, node = backend._lines, backend._nodes.only
+        join, hear = lines.join, node.hear
+
+        def answered(*args: Any) -> Any:
+            arrived.set()
+            assert told.wait(PATIENCE)
+            return join(*args)
+
+        def heard(*args: Any) -> None:
+            assert go_on.wait(PATIENCE)
+            hear(*args)
+            told.set()
+
+        monkeypatch.setattr(lines, "join", answered)
+        monkeypatch.setattr(node, "hear", heard)
+        held = locks.acquire("a")
+        tokens: list[int] = []
+
+        def wait() -> None:
+            with stopped.lock("a", timeout=PATIENCE) as lease:
+                tokens.append(lease.token)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert arrived.wait(PATIENCE)
+        assert held.release()
+        granted = locks.status("a")
+        assert granted is not None, "the release handed the lock to the one that stands still"
+        later = locks.acquire("a", timeout=PATIENCE)
+        assert later.token > granted.token
+        go_on.set()
+        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE), "it queues up again"
+        assert later.release()
+        waiter.join(PATIENCE)
+        assert tokens, "it was served in the end"
+        assert tokens[0] > later.token, "and never believed in the grant that had expired"

@@ -9,21 +9,21 @@ from hiredis import ReplyError
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import redis_doctor
-from fencepost.backends.redis_dial import LATER, pack, refusal
+from fencepost.backends.redis_calls import Calls
 from fencepost.backends.redis_line import Line, Lines, Waiter
 from fencepost.backends.redis_nodes import Node
 from fencepost.backends.redis_pool import Pool
-from fencepost.backends.redis_scan import held
-from fencepost.backends.redis_scripts import Keys, Layout, Script, scripts
+from fencepost.backends.redis_requests import KEEP, Requests
+from fencepost.backends.redis_scripts import Keys, Layout, scripts
 from fencepost.backends.redis_servers import Masters, Single, fixed, sentinel
 from fencepost.backends.redis_stream import Stream
 from fencepost.backends.redis_url import Options, dial, options
+from fencepost.backends.redis_view import View
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.url import Address
 
-_KEEP = 60_000  # ms that a queue outlives its last live waiter
 _GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
 _ANY = 2**31  # one who is queued already is never one too many
 _PRUNE = 5.0  # seconds between two searches of a full queue for dead waiters
@@ -56,13 +56,17 @@ class Redis(Backend):
         self.options: Options = options(address)
         self.layout = Layout(self.options.prefix, self.options.fence, self.cluster)
         self.scripts = scripts(self.options.fence, self.cluster)
-        self._take_head = self.scripts.take.head(4, 5)
-        self._release_head = self.scripts.release.head(3, 1)
+        self._requests = Requests(self.scripts)
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False
         self._pruned: dict[str, float] = {}
         self._lines = Lines(driver, self._look)
+        self._begin()
+
+    def _begin(self) -> None:
         self._nodes = self._servers()
+        self._calls = Calls(self.driver, self.dial, self._nodes)
+        self._view = View(self._calls, self.layout, self.scripts, self.scheme)
 
     def _servers(self) -> Single:
         if len(self.options.places) > 1:
@@ -85,14 +89,14 @@ class Redis(Backend):
         joins = queue is not None and node.listening
         asking = self._lines.asking
         while True:
+            most = queue if joins and queue is not None else -1
             entry = _entry(node, holder, ttl) if joins else ""
-            most = queue if joins else -1
             asking[holder] = wire, entry
             sent = self.driver.now()
-            reply = await wire.call(self._taking(keys, holder, ttl, most, entry))
+            reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry))
             if reply.__class__ is ReplyError:
-                args = (holder, ceil(ttl * 1000), most, entry, _KEEP)
-                reply = await self._again(reply, self.scripts.take, keys[:4], args)
+                args = (holder, ceil(ttl * 1000), most, entry, KEEP)
+                reply = await self._calls.again(reply, self.scripts.take, keys[:4], args)
             if reply.__class__ is bytes:
                 del asking[holder]
                 if self.options.wait_replicas:
@@ -106,6 +110,8 @@ class Redis(Backend):
             elif reply != -1 or not await self._prune(name, node, keys):
                 break
         if isinstance(reply, list):
+            if reply[0].__class__ is int:
+                node.timed(sent, reply[2])  # before its grant can be heard of
             waiter = self._lines.join(name, keys, node, holder, ttl, entry)
             self._answer(waiter, sent, reply)
             return None
@@ -114,16 +120,6 @@ class Redis(Backend):
             assert queue is not None, "only one who would join can find the queue full"
             raise QueueFull(name, queue)
         return None
-
-    def _taking(self, keys: Keys, holder: str, ttl: float, most: int | None, entry: str) -> bytes:
-        """The request to take, packed by hand: it is worth a microsecond of every acquire."""
-        ms, limit = str(ceil(ttl * 1000)), str(most)
-        size = len(holder.encode())
-        length = len(entry) + size - len(holder) if entry else 0
-        return (
-            f"{self._take_head}{keys.to_take}${size}\r\n{holder}\r\n${len(ms)}\r\n{ms}\r\n${len(limit)}\r\n{limit}\r\n"
-            f"${length}\r\n{entry}\r\n$5\r\n{_KEEP}\r\n"
-        ).encode()
 
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
         waiter = self._lines.waiters.get(holder)
@@ -158,10 +154,10 @@ class Redis(Backend):
         self, name: str, holder: str, entry: str, earlier: Pool | Stream | None = None, late: bool = False
     ) -> None:
         keys = self.layout.keys(name)
-        wire = await (await self._nodes.at(keys.lock)).ready()
+        wire = await self._calls.wire(keys.lock)
         # On the same connection this comes after whatever is still under way. On another one it may not.
         late = late or (earlier is not None and not (earlier.ordered and earlier is wire))
-        await self._run(wire, self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, "")
+        await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, "", wire=wire)
 
     async def _leave_later(self, name: str, holder: str, entry: str) -> None:
         """Clean up once the server answers again; its ttl does, should that take too long."""
@@ -185,31 +181,28 @@ class Redis(Backend):
         for node, batch in by_node.items():
             try:
                 wire = await node.ready()
-                replies = await wire.calls([self._renewal(keys, hold) for _, keys, hold in batch])
+                replies = await wire.calls([self._requests.renew(keys, hold) for _, keys, hold in batch])
                 for (index, keys, hold), reply in zip(batch, replies, strict=True):
                     if reply.__class__ is ReplyError:
                         args = (f"{hold.holder}:{hold.token}", ceil(hold.ttl * 1000))
-                        reply = await self._again(reply, self.scripts.renew, keys[:1], args)
+                        reply = await self._calls.again(reply, self.scripts.renew, keys[:1], args)
                     answers[index] = Renewal.RENEWED if reply == 1 else Renewal.LOST
             except BackendError:
                 if len(by_node) == 1:
                     raise
         return answers
 
-    def _renewal(self, keys: Keys, hold: Hold) -> bytes:
-        own = f"{hold.holder}:{hold.token}"
-        return pack(("EVALSHA", self.scripts.renew.sha, 1, keys.lock, own, ceil(hold.ttl * 1000)))
-
     async def release(self, name: str, holder: str, token: int) -> bool:
         keys = self.layout.keys(name)
         node = self._nodes.only or await self._nodes.at(keys.lock)
         own = f"{holder}:{token}"
+        request = self._requests.release(keys, own)
         wire = node.at_hand() or await node.ready()
         try:
-            request = f"{self._release_head}{keys.to_release}${len(own.encode())}\r\n{own}\r\n".encode()
             reply = await wire.call(request)
             if reply.__class__ is ReplyError:
-                reply = await self._again(reply, self.scripts.release, (keys.lock, keys.queue, keys.counter), (own,))
+                used = keys.lock, keys.queue, keys.counter
+                reply = await self._calls.again(reply, self.scripts.release, used, (own,))
             return bool(reply)
         except BackendError as error:
             # Whatever became of the first request, a second one does no harm; but its no does not tell which was why.
@@ -218,29 +211,16 @@ class Redis(Backend):
             raise
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
-        if name is not None:
-            return [found] if (found := await self._status(name)) else []
-        names: set[str] = set()
-        for node in await self._nodes.all():
-            names.update(await held(await node.ready(), self.layout, prefix, self.scheme))
-        found_all = [await self._status(each) for each in sorted(names)]
-        # Without a prefix of our own, a key that is not one of ours is anybody's.
-        return [found for found in found_all if found and (found.token or self.layout.prefix)]
-
-    async def _status(self, name: str) -> Status | None:
-        keys = self.layout.keys(name)
-        wire = await (await self._nodes.at(keys.lock)).ready()
-        return _seen(name, await self._run(wire, self.scripts.status, (keys.lock, keys.queue)))
+        if name is None:
+            return await self._view.all(prefix)
+        found = await self._view.one(name)
+        return [found] if found else []
 
     async def evict(self, name: str) -> Status | None:
-        keys = self.layout.keys(name)
-        wire = await (await self._nodes.at(keys.lock)).ready()
-        return _seen(name, await self._run(wire, self.scripts.evict, (keys.lock, keys.queue, keys.counter)))
+        return await self._view.evict(name)
 
     async def bump(self, name: str, above: int) -> None:
-        counter = self.layout.keys(name).counter
-        wire = await (await self._nodes.at(counter)).ready()
-        await self._run(wire, self.scripts.bump, (counter,), above)
+        await self._calls.run(self.scripts.bump, (self.layout.keys(name).counter,), above)
 
     async def doctor(self) -> list[Finding]:
         findings: list[Finding] = []
@@ -258,7 +238,7 @@ class Redis(Backend):
         for node in self._nodes.nodes:
             node.forked()
         self._lines.forked()
-        self._nodes = self._servers()
+        self._begin()
 
     # Waiting
 
@@ -272,13 +252,13 @@ class Redis(Backend):
         self._lines.asking[holder] = wire, waiter.entry
         sent = self.driver.now()
         ms = ceil(waiter.ttl * 1000)
-        reply = await self._run(wire, self.scripts.take, keys[:4], holder, ms, _ANY, waiter.entry, _KEEP)
+        reply = await self._calls.run(self.scripts.take, keys[:4], holder, ms, _ANY, waiter.entry, KEEP, wire=wire)
         self._lines.asking.pop(holder, None)
         if not self._answer(waiter, sent, reply):
             # It was served meanwhile, or left: should this request have taken or queued anew, that is nobody's.
             self._lines.part(holder)
             token = waiter.grant.token if waiter.grant is not None else ""
-            await self._run(wire, self.scripts.leave, keys[:4], holder, waiter.entry, 0, token)
+            await self._calls.run(self.scripts.leave, keys[:4], holder, waiter.entry, 0, token, wire=wire)
 
     def _answer(self, waiter: Waiter, sent: float, reply: Any) -> bool:
         """Tell a waiter how it stands; False if it does not wait any more."""
@@ -298,48 +278,12 @@ class Redis(Backend):
         if now - self._pruned.get(name, -inf) < _PRUNE:
             return False
         self._pruned = {each: at for each, at in self._pruned.items() if now - at < _PRUNE} | {name: now}
-        return bool(await self._run(await node.ready(), self.scripts.prune, (keys.queue,)))
+        return bool(await self._calls.run(self.scripts.prune, (keys.queue,), wire=await node.ready()))
 
     async def _confirm(self, keys: Keys, holder: str, token: int, ttl: float) -> None:
         """Return once enough replicas have the grant. WAIT covers what this connection wrote, hence the renewal."""
-        wire = await (await self._nodes.at(keys.lock)).ready()
-        want, ms = self.options.wait_replicas, int(self.dial.timeout * 500)
-        renewal = self._renewal(keys, Hold("", holder, token, ttl))
-        renewed, have = await wire.calls([renewal, pack(("WAIT", want, ms))])
-        if renewed != 1 or not isinstance(have, int) or have < want:
-            raise BackendError(
-                f"the grant reached {have} of {want} replicas within {ms} ms; look at the replicas, or lower "
-                f"wait_replicas",
-                backend=self.scheme,
-                ambiguous=True,
-            )
-
-    # Requests
-
-    async def _run(self, wire: Pool | Stream, script: Script, keys: Sequence[str], *args: Any) -> Any:
-        reply = await wire.call(pack(("EVALSHA", script.sha, len(keys), *keys, *args)))
-        if reply.__class__ is ReplyError:
-            return await self._again(reply, script, keys, args)
-        return reply
-
-    async def _again(self, reply: Any, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Ask again, with the script's text, where the server says that it did not execute the request."""
-        request = pack(("EVAL", script.text, len(keys), *keys, *args))
-        until = self.driver.now() + self.dial.timeout
-        while reply.__class__ is ReplyError:
-            text, once = str(reply), False
-            if text.startswith(("MOVED", "ASK")):
-                node, once = self._nodes.moved(text)
-            else:
-                if text.startswith(LATER) and self.driver.now() < until:
-                    self._nodes.forget()
-                    await self.driver.sleep(0.1)
-                elif not text.startswith("NOSCRIPT"):
-                    raise refusal(reply, self.scheme)
-                node = await self._nodes.at(keys[0])
-            wire = await node.ready()
-            reply = (await wire.calls([pack(("ASKING",)), request] if once else [request]))[-1]
-        return reply
+        renewal = self._requests.renew(keys, Hold("", holder, token, ttl))
+        await self._calls.confirm(keys.lock, renewal, self.options.wait_replicas)
 
 
 class Cluster(Redis):
@@ -371,15 +315,3 @@ def _channel() -> str:
 
 def _entry(node: Node, holder: str, ttl: float) -> str:
     return f"{ceil(ttl * 1000)}:{node.channel}:{holder}"
-
-
-def _seen(name: str, reply: Any) -> Status | None:
-    if reply is None:
-        return None
-    value, left, entries = reply
-    text = value.decode("utf-8", "replace")
-    holder, _, token = text.rpartition(":")
-    if not token.isdecimal() or not holder:
-        holder, token = text, "0"  # somebody else's client holds it
-    waiters = tuple(entry.decode().split(":", 2)[2] for entry in entries)
-    return Status(name, holder, int(token), inf if left < 0 else left / 1000, waiters)

@@ -67,21 +67,24 @@ class Dial:
     def socket(self, place: Place) -> socket.socket:
         """A connected blocking socket, whose timeouts the kernel keeps: they cost no system call of their own."""
         host, port = place
-        if port is None:
-            raw = socket.socket(socket.AF_UNIX)
-            raw.settimeout(self.connect_timeout)
-            raw.connect(host)
-        else:
-            raw = socket.create_connection(place, self.connect_timeout)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(raw)
-            if self.tls is not None:
-                raw = self.tls.wrap_socket(raw, server_hostname=host)
-        if self.tls is None:
-            raw.settimeout(None)
-            limit(raw, self.timeout)
-        else:
-            raw.settimeout(self.timeout)
+        raw = socket.socket(socket.AF_UNIX) if port is None else socket.create_connection(place, self.connect_timeout)
+        try:
+            if port is None:
+                raw.settimeout(self.connect_timeout)
+                raw.connect(host)
+            else:
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                keep_alive(raw)
+                if self.tls is not None:
+                    raw = self.tls.wrap_socket(raw, server_hostname=host)
+            if self.tls is None:
+                raw.settimeout(None)
+                limit(raw, self.timeout)
+            else:
+                raw.settimeout(self.timeout)
+        except BaseException:
+            raw.close()
+            raise
         return raw
 
 

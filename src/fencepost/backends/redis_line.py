@@ -8,7 +8,7 @@ server's time: once per process and lock when the holder's lease expires, and ev
 import threading
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost.backends.redis_nodes import Node
 from fencepost.backends.redis_pool import Pool
@@ -24,6 +24,19 @@ _LATE = 0.002  # Redis expires on whole milliseconds
 _STEP, _STEPS = 0.01, 50  # each place in the queue looks a little later, so that not all look at once
 _PATIENCE = 10.0  # seconds of failing looks after which the waiters are told
 _LINGER = 10.0
+
+
+class Message(NamedTuple):
+    """What a waiter is told: that it was granted the lock, by the server's time in us."""
+
+    token: int
+    ms: int
+    time: int
+
+    def grant(self, node: Node, now: float) -> Grant:
+        # Not later than the instant of the grant, unless the server's clock was set forward since it last told
+        # its time; then still not later than now.
+        return Grant(self.token, self.ms / 1000, min(self.time / 1e6 + node.offset, now))
 
 
 class Waiter:
@@ -65,7 +78,7 @@ class Lines:
         self._look = look
         self._gate = threading.Lock()
         self._lines: dict[str, Line] = {}
-        self._early: dict[str, Grant] = {}
+        self._early: dict[str, Message] = {}
         self._nudge = driver.signal()
         self._wake = inf
         self._minding = False
@@ -82,8 +95,10 @@ class Lines:
                 line = self._lines[name] = Line(name, keys, node)
             waiter = Waiter(line, holder, ttl, entry, self._driver.signal())
             line.waiters[holder] = self.waiters[holder] = waiter
-            waiter.grant = self._early.pop(holder, None)
+            early = self._early.pop(holder, None)
             self.asking.pop(holder, None)
+        if early is not None:
+            self._tell(waiter, node, early)
         return waiter
 
     def part(self, holder: str) -> Waiter | None:
@@ -104,21 +119,26 @@ class Lines:
         """A message: somebody handed the lock to one of ours."""
         if push[0] != b"message":
             return
-        message: str = push[2].decode()
-        token, ms, time, holder = message.split(" ", 3)
-        # Not later than the instant of the grant, unless the server's clock was set forward since it last told
-        # its time; then still not later than now.
-        since = min(int(time) / 1e6 + node.offset, self._driver.now())
-        grant = Grant(int(token), int(ms) / 1000, since)
+        text: str = push[2].decode()
+        token, ms, time, holder = text.split(" ", 3)
+        message = Message(int(token), int(ms), int(time))
         waiter = self.waiters.get(holder)
         if waiter is None:
             with self._gate:
                 waiter = self.waiters.get(holder)
                 if waiter is None:
                     if holder in self.asking:
-                        self._early[holder] = grant
+                        self._early[holder] = message
                     return
-        self.give(waiter, grant)
+        self._tell(waiter, node, message)
+
+    def _tell(self, waiter: Waiter, node: Node, message: Message) -> None:
+        if node.offset == -inf:
+            # This process may have stood still since: how old the grant is, only the server can say.
+            waiter.line.audit = True
+            self._plan(waiter.line, self._driver.now())
+        else:
+            self.give(waiter, message.grant(node, self._driver.now()))
 
     def give(self, waiter: Waiter, grant: Grant) -> bool:
         """Wake a waiter with its grant; False if it is not to be had any more, so that the grant is nobody's."""
@@ -135,11 +155,12 @@ class Lines:
         """The server's answer: the holder's time left, the place in the queue, its time, whether it is foreign."""
         left, place, time, foreign = reply
         line = waiter.line
-        line.node.offset = sent - time / 1e6
+        line.node.timed(sent, time)
         rest = FOREIGN if foreign else min(POLL, max(waiter.ttl / 2, 0.05))
         if left >= 0:
             rest = min(rest, left / 1000 + _LATE + min(place, _STEPS) * _STEP)
-        self._plan(line, self._driver.now() + rest)
+        due = self._driver.now() + rest
+        self._plan(line, min(line.due, due) if line.audit else due)
 
     def _plan(self, line: Line, due: float) -> None:
         line.due = due
@@ -154,7 +175,8 @@ class Lines:
             self._driver.spawn(self._mind(), "fencepost-redis-lookout")
 
     def lost(self, node: Node) -> None:
-        """Messages from a server may have been missed, and grants with them."""
+        """Messages from a server may have been missed, and grants with them; the next may be another server's."""
+        node.offset = -inf
         with self._gate:
             lines = [line for line in self._lines.values() if line.node is node]
         for line in lines:

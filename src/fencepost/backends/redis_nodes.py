@@ -5,6 +5,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from hiredis import ReplyError
@@ -31,10 +32,14 @@ class Node(ABC):
         self.channel = channel
         self.hear = hear
         self.lost = lost
-        self.offset = 0.0
+        self.offset = -inf
         """Local time less server time: a lower bound, from the latest reply that carried the server's time."""
         self.wire: Pool | Stream | None = None
         """Where requests go; None if there is no connection."""
+
+    def timed(self, sent: float, time: int) -> None:
+        """It was ``time`` us there at some instant after ``sent`` here."""
+        self.offset = sent - time / 1e6
 
     @property
     @abstractmethod
@@ -182,6 +187,10 @@ class ThreadNode(Node):
             self._ear.close()
             self._ear = None
 
+    async def end(self) -> None:
+        self.close()
+        self.wire.end()
+
     def forked(self) -> None:
         self.wire.forked()
         if self._ear is not None and self._ear.socket is not None:
@@ -207,11 +216,8 @@ class Ear:
         while not self._closed:
             try:
                 self.socket = wire = Socket(node.dial, run(node.locate()))
-                if node.dial.tls is None:
-                    limit(wire.raw, _LISTEN)
-                else:
-                    wire.raw.settimeout(_LISTEN)
-                self._listen(wire)
+                with wire.raw:
+                    self._listen(wire)
             except BackendError as error:
                 self.failure = error
             except OSError:
@@ -224,29 +230,30 @@ class Ear:
 
     def _listen(self, wire: Socket) -> None:
         node = self._node
+        if node.dial.tls is None:
+            limit(wire.raw, _LISTEN)
+        else:
+            wire.raw.settimeout(_LISTEN)
         wire.post(pack(("SUBSCRIBE", node.channel)))
         asked = False
-        try:
-            while not self._closed:
-                try:
-                    push = wire.read()
-                except (BlockingIOError, TimeoutError):
-                    if asked:
-                        return
-                    asked = True
-                    wire.post(pack(("PING",)))
-                    continue
-                asked = False
-                if push.__class__ is ReplyError:
-                    self.failure = node.dial.error(wire.place, push, ambiguous=False)
+        while not self._closed:
+            try:
+                push = wire.read()
+            except (BlockingIOError, TimeoutError):
+                if asked:
                     return
-                if isinstance(push, list) and push[0] == b"subscribe":
-                    self.up.set()
-                    node.lost(node)  # from now on nothing is missed; what was before has to be asked for
-                elif isinstance(push, list):
-                    node.hear(node, push)
-        finally:
-            wire.raw.close()
+                asked = True
+                wire.post(pack(("PING",)))
+                continue
+            asked = False
+            if push.__class__ is ReplyError:
+                self.failure = node.dial.error(wire.place, push, ambiguous=False)
+                return
+            if isinstance(push, list) and push[0] == b"subscribe":
+                node.lost(node)  # from now on nothing is missed; what was before has to be asked for
+                self.up.set()
+            elif isinstance(push, list):
+                node.hear(node, push)
 
     def close(self) -> None:
         self._closed = True

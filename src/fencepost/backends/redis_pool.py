@@ -113,6 +113,7 @@ class Pool:
         self._room = threading.Condition()
         self._opened = 0
         self._queued = 0
+        self._ended = False
 
     async def call(self, request: bytes) -> Any:
         wire = self.spare() or await self.open()
@@ -170,6 +171,8 @@ class Pool:
         if self._queued:
             with self._room:
                 self._room.notify()
+        if self._ended:
+            self.close()
 
     def drop(self, wire: Socket) -> None:
         wire.raw.close()
@@ -193,6 +196,11 @@ class Pool:
                 self.drop(self._idle.pop())
             except IndexError:
                 return
+
+    def end(self) -> None:
+        """Drop those in use as well, as soon as they are given back."""
+        self._ended = True
+        self.close()
 
     def forked(self) -> None:
         for wire in self._idle:

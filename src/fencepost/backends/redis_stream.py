@@ -13,6 +13,7 @@ from hiredis import PushNotification, Reader
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis_dial import NOTHING, Dial, Place, keep_alive, pack
+from fencepost.backends.redis_reply import Forward, Reply
 
 
 class Stream(asyncio.Protocol):
@@ -27,11 +28,11 @@ class Stream(asyncio.Protocol):
         self._hear = hear
         self._lost = lost
         self.loop = asyncio.get_running_loop()
-        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._pending: deque[Reply | Forward] = deque()
         self._held: list[bytes] = []
         self._gets: Callable[[], Any]
         self._watch: asyncio.TimerHandle | None = None
-        self._waiting: asyncio.Future[Any] | None = None
+        self._waiting: Reply | Forward | None = None
         self._gone = asyncio.Event()
         self.place = place
         self.open = False
@@ -80,34 +81,44 @@ class Stream(asyncio.Protocol):
             if reply.__class__ is PushNotification:
                 self._hear(reply)
                 continue
-            future = popleft()
-            if not future.done():  # else: whoever asked was cancelled
-                future.set_result(reply)
+            popleft().bring(reply)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
         if self._watch is not None:
             self._watch.cancel()
         failure = self._dial.error(self.place, error or "the server closed the connection", ambiguous=True)
-        for future in self._pending:
-            if not future.done():
-                future.set_exception(failure)
+        for reply in self._pending:
+            reply.fail(failure)
         self._pending.clear()
         self._gone.set()
         self._lost(self)
 
     # Requests
 
-    def send(self, request: bytes) -> "asyncio.Future[Any]":
+    def call(self, request: bytes) -> Reply:
         """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop."""
+        reply = Reply(self.loop)
+        self._send(request, reply)
+        return reply
+
+    def send(self, request: bytes) -> "asyncio.Future[Any]":
+        """The same, for one who waits for several at once."""
+        future = self.loop.create_future()
+        self._send(request, Forward(future))
+        return future
+
+    async def calls(self, requests: Sequence[bytes]) -> list[Any]:
+        replies = list(map(self.call, requests))
+        return [await reply for reply in replies]
+
+    def _send(self, request: bytes, reply: Reply | Forward) -> None:
         if not self.open:
             self._dial.fail(self.place, "the connection was closed", ambiguous=False)
-        future = self.loop.create_future()
         self._post(request)
-        self._pending.append(future)
+        self._pending.append(reply)
         if self._watch is None:
             self._watch = self.loop.call_later(self._dial.timeout / 2, self._check)
-        return future
 
     def _post(self, request: bytes) -> None:
         if self._held:
@@ -122,12 +133,6 @@ class Stream(asyncio.Protocol):
         held, self._held = self._held, []
         if self.open:
             self.transport.write(b"".join(held))
-
-    async def call(self, request: bytes) -> Any:
-        return await self.send(request)
-
-    async def calls(self, requests: Sequence[bytes]) -> list[Any]:
-        return await asyncio.gather(*map(self.send, requests))
 
     def listen(self, channel: str) -> None:
         """Subscribe before anything that is sent after this."""

@@ -1,0 +1,88 @@
+"""The answer to one request, as an asyncio connection brings it."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextvars import Context, copy_context
+from typing import Any
+
+
+class Reply:
+    """What one task waits for, and a protocol's ``data_received`` brings.
+
+    An asyncio.Future has the loop resume the task one turn later: one more handle, and on an idle loop one more
+    poll of the selector, for each reply. This resumes it from within the call that brings the reply, as
+    asyncio's protocol for foreign futures allows: no other task is running then.
+    """
+
+    # Not in __init__, nor slots: one is made for every request, and few of these are ever changed.
+    _asyncio_future_blocking = False
+    _wakes: tuple[tuple[Callable[["Reply"], object], Context], ...] = ()
+    _done = False
+    _error: BaseException | None = None
+    _value: Any = None
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    # What the protocol calls
+
+    def bring(self, value: Any) -> None:
+        """Resolve it, and run its task until that waits for something else; nothing if the task was cancelled."""
+        if not self._done:
+            self._done = True
+            self._value = value
+            for wake, context in self._wakes:
+                context.run(wake, self)
+
+    def fail(self, error: BaseException) -> bool:
+        """End it with an error, which its task meets in the loop's next turn; False if it is done already."""
+        if self._done:
+            return False
+        self._done = True
+        self._error = error
+        for wake, context in self._wakes:
+            self._loop.call_soon(wake, self, context=context)
+        return True
+
+    # What the task calls
+
+    def __await__(self) -> Generator["Reply", None, Any]:
+        if not self._done:
+            self._asyncio_future_blocking = True
+            yield self
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(self, wake: Callable[["Reply"], object], *, context: Context | None = None) -> None:
+        self._wakes += ((wake, context or copy_context()),)
+
+    def cancel(self, msg: str | None = None) -> bool:
+        return self.fail(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Forward:
+    """Passes an answer on to a future, for one who waits for several at once."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: "asyncio.Future[Any]") -> None:
+        self._future = future
+
+    def bring(self, value: Any) -> None:
+        if not self._future.done():  # else: whoever asked was cancelled
+            self._future.set_result(value)
+
+    def fail(self, error: BaseException) -> bool:
+        if self._future.done():
+            return False
+        self._future.set_exception(error)
+        return True

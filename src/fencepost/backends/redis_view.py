@@ -1,0 +1,50 @@
+"""The locks of a Redis as anybody sees them, and their end by force."""
+
+from math import inf
+from typing import Any
+
+from fencepost.backend import Status
+from fencepost.backends.redis_calls import Calls
+from fencepost.backends.redis_scan import held
+from fencepost.backends.redis_scripts import Layout, Scripts
+
+
+class View:
+    """What an operator asks for."""
+
+    def __init__(self, calls: Calls, layout: Layout, scripts: Scripts, scheme: str) -> None:
+        self._calls = calls
+        self._layout = layout
+        self._scripts = scripts
+        self._scheme = scheme
+
+    async def one(self, name: str) -> Status | None:
+        """A lock, if it is held."""
+        keys = self._layout.keys(name)
+        return _seen(name, await self._calls.run(self._scripts.status, (keys.lock, keys.queue)))
+
+    async def all(self, prefix: str) -> list[Status]:
+        """The held locks whose names begin with ``prefix``, by name."""
+        names: set[str] = set()
+        for node in await self._calls.nodes.all():
+            names.update(await held(await node.ready(), self._layout, prefix, self._scheme))
+        found = [await self.one(name) for name in sorted(names)]
+        # Without a prefix of our own, a key that is not one of ours is anybody's.
+        return [each for each in found if each and (each.token or self._layout.prefix)]
+
+    async def evict(self, name: str) -> Status | None:
+        """Hand the lock on, whoever holds it; the hold that this ended."""
+        keys = self._layout.keys(name)
+        return _seen(name, await self._calls.run(self._scripts.evict, (keys.lock, keys.queue, keys.counter)))
+
+
+def _seen(name: str, reply: Any) -> Status | None:
+    if reply is None:
+        return None
+    value, left, entries = reply
+    text = value.decode("utf-8", "replace")
+    holder, _, token = text.rpartition(":")
+    if not token.isdecimal() or not holder:
+        holder, token = text, "0"  # somebody else's client holds it
+    waiters = tuple(entry.decode().split(":", 2)[2] for entry in entries)
+    return Status(name, holder, int(token), inf if left < 0 else left / 1000, waiters)
