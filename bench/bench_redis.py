@@ -1,14 +1,10 @@
-"""Redis: fencepost against a raw socket, redis-py's Lock and python-redis-lock."""
+"""Redis: locks that nobody else wants, against a raw socket and redis-py's Lock."""
 
 import asyncio
 import contextlib
-import importlib.util
-import itertools
+import os
 import secrets
 import socket
-import statistics
-import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -17,7 +13,7 @@ import redis
 import redis.asyncio
 
 import fencepost
-from bench.harness import Sides, bench, fact
+from bench.harness import Sides, bench
 from fencepost import aio
 from fencepost.backends.redis_dial import pack
 from fencepost.backends.redis_scripts import Layout, scripts
@@ -26,9 +22,20 @@ from fencepost.lab.servers import HOST, Redis
 TTL = 30.0
 
 
-def raw_cycle(port: int) -> Callable[[], None]:
-    """The limit: fencepost's own two scripts over a bare socket, with everything packed in advance but the token."""
+def raw_requests() -> tuple[bytes, Callable[[bytes], bytes]]:
+    """Fencepost's own two requests, with everything packed in advance but the token."""
     parts, keys = scripts("clock"), Layout("raw:", "clock", False).keys("lock")[:4]
+    holder = secrets.token_hex(16)
+    lock, queue, _, counter = keys
+
+    def release(token: bytes) -> bytes:
+        return pack(("EVALSHA", parts.release.sha, 3, lock, queue, counter, f"{holder}:{token.decode()}"))
+
+    return pack(("EVALSHA", parts.take.sha, 4, *keys, holder, int(TTL * 1000), -1, "", 60_000)), release
+
+
+def raw_cycle(port: int) -> Callable[[], None]:
+    """The limit: those two over a bare socket."""
     wire = socket.create_connection((HOST, port))
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     reader = hiredis.Reader()
@@ -39,15 +46,12 @@ def raw_cycle(port: int) -> Callable[[], None]:
             reader.feed(wire.recv(4096))
         return reply
 
-    for script in (parts.take, parts.release):
+    for script in (scripts("clock").take, scripts("clock").release):
         call(pack(("SCRIPT", "LOAD", script.text)))
-    holder = secrets.token_hex(16)
-    take = pack(("EVALSHA", parts.take.sha, 4, *keys, holder, int(TTL * 1000), -1, "", 60_000))
-    lock, queue, _, counter = keys
+    take, release = raw_requests()
 
     def cycle() -> None:
-        token = call(take)
-        assert call(pack(("EVALSHA", parts.release.sha, 3, lock, queue, counter, f"{holder}:{token.decode()}"))) == 1
+        assert call(release(call(take))) == 1
 
     return cycle
 
@@ -117,19 +121,86 @@ def sections(locks: aio.Locks, client: Any) -> tuple[Section, Section]:
     return ours, peer
 
 
-@bench("redis: 50 x acquire + release, asyncio, vs redis-py", aim=0.5, iterations=4, rounds=25)
-def uncontended_asyncio() -> Iterator[Sides]:
+class Bare(asyncio.Protocol):
+    """What asyncio itself takes for a request and its reply: no queue of requests, no timeouts, one at a time."""
+
+    transport: asyncio.Transport
+    reply: "asyncio.Future[Any]"
+
+    def __init__(self) -> None:
+        self.reader = hiredis.Reader()
+        self.loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.reader.feed(data)
+        if (reply := self.reader.gets()) is not False:
+            self.reply.set_result(reply)
+
+    def call(self, request: bytes) -> "asyncio.Future[Any]":
+        self.reply = self.loop.create_future()
+        self.transport.write(request)
+        return self.reply
+
+
+async def bare_section(port: int) -> Section:
+    """The limit, as asyncio has it: fencepost's two scripts, with everything packed in advance but the token."""
+    _, bare = await asyncio.get_running_loop().create_connection(Bare, HOST, port)
+    take, release = raw_requests()
+    for script in (scripts("clock").take, scripts("clock").release):
+        await bare.call(pack(("SCRIPT", "LOAD", script.text)))
+
+    async def section(name: str) -> None:
+        assert await bare.call(release(await bare.call(take))) == 1
+
+    return section
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """This thread and the servers it starts share a core, so that what is measured is work.
+
+    On two cores that have nothing else to do, most of a round trip is a virtual machine waking its other core.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def one_after_another() -> Iterator[Sides]:
     with quiet() as server, looped(server.url) as (loop, locks, client):
         ours, peer = sections(locks, client)
+        bare = loop.run_until_complete(bare_section(server.port))
 
-        async def batch(section: Section) -> None:
-            for _ in range(50):
-                await section("lock")
+        def side(section: Section) -> Callable[[], None]:
+            async def batch() -> None:
+                for _ in range(50):
+                    await section("lock")
+
+            return lambda: loop.run_until_complete(batch())
 
         yield {
-            "fencepost": lambda: loop.run_until_complete(batch(ours)),
-            "redis-py asyncio Lock": lambda: loop.run_until_complete(batch(peer)),
+            "fencepost": side(ours),
+            "bare asyncio, two EVALSHA": side(bare),
+            "redis-py asyncio Lock": side(peer),
         }
+
+
+@bench("redis: 50 x acquire + release, asyncio, vs redis-py", aim=0.5, iterations=4, rounds=25)
+def uncontended_asyncio() -> Iterator[Sides]:
+    yield from one_after_another()
+
+
+@bench("redis: 50 x acquire + release, asyncio, on one core, vs redis-py", aim=0.5, iterations=4, rounds=25)
+def uncontended_asyncio_core() -> Iterator[Sides]:
+    with one_core():
+        yield from one_after_another()
 
 
 @bench("redis: 256 tasks x 8, each its own lock, vs redis-py", aim=1 / 12, iterations=1, rounds=15)
@@ -148,158 +219,3 @@ def distinct() -> Iterator[Sides]:
             "fencepost": lambda: loop.run_until_complete(batch(ours)),
             "redis-py asyncio Lock": lambda: loop.run_until_complete(batch(peer)),
         }
-
-
-def crowd(count: int, total: int, section: Callable[[], object]) -> None:
-    """``total`` sections by ``count`` threads that all contend."""
-    share = max(1, total // count)
-
-    def run() -> None:
-        for _ in range(share):
-            section()
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def hot(count: int, total: int) -> Iterator[Sides]:
-    with quiet() as server, looped(server.url) as (loop, locks, client):
-        blocking = fencepost.connect(server.url, ttl=TTL)
-        ours, _ = sections(locks, client)
-        pool = redis.Redis(port=server.port, max_connections=4000)
-
-        async def tasks() -> None:
-            async def task() -> None:
-                for _ in range(max(1, total // count)):
-                    await ours("hot")
-
-            await asyncio.gather(*(task() for _ in range(count)))
-
-        sides: dict[str, Callable[[], object]] = {
-            "fencepost, tasks": lambda: loop.run_until_complete(tasks()),
-            "fencepost, threads": lambda: crowd(count, total, lambda: blocking.acquire("hot").release()),
-        }
-        if importlib.util.find_spec("redis_lock"):
-            import redis_lock  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-            def peer() -> None:
-                with redis_lock.Lock(pool, "hot", expire=int(TTL)):
-                    pass
-
-            sides["python-redis-lock, threads"] = lambda: crowd(count, total, peer)
-        yield sides
-        blocking.close()
-        pool.close()
-
-
-@bench("redis: hot lock, 50 contenders, 1000 sections", aim=0.5, iterations=1, rounds=9)
-def hot_50() -> Iterator[Sides]:
-    yield from hot(50, 1000)
-
-
-@bench("redis: hot lock, 200 contenders, 1000 sections", aim=0.5, iterations=1, rounds=7)
-def hot_200() -> Iterator[Sides]:
-    yield from hot(200, 1000)
-
-
-@bench("redis: hot lock, 1000 contenders, 2000 sections", aim=1 / 3, iterations=1, rounds=5)
-def hot_1000() -> Iterator[Sides]:
-    yield from hot(1000, 2000)
-
-
-def contend(count: int, rounds: int, work: float) -> tuple[float, int, list[float]]:
-    """Requests per section, pairs served out of the order they came in, and how long each waited."""
-    waits: list[float] = []
-    arrived: list[int] = []
-    served: list[int] = []
-
-    async def scenario(server: Redis) -> float:
-        async with aio.connect(server.url, ttl=TTL) as locks:
-            client: Any = redis.Redis(port=server.port)
-
-            def requests() -> int:
-                return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
-
-            async def task(number: int) -> None:
-                for round_ in range(rounds):
-                    begun = time.perf_counter()
-                    arrived.append(number * rounds + round_)
-                    async with locks.lock("hot"):
-                        waits.append(time.perf_counter() - begun)
-                        served.append(number * rounds + round_)
-                        if work:
-                            await asyncio.sleep(work)
-
-            await (await locks.acquire("hot")).release()
-            before = requests()
-            await asyncio.gather(*map(task, range(count)))
-            spent = requests() - before
-            client.close()
-            return spent / (count * rounds)
-
-    with quiet() as server:
-        cost = asyncio.run(scenario(server))
-    place = {each: index for index, each in enumerate(arrived)}
-    order = [place[each] for each in served]
-    return cost, sum(later < earlier for earlier, later in itertools.pairwise(order)), waits
-
-
-@fact("redis: requests per section on a hot lock, the most of 50, 200 and 1000 contenders", aim=2.2)
-def requests_per_section() -> float:
-    return max(contend(count, rounds, 0)[0] for count, rounds in ((50, 20), (200, 5), (1000, 2)))
-
-
-@fact("redis: inversions between arrival and service, 200 contenders", aim=0)
-def inversions() -> float:
-    return contend(200, 5, 0)[1]
-
-
-@fact("redis: p99 / p50 of the waits, 200 contenders, 1 ms of work", aim=1.3)
-def tail() -> float:
-    # The first round is the crowd's arrival: its first one does not wait at all.
-    waits = sorted(contend(200, 5, 0.001)[2][200:])
-    return waits[int(len(waits) * 0.99)] / statistics.median(waits)
-
-
-@fact("redis: bytes left in Redis per lock, after 1,000,000 were used", aim=0.5)
-def residue() -> float:
-    async def scenario(server: Redis) -> float:
-        async with aio.connect(server.url, ttl=TTL) as locks:
-            client: Any = redis.Redis(port=server.port)
-
-            async def use(first: int, last: int) -> None:
-                for number in range(first, last):
-                    await (await locks.acquire(f"account/{number}")).release()
-
-            await asyncio.gather(*(use(0, 10) for _ in range(100)))
-            before = int(client.info("memory")["used_memory"])
-            await asyncio.gather(*(use(start, start + 10_000) for start in range(0, 1_000_000, 10_000)))
-            await asyncio.sleep(0.2)
-            assert client.dbsize() == 1, "only the counter stays"
-            left = int(client.info("memory")["used_memory"]) - before
-            client.close()
-            return max(0.0, left / 1_000_000)
-
-    with quiet() as server:
-        return asyncio.run(scenario(server))
-
-
-@fact("redis: seconds from the death of a holder past its ttl until a waiter has the lock", aim=0.1)
-def succession() -> float:
-    async def scenario(server: Redis) -> float:
-        late = []
-        async with aio.connect(server.url) as locks:
-            for number in range(9):
-                name = f"dead {number}"
-                grant = await locks._core.backend.take(name, "dead", 0.3, None)
-                assert grant is not None
-                lease = await locks.acquire(name)
-                late.append(time.clock_gettime(time.CLOCK_BOOTTIME) - grant.since - 0.3)
-                await lease.release()
-        return statistics.median(late)
-
-    with quiet() as server:
-        return asyncio.run(scenario(server))
