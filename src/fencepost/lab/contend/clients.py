@@ -113,10 +113,9 @@ def find(name: str, backend: str | None) -> type[Any]:
     row = CLIENTS.get(name)
     if row is None:
         raise ConfigError(f"there is no client {name!r}; there are {', '.join(CLIENTS)}")
-    if row.schemes:
-        scheme = url.parse(backend).scheme if backend else ""
-        if scheme not in row.schemes:
-            raise ConfigError(f"client {name!r} needs --backend {row.schemes[0]}://..., not {scheme or 'none'}")
+    scheme = url.parse(backend).scheme if backend else ""
+    if row.schemes and scheme not in row.schemes:
+        raise ConfigError(f"client {name!r} needs --backend {row.schemes[0]}://..., not {scheme or 'none'}")
     module, _, kind = row.place.partition(":")
     try:
         found: type[Any] = getattr(importlib.import_module(module), kind)

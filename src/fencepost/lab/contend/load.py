@@ -154,12 +154,17 @@ class Load:
         services.append(t if turn is None else turn)
 
     def finish(self, stopped: float) -> float:
-        """Count those who still wait, with the wait they have had: who is never served is not left out.
+        """Count those who still wait, with the wait they have had: who is not served is not left out.
 
-        The longest of these waits.
+        The longest of these waits. Call it last.
         """
+        left = list(self.waiting.values())
+        self.stopped, self.end = False, stopped
+        # In the open model also those whom no contender was free to take.
+        while self.part.plan.rate is not None and (due := self._next()) is not None:
+            left.append((due, 0, due))
         longest = 0.0
-        for due, number, asked in self.waiting.values():
+        for due, number, asked in left:
             if self.begin <= due < stopped:
                 self._served(number, due, asked, stopped, inf)
                 longest = max(longest, stopped - due)

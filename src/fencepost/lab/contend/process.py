@@ -161,6 +161,7 @@ class Process:
     def _report(self, load: Load, stopped: float) -> None:
         self._over.set()
         load.diary.close()
+        waiting, end = load.backlog(), load.end
         longest = load.finish(stopped)
         with (self._folder / f"turns-{self._part.number}.bin").open("wb") as file:
             for column in load.turns:
@@ -177,9 +178,9 @@ class Process:
                     "failures": load.failures,
                     "writes": load.counting.outcomes if load.counting else {},
                     "pauses": load.pauses,
-                    "waiting": load.backlog(),
+                    "waiting": waiting,
                     "longest": longest,
-                    "stopped": min(stopped, load.end),
+                    "stopped": min(stopped, end),
                     "last": load.last,
                     "metrics": _samples(self._registry) if self._registry is not None else None,
                 }

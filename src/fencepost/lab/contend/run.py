@@ -17,12 +17,15 @@ from typing import Any
 from fencepost import errors
 from fencepost.drive import boottime
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lab.client import Client
 from fencepost.lab.contend import clients, diary, server
 from fencepost.lab.contend.order import Turn
 from fencepost.lab.contend.plan import Plan
 from fencepost.lab.contend.process import TICK
 from fencepost.lab.contend.recorder import Recorder, parse
 from fencepost.lab.servers.processes import dying_with_us
+from fencepost.url import find
+from fencepost.url import parse as parse_url
 
 _COMMAND = [sys.executable, "-m", "fencepost.lab.contend.process"]
 _HEAD_START = 0.1
@@ -71,6 +74,13 @@ def contend(
     kind = clients.find(plan.client, plan.backend)
     if plan.pause and not kind.tasks:
         raise ConfigError(f"client {plan.client!r} runs threads, and pause needs one that runs tasks")
+    if plan.processes > 1 and plan.backend and find(parse_url(plan.backend).scheme).promises.reach == "one process":
+        raise ConfigError(f"{plan.backend} is for one process; say --processes 1")
+    if plan.resource:
+        if plan.fence and not kind.events:
+            raise ConfigError(f"client {plan.client!r} has no tokens to send to a resource; say --fence off")
+        with Client(plan.resource) as client:
+            client.read(plan.key)  # before anything else: is it there?
     if history is not None:
         try:
             history.touch()

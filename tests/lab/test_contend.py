@@ -1,0 +1,238 @@
+"""Contention on real servers, with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.errors import BackendError, ConfigError
+from fencepost.lab import checks
+from fencepost.lab.contend import clients, report
+from fencepost.lab.contend.plan import Plan
+from fencepost.lab.contend.run import contend
+from fencepost.lab.history import load
+from fencepost.lab.servers import Redis, wait_until
+from tests.conftest import Endpoint
+from tests.service import Service
+
+COMMAND = [sys.executable, "-m", "fencepost", "contend"]
+
+
+def found(**options: Any) -> dict[str, Any]:
+    """The summary of one run."""
+    return report.summary(contend(Plan(**({"warmup": 0.2, "work": 0.001} | options))))
+
+
+def test_everybody_is_served_in_turn_and_the_history_keeps_its_promises(redis_server: Endpoint, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    options = ["--contenders", "24", "--processes", "3", "--duration", "1500ms", "--warmup", "200ms", "--work", "1ms"]
+    command = [*COMMAND, "--backend", redis_server.url, *options, "--history", str(history), "--json"]
+    said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    assert said["never_served"] == 0
+    assert said["order"]["overtakes"] == 0
+    assert said["order"]["tau"] > 0.999
+    assert said["wait"]["p50"] <= said["wait"]["p99"] <= said["wait"]["max"]
+    assert said["throughput"] <= 1.2 * said["ceiling"]
+    assert said["server"]["per_section"]["reads"] > 1
+    lines = list(load(history))
+    assert [line["t"] for line in lines] == sorted(line["t"] for line in lines)
+    judged = checks.check(lines)
+    assert judged.ok, judged.violations[:3]
+    assert judged.promises == ("order", "deadline", "exclusion")
+    assert judged.counts["acquired"] >= said["sections"] > 24
+
+
+def test_a_number_of_sections_is_met_exactly(redis_server: Endpoint, tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    plan = Plan(backend=redis_server.url, contenders=7, processes=2, sections=101, warmup=0, work=0, history=True)
+    told = report.summary(contend(plan, history=path))
+    assert told["sections"] == told["order"]["turns"] == 101
+    assert told["waiting_at_end"]["count"] == 0
+    assert checks.check(load(path)).counts["acquired"] == 101
+
+
+def test_a_thousand_contenders_are_all_served(redis_server: Endpoint) -> None:
+    told = found(backend=redis_server.url, contenders=1000, sections=2000, work=0, warmup=0, duration=40)
+    assert told["never_served"] == 0
+    assert told["sections"] == 2000
+
+
+def test_many_locks_have_an_order_each(redis_server: Endpoint) -> None:
+    told = found(backend=redis_server.url, contenders=20, keys=5, duration=1)
+    assert told["ceiling"] is None
+    assert told["order"]["overtakes"] == 0
+    assert told["order"]["pairs"] < told["order"]["turns"] * (told["order"]["turns"] - 1) / 4
+
+
+def test_an_open_load_beyond_the_ceiling_builds_a_backlog_and_waits_count_from_the_schedule(
+    redis_server: Endpoint,
+) -> None:
+    told = found(backend=redis_server.url, contenders=4, rate=200, work=0.02, duration=2, warmup=0)
+    counts = [count for _, count in told["backlog"]]
+    assert counts[-1] > 3 * counts[1] > 0
+    assert told["wait"]["p50"] > 2 * told["acquire"]["p50"], "those whom no contender could take yet wait, too"
+    assert told["waiting_at_end"]["count"] > 100
+
+
+def test_a_store_that_stalls_is_felt_by_all_who_were_due(tmp_path: Path) -> None:
+    """What a closed loop would leave out: it would have met the stall once."""
+    with Redis() as server:
+        stalled = []
+
+        def stall() -> None:
+            time.sleep(1.0)
+            begun = time.monotonic()
+            server.pause()
+            time.sleep(0.8)
+            server.resume()
+            stalled.append(time.monotonic() - begun)
+
+        thread = threading.Thread(target=stall)
+        thread.start()
+        told = found(backend=server.url, contenders=1, processes=1, rate=100, work=0, duration=2.4, warmup=0)
+        thread.join()
+    assert stalled
+    assert told["acquire"]["p90"] < 0.1, "few asked while it stalled"
+    assert told["wait"]["p90"] > stalled[0] / 4, "a third was due while it stalled"
+
+
+@pytest.mark.parametrize("fence", ["on", "off"])
+def test_a_process_stopped_past_its_ttl_is_refused_with_the_guard_and_does_harm_without(
+    redis_server: Endpoint, tmp_path: Path, fence: str
+) -> None:
+    history = tmp_path / "history.jsonl"
+    with Service(args=["--fence", fence]) as service:
+        plan = Plan(
+            backend=redis_server.url,
+            contenders=4,
+            ttl=0.5,
+            work=0.02,
+            warmup=0,
+            duration=4,
+            pause=1.5,
+            resource=service.url,
+            fence=fence == "on",
+            history=True,
+        )
+        told = report.summary(contend(plan, history=history))
+    judged = checks.check(load(history))
+    assert told["pauses"][0] > plan.ttl
+    assert judged.counts["fault:pause"] == judged.counts["fault:resume"] == 2, "both contenders of that process"
+    assert judged.counts["overlapping_beliefs"] > 0
+    assert judged.counts["lost"] >= 1
+    assert "data" in judged.promises
+    if fence == "on":
+        assert judged.ok, judged.violations[:3]
+        assert told["writes"]["refused"] >= 1
+        assert judged.counts["lost_updates"] == 0
+    else:
+        assert {each.check for each in judged.violations} == {"data"}
+        assert judged.counts["lost_updates"] >= 1
+
+
+def test_ctrl_c_ends_with_the_summary_so_far(redis_server: Endpoint) -> None:
+    command = [*COMMAND, "--backend", redis_server.url, "--duration", "10m", "--warmup", "0s", "--json"]
+    with subprocess.Popen([*command, "--metrics-port", "0"], stdout=-1, stderr=-1, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = process.stderr.readline().partition("metrics: ")[2].strip()
+
+            def scraped() -> str:
+                with urllib.request.urlopen(url) as reply:
+                    text: str = reply.read().decode()
+                return text
+
+            def counted() -> bool:
+                lines = scraped().splitlines()
+                return any(
+                    line.startswith("lock_acquire_success_total") and not line.endswith(" 0.0") for line in lines
+                )
+
+            assert wait_until(counted, timeout=30)
+            assert 'lock_acquire_latency_seconds_bucket{le="+Inf"}' in scraped()
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert len(children) == 2
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    told = json.loads(out)
+    assert process.returncode == 0
+    assert told["interrupted"] is True
+    assert told["sections"] > 0
+    assert not any(os.path.exists(f"/proc/{child}") for child in children)
+
+
+PEERS = [
+    ("redis-spin", "redis_server"),
+    ("redis-py", "redis_server"),
+    ("fencepost-threads", "redis_server"),
+    ("kazoo", "zookeeper_server"),
+    ("fencepost", "etcd_server"),
+]
+
+
+@pytest.mark.parametrize(("client", "server"), PEERS)
+def test_peers_meet_the_same_load(client: str, server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    backend = request.getfixturevalue(server).url
+    plan = Plan(backend=backend, client=client, contenders=6, duration=1, warmup=0, work=0.001, history=True)
+    told = report.summary(contend(plan, history=path))
+    assert told["sections"] > 0
+    assert told["failures"] == {}
+    assert checks.check(load(path)).ok
+    assert any("throughput" in row for row in report.rows(told))
+
+
+def test_one_who_barges_in_is_seen(redis_server: Endpoint) -> None:
+    spin = found(backend=redis_server.url, client="redis-spin", contenders=30, duration=1.5)
+    queued = found(backend=redis_server.url, contenders=30, duration=1.5)
+    assert spin["order"]["overtakes"] > 0 == queued["order"]["overtakes"]
+    assert spin["order"]["tau"] < queued["order"]["tau"]
+    assert spin["share"]["jain"] < queued["share"]["jain"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"client": "nobody"}, "there is no client 'nobody'"),
+        ({"client": "kazoo", "backend": "redis://localhost"}, "needs --backend zookeeper://"),
+        ({"client": "redis-py"}, "needs --backend redis://..., not none"),
+        ({"client": "kazoo", "backend": "zookeeper://localhost", "pause": 1}, "pause needs one that runs tasks"),
+        ({"backend": "memory://here"}, "is for one process"),
+        ({"backend": "consul://127.0.0.1:1", "ttl": 1}, "takes a ttl from 10"),
+        (
+            {"client": "redis-spin", "backend": "redis://localhost", "resource": "http://127.0.0.1:1"},
+            "no tokens to send",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        contend(Plan(**options))
+
+
+def test_a_store_or_a_resource_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(BackendError, match="cannot connect"):
+        contend(Plan(backend="redis://127.0.0.1:1", contenders=2))
+    with pytest.raises(BackendError, match="did not answer"):
+        contend(Plan(backend="redis://127.0.0.1:1", contenders=2, resource="http://127.0.0.1:1"))
+
+
+def test_a_peer_that_is_not_installed_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, row in clients.CLIENTS.items():
+        kind = clients.find("fencepost", None) if not row.schemes else None
+        if kind is not None or row.package in ("redis", "kazoo"):
+            continue
+        module = {"python-redis-lock": "redis_lock"}.get(row.package, row.package)
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigError, match=f"pip install {row.package}$"):
+            clients.find(name, f"{row.schemes[0]}://localhost")
