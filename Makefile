@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: help demo test check format setup servers bench torture model lab lock clean
+.PHONY: help demo test check format setup servers bench torture model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -25,7 +25,7 @@ check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	@for script in scripts/model scripts/servers; do $(PY) -m mypy $$script || exit 1; done  # each its own __main__
+	@for script in scripts/docs scripts/model scripts/servers; do $(PY) -m mypy $$script || exit 1; done  # each its own __main__
 
 format: setup ## Rewrite the code in the house style
 	$(PY) -m ruff check --fix .
@@ -48,6 +48,9 @@ model: setup ## Check the rule itself with TLC, and that its three controls fail
 
 lab: setup servers ## Run every experiment in full, and write the report into docs/lab
 	@.venv/bin/fencepost lab run all --out docs/lab $(ARGS); held=$$?; .venv/bin/fencepost lab report --from docs/lab && exit $$held
+
+docs: setup ## Write the documents as a site, the guided scenarios to be played inside (ARGS="FOLDER")
+	$(PY) scripts/docs $(ARGS)
 
 lock: ## Regenerate requirements/*.lock (UPGRADE=1 takes the newest versions)
 	scripts/lock
