@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "fencepost"
 
 FACTS = {"rule", "errors", "check"}
-LOWER = FACTS | {"lease", "events", "drive", "ambient", "signing"}
+LOWER = FACTS | {"lease", "events", "drive", "ambient", "signing", "holders"}
 CORE = LOWER | {"backend", "locks", "renewals", "url"}
 FACES = CORE | {"sync", "aio"}
 ANYTHING = {"*"}
@@ -25,10 +25,12 @@ ARROWS: dict[str, set[str]] = {
     "events": FACTS,
     "drive": FACTS,
     "ambient": FACTS | {"lease"},
+    "holders": FACTS,
     "signing": FACTS | {"lease"},
     "backend": LOWER | {"url"},
     "backends": LOWER | {"backend", "url", "backends"},
     "guards": LOWER | {"guards"},
+    "saga": LOWER | {"guards", "once", "saga"},
     "once": LOWER | {"guards", "once"},
     "meter": LOWER,
     "metrics": LOWER | {"meter"},
@@ -38,8 +40,11 @@ ARROWS: dict[str, set[str]] = {
     "url": LOWER | {"backend"},
     "renewals": LOWER | {"backend"},
     "locks": LOWER | {"backend", "renewals"},
-    "sync": CORE,
-    "aio": CORE,
+    "terms": CORE,
+    "sync": CORE | {"terms", "sync_terms"},
+    "aio": CORE | {"terms", "aio_terms"},
+    "sync_terms": CORE | {"terms", "sync"},
+    "aio_terms": CORE | {"terms", "aio"},
     "": FACES,
     "fleet": FACES | {"fleet"},
     "__main__": {"cli"},

@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, closing
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,15 @@ async def pay(conn: Any, thing: str, amount: int = 10) -> Run:
     return run
 
 
+async def spoil(conn: Any, id: str, thing: str, *, result: Any = None, error: Exception | None = None) -> None:
+    """An attempt that makes its effect and then fails."""
+    async with entered(once(conn, id)) as run:
+        await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
+        if error:
+            raise error
+        run.result = result
+
+
 @pytest.fixture(params=KINDS)
 def play(
     request: pytest.FixtureRequest, django: None, postgres_url: str, sqlite_path: str, thing: str
@@ -73,9 +82,7 @@ def test_the_second_attempt_gets_the_result_of_the_first(play: Callable[[Scenari
 def test_a_block_that_raises_leaves_neither_effect_nor_memory(play: Callable[[Scenario], int]) -> None:
     async def scenario(conn: Any, thing: str, kind: Kind) -> None:
         with pytest.raises(LookupError):
-            async with entered(once(conn, f"pay/{thing}")):
-                await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
-                raise LookupError
+            await spoil(conn, f"pay/{thing}", thing, error=LookupError())
         assert not (await pay(conn, thing)).done
 
     assert play(scenario) == 90
@@ -83,16 +90,17 @@ def test_a_block_that_raises_leaves_neither_effect_nor_memory(play: Callable[[Sc
 
 def test_inside_the_callers_transaction_it_commits_with_it(play: Callable[[Scenario], int]) -> None:
     async def scenario(conn: Any, thing: str, kind: Kind) -> None:
-        with pytest.raises(LookupError):
+        async def rolled_back() -> None:
             async with kind.transaction(conn):
                 await pay(conn, thing)
                 raise LookupError
+
+        with pytest.raises(LookupError):
+            await rolled_back()
         async with kind.transaction(conn):
             assert not (await pay(conn, thing)).done, "the caller rolled it back"
             with pytest.raises(KeyError):
-                async with entered(once(conn, f"other/{thing}")):
-                    await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
-                    raise KeyError
+                await spoil(conn, f"other/{thing}", thing, error=KeyError())
         assert (await pay(conn, thing)).done, "and a block that failed inside took nothing else with it"
 
     assert play(scenario) == 90
@@ -101,9 +109,7 @@ def test_inside_the_callers_transaction_it_commits_with_it(play: Callable[[Scena
 def test_what_json_cannot_carry_is_refused_and_nothing_happened(play: Callable[[Scenario], int]) -> None:
     async def scenario(conn: Any, thing: str, kind: Kind) -> None:
         with pytest.raises(ConfigError, match="cannot be kept as JSON"):
-            async with entered(once(conn, f"pay/{thing}")) as run:
-                await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
-                run.result = {object()}
+            await spoil(conn, f"pay/{thing}", thing, result={object()})
 
     assert play(scenario) == 100
 
@@ -112,9 +118,7 @@ def test_a_forgotten_look_at_done_doubles_nothing(play: Callable[[Scenario], int
     async def scenario(conn: Any, thing: str, kind: Kind) -> None:
         await pay(conn, thing)
         with pytest.raises(ConfigError, match=r"look at run\.done first"):
-            async with entered(once(conn, f"pay/{thing}")) as run:
-                await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
-                run.result = "twice"
+            await spoil(conn, f"pay/{thing}", thing, result="twice")
 
     assert play(scenario) == 90
 
@@ -123,7 +127,7 @@ def test_purged_runs_can_happen_again(play: Callable[[Scenario], int]) -> None:
     async def scenario(conn: Any, thing: str, kind: Kind) -> None:
         await pay(conn, thing)
         assert await settle(purge(conn, timedelta(days=1))) == 0
-        assert await settle(purge(conn, datetime(2020, 1, 1, tzinfo=timezone.utc))) == 0
+        assert await settle(purge(conn, datetime(2020, 1, 1, tzinfo=UTC))) == 0
         assert (await pay(conn, thing)).done
         assert await settle(purge(conn, timedelta(0))) >= 1
         assert not (await pay(conn, thing)).done
@@ -142,7 +146,7 @@ def test_two_at_once_in_postgres_the_second_waits_and_gets_the_result(postgres_u
         with once(conn, thing) as run:
             other = threading.Thread(target=second)
             other.start()
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%fencepost_run%%'"
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             while watch.execute(waiting).fetchone() == (0,):
                 pass
             assert not got, "it waits"
@@ -174,6 +178,9 @@ def test_a_connection_of_the_other_kind_is_told_so(tmp_path: Path) -> None:
 
 
 def test_an_unprepared_postgres_names_the_command(postgres_server: Any) -> None:
-    with psycopg.connect(postgres_server.url, options="-csearch_path=nowhere") as conn:
-        with pytest.raises(ConfigError, match="fencepost guard install"), once(conn, "run"):
-            pass
+    with (
+        psycopg.connect(postgres_server.url, options="-csearch_path=nowhere") as conn,
+        pytest.raises(ConfigError, match="fencepost guard install"),
+        once(conn, "run"),
+    ):
+        pass

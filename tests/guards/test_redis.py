@@ -226,4 +226,4 @@ def _info(client: Any) -> bytes:
 def test_marks_of_different_resources_never_share_a_key(guard: Guard) -> None:
     names = [f"{secrets.token_hex(3)}{tail}" for tail in ("", "{a}", "{a", "a}", "{}", "}{")]
     names += [f"{{a}}{name}" for name in names]
-    assert len({guard._key(name) for name in names}) == len(names)
+    assert len({guard.link.key("mark:", name) for name in names}) == len(names)

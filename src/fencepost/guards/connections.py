@@ -6,8 +6,8 @@ Nothing of theirs is imported before such a connection is there: psycopg (blocki
 
 import sqlite3
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -92,7 +92,7 @@ class Fenced(Generic[C]):
     def __enter__(self) -> C:
         if is_async(self._conn):
             raise ConfigError("this connection is asyncio's; use 'async with'")
-        self._begun = cast(AbstractContextManager[Any], _begin(self._conn))
+        self._begun = cast(AbstractContextManager[Any], begin(self._conn))
         self._begun.__enter__()
         try:
             self._admit(self._conn)
@@ -109,7 +109,7 @@ class Fenced(Generic[C]):
     async def __aenter__(self) -> C:
         if not is_async(self._conn):
             raise ConfigError("this connection blocks; use 'with'")
-        self._begun = cast(AbstractAsyncContextManager[Any], _begin(self._conn))
+        self._begun = cast(AbstractAsyncContextManager[Any], begin(self._conn))
         await self._begun.__aenter__()
         try:
             await cast(Awaitable[Any], self._admit(self._conn))
@@ -136,7 +136,8 @@ def opened(conn: Any) -> bool:
     return bool(state() if callable(state) else state)
 
 
-def _begin(conn: Any) -> Any:
+def begin(conn: Any) -> Any:
+    """A transaction of its own, that ends with its block."""
     if kind(conn) == "django":
         from django.db import transaction
 
@@ -160,6 +161,17 @@ def atomic(conn: Any) -> Any:
     if isinstance(conn, sqlite3.Connection):
         return _savepoint(conn) if conn.in_transaction else _immediate(conn)
     return conn.begin_nested() if opened(conn) else conn.begin()
+
+
+@asynccontextmanager
+async def within(block: Any) -> AsyncIterator[Any]:
+    """A block that blocks, or one of asyncio's, entered and left the same way."""
+    if hasattr(block, "__aenter__"):
+        async with block as entered:
+            yield entered
+    else:
+        with block as entered:
+            yield entered
 
 
 @contextmanager

@@ -44,8 +44,8 @@ async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: boo
     except Exception as error:
         if state(error) in _MISSING and "fencepost" in str(error):
             raise ConfigError(
-                "this database lacks the tables of fencepost, or some of them, in its search_path; run 'fencepost guard "
-                "install URL' once, or the statements of guards.postgres.ddl() in a migration"
+                "this database lacks tables of fencepost in its search_path; run 'fencepost guard install URL' once, "
+                "or the statements of guards.postgres.ddl() in a migration"
             ) from error
         raise
 

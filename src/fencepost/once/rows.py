@@ -3,14 +3,14 @@
 Statements are written once, with ``%s`` for a parameter.
 """
 
-import sys
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fencepost.drive import settle
 from fencepost.guards import postgres_ask
-from fencepost.guards.connections import atomic, is_sqlite, opened, through
+from fencepost.guards.connections import atomic, begin, is_sqlite, opened, through, within
 from fencepost.guards.sqlite_ask import Table, cursor, link, locked, patient
 
 
@@ -41,8 +41,6 @@ async def look(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tupl
         return await ask(conn, table, sql, args)
 
     def run(conn: Any) -> tuple[Any, ...] | None:
-        import sqlite3
-
         try:
             return _first(cursor(link(conn)[0]), sql, args)
         except sqlite3.OperationalError as error:
@@ -69,14 +67,20 @@ async def transaction(conn: Any, table: Table) -> AsyncIterator[None]:
     if is_sqlite(conn) and opened(conn):
         # SQLite begins a transaction only when it must, and a savepoint outside of one would be one of its own.
         await settle(through(conn, lambda conn: locked(conn, table)))
-    around = atomic(conn)
-    is_async = hasattr(around, "__aenter__")
-    with patient():
-        await around.__aenter__() if is_async else around.__enter__()
-    try:
+    async with _alone(atomic(conn)):
         yield
-    except BaseException:
-        cause = sys.exc_info()
-        await around.__aexit__(*cause) if is_async else around.__exit__(*cause)
-        raise
-    await around.__aexit__(None, None, None) if is_async else around.__exit__(None, None, None)
+
+
+@asynccontextmanager
+async def own(conn: Any) -> AsyncIterator[None]:
+    """A transaction of its own, committed with its block. Raises as ``ask`` does."""
+    async with _alone(begin(conn)):
+        yield
+
+
+@asynccontextmanager
+async def _alone(block: Any) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        with patient():
+            await stack.enter_async_context(within(block))
+        yield

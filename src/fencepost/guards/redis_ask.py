@@ -1,0 +1,133 @@
+"""A client of redis-py, blocking or asyncio, of one server or of a Cluster, and commands inside scripts."""
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple, TypeAlias
+
+from fencepost.drive import settle
+from fencepost.errors import BackendError, ConfigError
+
+Part: TypeAlias = str | bytes | int | float
+
+
+class Script(NamedTuple):
+    """A script of ours: a package, and the file in its folder ``lua``."""
+
+    package: str
+    file: str
+
+    def loaded(self) -> tuple[str, str]:
+        """Its source, and the digest by which Redis knows it."""
+        return _load(*self)
+
+
+@cache
+def _load(package: str, file: str) -> tuple[str, str]:
+    source = resources.files(package).joinpath("lua", file).read_text("utf-8")
+    return source, hashlib.sha1(source.encode()).hexdigest()
+
+
+class Link:
+    """What it takes to run a command of the user's inside a script."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.is_async = inspect.iscoroutinefunction(client.execute_command)
+        self._cluster = hasattr(client, "keyslot") or hasattr(client, "get_node_from_key")
+        self._known: dict[str, tuple[int, int, int, bool]] = {}
+
+    async def script(self, script: Script, keys: Sequence[Part], args: Sequence[Part]) -> Any:
+        """The answer of a script, which is sent in full only where it is not known yet."""
+        from redis.exceptions import NoScriptError
+
+        source, digest = script.loaded()
+        try:
+            return await self.ask("EVALSHA", digest, len(keys), *keys, *args)
+        except NoScriptError:
+            return await self.ask("EVAL", source, len(keys), *keys, *args)
+
+    async def ask(self, *command: Part, anywhere: bool = False) -> Any:
+        """The reply to a command; ``anywhere`` asks any node of a Cluster. BackendError if there was none."""
+        from redis.exceptions import ConnectionError, TimeoutError
+
+        try:
+            if not (anywhere and self._cluster):
+                return await settle(self._client.execute_command(*command))
+            if self.is_async:
+                await self._client.initialize()  # or it knows no node yet
+            node = self._client.get_random_node()
+            return await settle(self._client.execute_command(*command, target_nodes=node))
+        except (ConnectionError, TimeoutError) as error:
+            raise BackendError(
+                f"Redis did not answer ({type(error).__name__}): the command may have been carried out, or not; retry "
+                f"it with the same stamp",
+                backend="redis",
+                ambiguous=not anywhere,
+            ) from error
+
+    def key(self, prefix: str, resource: str) -> str:
+        """A key of ours that belongs to a resource: in the slot of the key that is called like the resource."""
+        start = resource.find("{")
+        end = resource.find("}", start + 1) if start >= 0 else -1
+        tag = resource[start + 1 : end] if end > start + 1 else resource
+        if self._cluster and "}" in tag:
+            raise ConfigError(
+                f"{resource!r} has a '}}' that hides its slot; give it a hash tag, such as 'account:{{42}}'"
+            )
+        return f"{prefix}{{{tag}}}:{resource}"
+
+    def same_slot(self, own: str, keys: Sequence[Part]) -> None:
+        """ConfigError if a key cannot be touched in one script with our own."""
+        if not self._cluster:
+            return
+        from redis.crc import key_slot
+
+        slot = key_slot(own.encode())
+        for key in keys:
+            if key_slot(encoded(key)) != slot:
+                raise ConfigError(
+                    f"key {text(key)!r} is in another slot than {own!r}, which belongs to it; give the name and the "
+                    f"keys one hash tag, such as 'account:{{42}}'"
+                )
+
+    async def keys(self, command: Sequence[Part]) -> tuple[Sequence[Part], bool]:
+        """The keys of a command, and whether it only reads, as the server itself knows."""
+        name = text(command[0]).lower() if command else ""
+        if name not in self._known:
+            self._known[name] = await self._look_up(name)
+        first, last, step, reads = self._known[name]
+        if first <= 0:
+            keys: Sequence[Part] = await self.ask("COMMAND GETKEYS", *command, anywhere=True)
+        else:
+            end = last if last >= 0 else len(command) + last
+            keys = command[first : end + 1 : step or 1]
+        if not keys:
+            raise ConfigError(f"{name.upper()!r} names no key that could be guarded")
+        return keys, reads
+
+    async def _look_up(self, name: str) -> tuple[int, int, int, bool]:
+        found = await self.ask("COMMAND INFO", name, anywhere=True) if name else None
+        info = next(iter(found.values()), None) if isinstance(found, dict) else (found or [None])[0]
+        if not info:
+            raise ConfigError(f"Redis knows no command {name!r}")
+        if isinstance(info, dict):
+            flags, places = info["flags"], (info["first_key_pos"], info["last_key_pos"], info["step_count"])
+        else:
+            flags, places = info[2], tuple(info[3:6])
+        names = {text(flag) for flag in flags}
+        if "movablekeys" in names:
+            places = (0, 0, 0)
+        return (*places, "readonly" in names)
+
+
+def text(value: Part) -> str:
+    """A part of a command as text."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def encoded(value: Part) -> bytes:
+    """A part of a command as it is sent."""
+    return value if isinstance(value, bytes) else str(value).encode()

@@ -1,0 +1,120 @@
+"""Any ASGI service that answers a repeated request with its first answer, and makes its effect once.
+
+    app.add_middleware(Once, open=pool.connection)      # Starlette, FastAPI; psycopg's pool
+    app = Once(app, open=engine.connect)                # any other; SQLAlchemy's asyncio engine
+
+Each request that writes runs in one transaction, on the connection in ``scope["fencepost.conn"]``: what the service
+does there and the answer that is remembered commit together, before the answer is sent.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
+
+from fencepost.errors import BackendError, ConfigError
+from fencepost.guards.http import SAFE
+from fencepost.once import http, once
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Once:
+    """``app`` behind a memory of its answers.
+
+    ``open`` gives an asyncio connection to SQLite or Postgres, for ``async with``. ``key`` names the run of a request,
+    or None to serve it unremembered; without it every request that writes must carry an Idempotency-Key. Give one that
+    names the client too where clients do not trust each other: whoever sends the same request under the same key
+    gets the same answer. Answers: 400 without a key, 409 while an earlier one is at work for too long, 413 above
+    ``largest`` bytes, 422 for a key that belongs to another request. An answer of 400 and above, or an error, rolls
+    everything back, so that the request can be tried again.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        open: Callable[[], AbstractAsyncContextManager[Any]],
+        *,
+        key: Callable[[Scope], str | None] | None = None,
+        largest: int = http.LARGEST,
+    ) -> None:
+        self._app = app
+        self._open = open
+        self._key = key or _header
+        self._largest = largest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in SAFE:
+            return await self._app(scope, receive, send)
+        try:
+            id = self._key(scope)
+        except ConfigError as error:
+            return await _send(http.problem(400, str(error)), send)
+        if id is None:
+            return await self._app(scope, receive, send)
+        body = await self._body(receive)
+        if body is None:
+            return None  # nobody is there any more
+        if len(body) > self._largest:
+            return await _send(http.problem(413, f"the largest body here is of {self._largest} bytes"), send)
+        target = scope.get("raw_path") or scope["path"].encode()
+        request = http.fingerprint(scope["method"].encode(), target, scope["query_string"], body)
+        try:
+            async with self._open() as conn:
+                answer = await self._answer(conn, id, request, scope, body)
+        except http.Undone as undone:
+            answer = undone.answer
+        except BackendError as error:
+            answer = http.problem(409, str(error))
+        return await _send(answer, send)
+
+    async def _answer(self, conn: Any, id: str, request: str, scope: Scope, body: bytes) -> http.Answer:
+        async with once(conn, id) as run:
+            if run.done:
+                return http.recalled(run.result, request)
+            answer = await self._serve({**scope, "fencepost.conn": conn}, body)
+            if answer.status >= 400:
+                raise http.Undone(answer)
+            run.result = answer.kept(request)
+        return answer
+
+    async def _serve(self, scope: Scope, body: bytes) -> http.Answer:
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+        status, headers, parts = 500, list[tuple[str, str]](), list[bytes]()
+
+        async def receive() -> MutableMapping[str, Any]:
+            return next(messages, {"type": "http.disconnect"})
+
+        async def collect(message: MutableMapping[str, Any]) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]]
+            elif message["type"] == "http.response.body":
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, collect)
+        return http.Answer(status, headers, b"".join(parts))
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The body, or as much as tells that it is too large; None if the client left in the middle of it."""
+        body, more = b"", True
+        while more and len(body) <= self._largest:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return body
+
+
+def _header(scope: Scope) -> str:
+    return http.run_id([value.decode("latin-1") for name, value in scope["headers"] if name == b"idempotency-key"])
+
+
+async def _send(answer: http.Answer, send: Send) -> None:
+    lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    await send({"type": "http.response.start", "status": answer.status, "headers": lines})
+    await send({"type": "http.response.body", "body": answer.body})

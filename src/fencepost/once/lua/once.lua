@@ -1,0 +1,27 @@
+-- Carry out a run's commands and remember its result, in one step, unless it was made before.
+-- KEYS: the run, then the keys of the commands.
+-- ARGV: the result, how long to remember it in ms ('' for ever), then for each command how many parts it has, and they.
+-- Answers whether this attempt made it, the result, what broke it off, and the commands' replies.
+local kept = redis.call('HMGET', KEYS[1], 'result', 'error')
+if kept[1] or kept[2] then return {0, kept[1], kept[2], {}} end
+
+local function keep(field, value)
+  redis.call('HSET', KEYS[1], field, value)
+  if ARGV[2] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+end
+
+local at, replies = 3, {}
+while ARGV[at] do
+  local size = tonumber(ARGV[at])
+  local reply = redis.pcall(unpack(ARGV, at + 1, at + size))
+  if type(reply) == 'table' and reply.err then
+    -- Redis takes nothing back: after the first command, a failure must be remembered, or what was done would be doubled.
+    if #replies == 0 then return reply end
+    keep('error', ARGV[at + 1] .. ', its command ' .. (#replies + 1) .. ', failed: ' .. reply.err)
+    return {0, false, redis.call('HGET', KEYS[1], 'error'), {}}
+  end
+  replies[#replies + 1] = reply
+  at = at + size + 1
+end
+keep('result', ARGV[1])
+return {1, ARGV[1], false, replies}

@@ -1,0 +1,84 @@
+"""Runs remembered in Redis, in the script that carries out their commands."""
+
+from datetime import timedelta
+from typing import Any
+
+from fencepost import check
+from fencepost.errors import BackendError, ConfigError
+from fencepost.guards.redis import Guard
+from fencepost.guards.redis_ask import Part, text
+from fencepost.guards.redis_ask import Script as _Source
+from fencepost.once.run import Block, Run
+
+_ONCE = _Source("fencepost.once", "once.lua")
+_PREFIX = "fencepost:run:"
+
+
+class Commands(Run):
+    """A run of commands, which Redis carries out all at once as the block ends."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.replies: list[Any] = []
+        """What Redis replied to the commands, after the block, if this attempt made the run."""
+        self._commands: list[tuple[Part, ...]] = []
+
+    def execute(self, *command: Part) -> None:
+        """Add a command. On a Cluster its keys share the run id's slot: give both one hash tag."""
+        if self.done:
+            raise ConfigError(f"run {self.id!r} was made before; look at run.done first")
+        self._commands.append(command)
+
+
+class Script(Block):
+    """A block whose commands are carried out as it ends, unless another attempt was faster: then it is ``done``.
+
+    A block that raises sends nothing. If a later command of several fails, Redis cannot take back those before it: the
+    run is remembered as broken off, and this attempt and all later ones raise BackendError.
+    """
+
+    _run: Commands
+
+    def __init__(self, guard: Guard, id: str, keep: float | timedelta | None) -> None:
+        self._link = guard.link
+        self._async = self._link.is_async
+        self._run = Commands(id)
+        self._key = self._link.key(_PREFIX, id)
+        self._keep = "" if keep is None else round(check.ttl(keep) * 1000) or 1
+
+    async def _begin(self) -> None:
+        result, error = await self._link.ask("HMGET", self._key, "result", "error")
+        self._known(result, error)
+
+    async def _end(self, cause: tuple[Any, Any, Any]) -> None:
+        if cause[0] is not None or self._run.done:
+            return
+        keys: list[Part] = []
+        args: list[Part] = [self._run._told(), self._keep]
+        for command in self._run._commands:
+            keys += (await self._link.keys(command))[0]
+            args += [len(command), *command]
+        self._link.same_slot(self._key, keys)
+        try:
+            made, result, error, replies = await self._link.script(_ONCE, [self._key, *keys], args)
+        except BackendError as failure:
+            raise BackendError(
+                f"Redis did not answer: run {self._run.id!r} may have been made, or not; try it again under this id",
+                backend="redis",
+                ambiguous=True,
+            ) from failure
+        if made:
+            self._run.replies = replies
+        else:
+            self._known(result, error)
+
+    def _known(self, result: Any, error: Any) -> None:
+        if error is not None:
+            raise BackendError(
+                f"run {self._run.id!r} broke off: {text(error)}; what came before is done: put the rest right by hand, "
+                f"then delete the key {self._key!r}",
+                backend="redis",
+                ambiguous=True,
+            )
+        if result is not None:
+            self._run._recall(text(result))

@@ -1,0 +1,113 @@
+"""Where a saga stands: one row in the caller's SQLite or Postgres, moved only by the holder of its lease."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from fencepost.drive import settle
+from fencepost.guards import postgres, sqlite
+from fencepost.guards.connections import is_sqlite, opened
+from fencepost.guards.sqlite_ask import Table
+from fencepost.lease import Lease
+from fencepost.once import rows
+
+State: TypeAlias = Literal["running", "compensating", "stuck", "done", "compensated"]
+
+SAGAS = Table(
+    "fencepost_saga",
+    """
+CREATE TABLE IF NOT EXISTS fencepost_saga (
+    saga  TEXT NOT NULL,
+    id    TEXT NOT NULL,
+    state TEXT NOT NULL,
+    body  TEXT NOT NULL,
+    error TEXT,
+    at    REAL NOT NULL,
+    PRIMARY KEY (saga, id)
+) STRICT, WITHOUT ROWID
+""",
+)
+_FIND = "SELECT state, body, error, at FROM fencepost_saga WHERE saga = %s AND id = %s"
+_INSERT = "INSERT INTO fencepost_saga (state, body, error, at, saga, id) VALUES (%s, %s, %s, %s, %s, %s)"
+_UPDATE = "UPDATE fencepost_saga SET state = %s, body = %s, error = %s, at = %s WHERE saga = %s AND id = %s"
+_NEXT = """SELECT id FROM fencepost_saga WHERE saga = %s AND id > %s AND state IN ('running', 'compensating')
+    ORDER BY id LIMIT 1"""
+LIST = "SELECT saga, id, state, body, error, at FROM fencepost_saga ORDER BY saga, id"
+
+
+@dataclass
+class Record:
+    """How far a saga is: its steps in order, what each came to, and which are undone."""
+
+    saga: str
+    id: str
+    steps: list[str]
+    args: Any = None
+    state: State = "running"
+    results: dict[str, Any] = field(default_factory=dict)
+    undone: list[str] = field(default_factory=list)
+    begun: str | None = None
+    """A step outside this database that was begun and may have happened."""
+    error: str | None = None
+    at: float = 0.0
+
+    @property
+    def step(self) -> str | None:
+        """The step that comes next, forward or back; None once there is none."""
+        if self.state in ("running", "done"):
+            return next((step for step in self.steps if step not in self.results), None)
+        happened = [step for step in self.steps if step in self.results or step == self.begun]
+        return next((step for step in reversed(happened) if step not in self.undone), None)
+
+    @classmethod
+    def read(cls, saga: str, id: str, row: tuple[Any, ...]) -> "Record":
+        """A record from its row's state, body, error and instant."""
+        state, body, error, at = row
+        return cls(saga, id, state=state, error=error, at=at, **json.loads(body))
+
+    def _row(self) -> tuple[Any, ...]:
+        keys = ("steps", "args", "results", "undone", "begun")
+        body = json.dumps({key: getattr(self, key) for key in keys}, ensure_ascii=False)
+        return self.state, body, self.error, time.time(), self.saga, self.id
+
+
+def resource(saga: str, id: str) -> str:
+    """What a saga's lock and its mark are called."""
+    return f"saga/{saga}/{id}"
+
+
+@asynccontextmanager
+async def moving(conn: Any, start: Record, lease: Lease) -> AsyncIterator[Record]:
+    """A transaction in which the holder of the saga's lease, and nobody else, moves it; ``start`` if it is new.
+
+    Raises the Refused of a holder that was replaced: then nothing was changed.
+    """
+    guard = sqlite if is_sqlite(conn) else postgres
+    async with rows.own(conn):
+        await settle(guard.admit(conn, resource(start.saga, start.id), lease))
+        row = await rows.ask(conn, SAGAS, _FIND, (start.saga, start.id))
+        record = Record.read(start.saga, start.id, row) if row else start
+        yield record
+        await rows.ask(conn, SAGAS, _UPDATE if row else _INSERT, record._row())
+
+
+async def find(conn: Any, saga: str, id: str) -> Record | None:
+    """A saga as this connection sees it; None if it was never begun."""
+    async with nullcontext() if opened(conn) else rows.own(conn):
+        row = await rows.look(conn, SAGAS, _FIND, (saga, id))
+    return Record.read(saga, id, row) if row else None
+
+
+async def unfinished(conn: Any, saga: str) -> AsyncIterator[str]:
+    """The ids of the sagas that are under way, whether anybody is at work on them or not."""
+    last = ""
+    while True:
+        async with rows.own(conn):
+            row = await rows.look(conn, SAGAS, _NEXT, (saga, last))
+        if row is None:
+            return
+        last = row[0]
+        yield last

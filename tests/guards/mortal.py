@@ -1,0 +1,103 @@
+"""Connections that die with their process, by SIGKILL, just before or just after their n-th commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+Connect = Callable[["Fate"], Any]
+
+
+class Fate:
+    """Counts the commits of every connection of this process; never comes to pass without a moment."""
+
+    def __init__(self, moment: tuple[str, int] | None = None) -> None:
+        self._moment = moment
+        self.commits = 0
+
+    def passes(self, when: str) -> None:
+        if when == "before":
+            self.commits += 1
+        if (when, self.commits) == self._moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        self.passes("before")
+        try:
+            yield
+        finally:
+            self.passes("after")
+
+
+class Lite(sqlite3.Connection):
+    """sqlite3's, whose transactions end by COMMIT or commit()."""
+
+    fate: Fate
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if sql != "COMMIT":
+            return super().execute(sql, parameters)
+        with self.fate.around():
+            return super().execute(sql, parameters)
+
+
+class Post(psycopg.Connection[Any]):
+    """psycopg's, whose transactions end with a block of transaction()."""
+
+    fate: Fate
+
+    @contextmanager
+    def transaction(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with super().transaction(*args, **kwargs) as begun:
+            yield begun
+            self.fate.passes("before")
+        self.fate.passes("after")
+
+
+def sqlite_file(path: str) -> Connect:
+    """Connections to one file."""
+
+    def connect(fate: Fate) -> Lite:
+        conn = sqlite3.connect(path, timeout=30, factory=Lite)
+        conn.fate = fate
+        return conn
+
+    return connect
+
+
+def postgres_schema(url: str) -> Connect:
+    """Connections to one schema."""
+
+    def connect(fate: Fate) -> Post:
+        conn = Post.connect(url, autocommit=True)
+        conn.fate = fate
+        return conn
+
+    return connect
+
+
+def lives(job: Callable[[Fate], None], moment: tuple[str, int] | None) -> bool:
+    """Do ``job`` in a process of its own that dies at ``moment``; whether it came to its end instead."""
+    child = os.fork()
+    if child == 0:
+        try:
+            job(Fate(moment))
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return False
+    assert status == 0, "it failed by itself"
+    return True

@@ -1,0 +1,151 @@
+"""Run once in Redis: commands and memory in one script."""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from fencepost.errors import BackendError, ConfigError
+from fencepost.guards.redis import Guard
+from fencepost.once import once
+from tests.conftest import Endpoint
+
+
+@pytest.fixture
+def client(redis_server: Endpoint) -> Iterator[Any]:
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def tag() -> str:
+    return secrets.token_hex(6)
+
+
+def test_the_second_attempt_gets_the_result_of_the_first(client: Any, tag: str) -> None:
+    guard = Guard(client)
+    for attempt in range(3):
+        with once(guard, f"pay/{tag}") as run:
+            assert run.done is (attempt > 0)
+            if not run.done:
+                run.execute("INCRBY", f"balance:{tag}", -10)
+                run.execute("RPUSH", f"ledger:{tag}", "paid")
+                run.result = {"paid": 10}
+        assert run.result == {"paid": 10}
+        assert run.replies == ([] if attempt else [-10, 1])
+    assert (client.get(f"balance:{tag}"), client.lrange(f"ledger:{tag}", 0, -1)) == ("-10", ["paid"])
+
+
+def test_asyncio_and_a_limited_memory(redis_server: Endpoint, tag: str) -> None:
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+            async with once(Guard(client), tag, keep=60) as run:
+                run.execute("INCR", f"n:{tag}")
+                run.result = "é"
+            async with once(Guard(client), tag) as again:
+                assert (again.done, again.result) == (True, "é")
+            (key,) = await client.keys(f"fencepost:run:*{tag}")
+            assert 0 < await client.pttl(key) <= 60_000
+
+    asyncio.run(main())
+
+
+def test_a_cluster_wants_one_hash_tag(redis_cluster: Endpoint, tag: str) -> None:
+    host, _, port = redis_cluster.url.rpartition("/")[2].partition(",")[0].partition(":")
+    with redis.RedisCluster(host=host or "127.0.0.1", port=int(port.partition("/")[0])) as client:
+        guard = Guard(client)
+        with once(guard, f"pay/{{{tag}}}") as run:
+            run.execute("INCR", f"n:{{{tag}}}")
+            run.execute("SADD", f"s:{{{tag}}}", "a")
+        assert run.replies == [1, 1]
+        with pytest.raises(ConfigError, match="one hash tag"), once(guard, f"other/{tag}") as run:
+            run.execute("INCR", f"n:{tag}")
+
+
+def test_of_many_at_once_one_makes_it_and_all_know(client: Any, redis_server: Endpoint, tag: str) -> None:
+    results = []
+    together = threading.Barrier(8)
+
+    def attempt(number: int) -> None:
+        with redis.Redis.from_url(redis_server.url) as own:
+            with once(Guard(own), tag) as run:
+                together.wait()
+                assert not run.done, "all of them are in their block before the first leaves it"
+                run.execute("INCR", f"n:{tag}")
+                run.result = number
+            results.append((run.done, run.result))
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert client.get(f"n:{tag}") == "1"
+    assert len({result for _, result in results}) == 1
+    assert sorted(done for done, _ in results) == [False] + [True] * 7
+
+
+def test_a_block_that_raises_sends_nothing(client: Any, tag: str) -> None:
+    def attempt() -> None:
+        with once(Guard(client), tag) as run:
+            run.execute("INCR", f"n:{tag}")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        attempt()
+    with once(Guard(client), tag) as run:
+        assert not run.done
+    assert client.get(f"n:{tag}") is None
+
+
+def test_a_first_command_that_fails_leaves_the_run_open(client: Any, tag: str) -> None:
+    client.set(f"text:{tag}", "x")
+    with pytest.raises(ResponseError, match="not an integer"), once(Guard(client), tag) as run:
+        run.execute("INCR", f"text:{tag}")
+    with once(Guard(client), tag) as run:
+        assert not run.done
+
+
+def test_a_later_command_that_fails_is_remembered_for_nothing_can_be_taken_back(client: Any, tag: str) -> None:
+    client.set(f"text:{tag}", "x")
+
+    def attempt() -> None:
+        with once(Guard(client), tag) as run:
+            run.execute("INCR", f"n:{tag}")
+            run.execute("LPUSH", f"text:{tag}", "y")
+
+    for _ in range(2):
+        with pytest.raises(BackendError, match=r"broke off: LPUSH, its command 2, failed: WRONGTYPE.*delete the key"):
+            attempt()
+    assert client.get(f"n:{tag}") == "1", "never doubled"
+
+
+def test_a_lost_answer_is_made_good_by_another_attempt(client: Any, redis_server: Endpoint, tag: str) -> None:
+    class Deaf(redis.Redis):
+        """Sends scripts, and is cut off before their answer."""
+
+        def execute_command(self, *args: Any, **options: Any) -> Any:
+            answer = super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            if args[0] in ("EVALSHA", "EVAL"):
+                raise redis.exceptions.ConnectionError("cut off")
+            return answer
+
+    with Deaf.from_url(redis_server.url) as deaf:
+
+        def attempt() -> None:
+            with once(Guard(deaf), tag) as run:
+                run.execute("INCR", f"n:{tag}")
+                run.result = "made"
+
+        with pytest.raises(BackendError, match="may have been made") as caught:
+            attempt()
+        assert caught.value.ambiguous
+    with once(Guard(client), tag) as run:
+        assert (run.done, run.result) == (True, "made")
+    assert client.get(f"n:{tag}") == "1"
