@@ -58,7 +58,8 @@ class Reply:
         return self._loop
 
     def add_done_callback(self, wake: Callable[["Reply"], object], *, context: Context | None = None) -> None:
-        self._wakes += ((wake, context or copy_context()),)
+        # Not "context or ...": an empty one is false.
+        self._wakes += ((wake, copy_context() if context is None else context),)
 
     def cancel(self, msg: str | None = None) -> bool:
         return self.fail(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
