@@ -88,5 +88,7 @@ def run(
     }
     for plot in outcome.plots:
         (out / f"{experiment.name}-{plot.name}.svg").write_text(plot.svg, "utf-8")
-    (out / f"{experiment.name}.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    return result
+    text = json.dumps(result, indent=2)
+    (out / f"{experiment.name}.json").write_text(text + "\n", "utf-8")
+    kept: Result = json.loads(text)
+    return kept

@@ -25,9 +25,10 @@ def run(settings: Settings, room: Room) -> Outcome:
     for backend in settings["backends"]:
         store = room.store(backend)
         sweep: dict[float, dict[str, Any]] = {}
-        for ttl in sorted({max(ttl, store.min_ttl) for ttl in settings["ttls"]}):
+        ttls = sorted({max(ttl, store.min_ttl) for ttl in settings["ttls"]})
+        for ttl in ttls:
             room.say(f"{store.name}: killing holders of leases of {ttl:g} s")
-            played = asyncio.run(_rounds(store, ttl, settings["rounds"], settings["pause"]))
+            played = asyncio.run(_rounds(store, ttl, settings["rounds"], settings["pause"] * ttls[0]))
             sweep[ttl] = _count(played)
             room.keep(f"ttl-{store.name}-{ttl:g}s.jsonl", played[0].history())
             rows.append(_row(store.name, ttl, sweep[ttl]))

@@ -1,0 +1,103 @@
+"""Experiments on real servers and processes: they show what they claim, and notice when it is not so."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost.lab.checks import check
+from fencepost.lab.experiments import chosen, experiments
+from fencepost.lab.history import load
+from tests.lab.command import held, lab, needs
+
+PACKAGE = Path(fencepost.__file__).parent
+
+
+def test_every_experiment_says_what_it_asks_and_claims() -> None:
+    found = experiments()
+    assert len({each.number for each in found}) == len(found)
+    for each in found:
+        assert each.question.endswith("?")
+        assert each.claim
+        assert each.setup
+        assert each.meaning
+        assert set(each.quick) <= set(each.full), f"{each.name}: a quick run has a parameter that a full run has not"
+    assert [each.name for each in chosen(["all"])] == [each.name for each in found]
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "redis"])
+def test_a_paused_holder_corrupts_without_the_fence_and_is_refused_with_it(tmp_path: Path, backend: str) -> None:
+    if backend == "redis":
+        needs("REDIS_SERVER")
+    done = lab("run", "pause", "--quick", "--backend", backend, "--json", "--out", str(tmp_path))
+    held(done)
+    off, on = (done.facts["figures"][backend][fence] for fence in ("fence_off", "fence_on"))
+    assert off["accepted_writers"] == 2
+    assert off["corrupted"]
+    assert on["answer"]["status"] == 409
+    assert on["answer"]["seen"] > on["answer"]["got"]
+    assert on["resource_stale_token_rejections_total"] == 1
+    assert not on["corrupted"]
+    assert on["stopped"] > on["ttl"]
+    assert done.facts["command"] == f"fencepost lab run pause --quick --backend {backend}"
+    assert backend in done.facts["versions"]
+    assert json.loads((tmp_path / "pause.json").read_text("utf-8")) == done.facts
+    assert not check(load(tmp_path / f"pause-{backend}-off.jsonl")).ok
+    assert check(load(tmp_path / f"pause-{backend}-on.jsonl")).ok
+
+
+def test_get_and_delete_delete_somebody_elses_lock_and_the_script_does_not(tmp_path: Path) -> None:
+    needs("REDIS_SERVER")
+    held(lab("run", "release", "--quick", "--json", "--out", str(tmp_path)))
+
+
+def test_fencing_only_the_writes_loses_an_update(tmp_path: Path) -> None:
+    held(lab("run", "lost-update", "--quick", "--json", "--out", str(tmp_path)))
+
+
+MUTANTS = {
+    "the resource no longer asks its guard": (
+        "resource/store.py",
+        "fresh = ledger.admit(key, offer, data, hook, self._policy)",
+        "fresh = True",
+        "pause",
+    ),
+    "the resource's fence cannot be switched off": (
+        "resource/store.py",
+        'None if fence else Policy("shadow")',
+        "None",
+        "pause",
+    ),
+    "the worker's fence cannot be switched off": (
+        "lab/worker.py",
+        "value.encode(), lease.headers() if job.fence else None",
+        "value.encode(), lease.headers()",
+        "pause",
+    ),
+    "the release script compares nothing": (
+        "backends/lua/release.lua",
+        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end",
+        "",
+        "release",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, mutant: str) -> None:
+    file, place, instead, experiment = MUTANTS[mutant]
+    if experiment == "release":
+        needs("REDIS_SERVER")
+    shutil.copytree(PACKAGE, tmp_path / "fencepost", ignore=shutil.ignore_patterns("__pycache__"))
+    broken = tmp_path / "fencepost" / file
+    text = broken.read_text("utf-8")
+    assert text.count(place) == 1, f"{file} no longer has {place!r}"
+    broken.write_text(text.replace(place, instead), "utf-8")
+    store = ["--backend", "sqlite"] if experiment == "pause" else []
+    words = ["run", experiment, "--quick", "--json", "--out", str(tmp_path / "out"), *store]
+    done = lab(*words, source=tmp_path)
+    assert done.code == 1, done.said
+    assert not all(each["held"] for each in done.facts["claims"])
+    assert "Traceback" not in str(done.facts["claims"])

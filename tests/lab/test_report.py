@@ -1,0 +1,168 @@
+"""The lab's results and their report, and what its command line says to mistakes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+
+from fencepost.errors import ConfigError
+from fencepost.lab import plots, report, runs
+from fencepost.lab.experiments import Experiment, Settings
+from fencepost.lab.outcome import Outcome, Plot, Table
+from fencepost.lab.room import Room
+from tests.lab.command import lab, needs
+from tests.sim.browser import Browser
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "lab"
+
+
+def drawn(name: str) -> Plot:
+    def paint(axes: Axes) -> None:
+        axes.plot([1, 2, 3], [2, 1, 3], label="redis")
+
+    return plots.draw(name, f"a <line> of {name}", paint)
+
+
+class Sample(Experiment):
+    """An experiment whose answer is known."""
+
+    def run(self, settings: Settings, room: Room) -> Outcome:
+        if settings["breaks"] == "politely":
+            room.store("sqlite://nowhere/at/all?no=such")
+        if settings["breaks"]:
+            raise ZeroDivisionError("by mistake")
+        outcome = Outcome(figures={"ratio": 2.0}, plots=[drawn("one"), drawn("two")])
+        outcome.claim("a | b", settings["held"], "2.0 < 3")
+        outcome.tables.append(Table("rows", ("store", "ratio"), [("redis", 1.23456789), ("<b>", 2)], note="read them"))
+        outcome.slo["safe-release"] = "0 of 5"
+        return outcome
+
+
+def sample(name: str = "pause", number: int = 1, *, breaks: str = "", held: bool = True) -> Experiment:
+    settings = {"breaks": breaks, "held": held}
+    return Sample(number, name, "What if?", "Nothing.", "Two of them.", "A lot.", settings, {"extra": 1})
+
+
+def test_a_result_says_how_it_came_about(tmp_path: Path) -> None:
+    result = runs.run(sample(), quick=True, out=tmp_path)
+    assert result["ok"]
+    assert result["command"] == "fencepost lab run pause --quick"
+    assert {"python", "fencepost"} <= set(result["versions"])
+    assert result["machine"]["cpus"]
+    assert (tmp_path / "pause-one.svg").read_text("utf-8").startswith("<svg")
+    assert json.loads((tmp_path / "pause.json").read_text("utf-8")) == result
+
+
+@pytest.mark.parametrize(("breaks", "why"), [("politely", "sqlite://"), ("badly", "ZeroDivisionError: by mistake")])
+def test_an_experiment_that_breaks_off_is_a_claim_that_did_not_hold(tmp_path: Path, breaks: str, why: str) -> None:
+    result = runs.run(sample(breaks=breaks), out=tmp_path)
+    assert not result["ok"]
+    assert why in result["claims"][0]["evidence"]
+
+
+def test_an_experiment_that_claims_nothing_has_not_succeeded() -> None:
+    assert not Outcome().ok
+
+
+def test_a_password_in_a_url_is_not_kept(tmp_path: Path) -> None:
+    experiment = sample()
+    experiment.full["backends"] = ["redis"]
+    runs.run(experiment, backend="redis://me:secret@127.0.0.1:1/0", out=tmp_path)
+    assert "secret" not in (tmp_path / "pause.json").read_text("utf-8")
+
+
+def test_the_same_figures_give_the_same_plot() -> None:
+    assert drawn("x").svg == drawn("x").svg
+
+
+def written(folder: Path) -> tuple[str, str]:
+    runs.run(sample("pause", 1), out=folder)
+    runs.run(sample("release", 3, held=False), out=folder)
+    markdown, page = report.write(folder, folder / "report")
+    assert {path.name for path in (folder / "report").iterdir()} == {
+        *("report.md", "report.html", "pause.json", "release.json"),
+        *("pause-one.svg", "pause-two.svg", "release-one.svg", "release-two.svg"),
+    }
+    return markdown.read_text("utf-8"), page.read_text("utf-8")
+
+
+def test_the_report_has_every_figure_with_its_command(tmp_path: Path) -> None:
+    text, page = written(tmp_path)
+    for said in ("fencepost lab run pause", "fencepost lab run release", "What if?", "2.0 &lt; 3", "1.235", "0 of 5"):
+        assert said in page
+    assert "1 of 2 claims held" in text
+    assert "NOT as claimed" in page
+    assert "not measured yet" in text
+    for name in ("pause-one.svg", "pause-two.svg", "release-one.svg"):
+        assert f"]({name})" in text
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    _, page = written(tmp_path)
+    assert page.count("<svg ") == 4
+    assert not re.findall(r'(?:src|href)="(?!#|\w+\.json")[^"]*"', page)
+    assert not re.search(r"@import|url\((?!#)", page)
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert all(anchor in ids for anchor in re.findall(r'<a href="#([^"]*)"', page))
+    assert "<b>" not in page
+
+
+def test_the_page_fits_a_phone_and_a_dark_room(tmp_path: Path) -> None:
+    needs("CHROMEDRIVER")
+    written(tmp_path)
+    with Browser() as browser:
+        browser.looks(390, 844, prefers_color_scheme="dark")
+        browser.open(f"file://{tmp_path}/report/report.html")
+        assert browser.run("return document.documentElement.scrollWidth") == 390
+        paper, ink = browser.run(
+            "const shown = getComputedStyle(document.body);"
+            "const text = getComputedStyle(document.querySelector('svg.plot text'));"
+            "return [shown.backgroundColor, text.fill]"
+        )
+        light = [sum(map(int, re.findall(r"\d+", colour))) for colour in (paper, ink)]
+        assert light[0] < 200 < 500 < light[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("run paus", "did you mean 'pause'?"),
+        ("run nothing-like-it", "there are pause, "),
+        ("run pause --backend redi", "name one of sqlite, redis"),
+        ("run pause --backend redi://x", "did you mean 'redis://'?"),
+        ("run release --backend redis", "run it without --backend"),
+        ("run pause --backend sqlite --out /dev/null/x", "choose another --out"),
+        ("report --from /dev/null/x", "fencepost lab run all"),
+    ],
+)
+def test_a_mistake_is_named_with_the_next_step(words: str, complaint: str) -> None:
+    done = lab(*words.split())
+    assert done.code == 2
+    assert complaint in done.said
+
+
+def test_the_list_names_every_experiment() -> None:
+    listed = lab("list", "--json").facts
+    assert [each["name"] for each in listed][:1] == ["pause"]
+    assert all(each["question"] and each["claim"] for each in listed)
+
+
+def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pause.json").write_text("{", "utf-8")
+    with pytest.raises(ConfigError, match=r"pause\.json"):
+        report.load(tmp_path)
+
+
+def test_every_figure_of_the_committed_report_carries_its_command() -> None:
+    results = report.load(DOCS) if DOCS.exists() else []
+    text = (DOCS / "report.md").read_text("utf-8") if results else ""
+    known = set()
+    for result in results:
+        assert result["command"].startswith(f"fencepost lab run {result['experiment']}")
+        assert result["command"] in text
+        assert result["ok"], f"{result['experiment']} was committed although it is not as claimed"
+        known |= {report.picture(result, plot) for plot in result["plots"]}
+    assert {path.name for path in DOCS.glob("*.svg")} == known
