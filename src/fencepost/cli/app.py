@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "fencepost.cli.demo",
     "worker": "fencepost.cli.worker",
     "contend": "fencepost.cli.contend",
+    "gen": "fencepost.cli.gen",
     "resource": "fencepost.cli.resource",
     "guard": "fencepost.cli.guard",
     "sim": "fencepost.cli.sim",

@@ -1,0 +1,1 @@
+"""``fencepost gen``: millions of held locks, the same ones for the same seed."""
