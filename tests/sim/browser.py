@@ -69,6 +69,15 @@ class Browser(Server):
         found = self._in("POST", "/element", {"using": "css selector", "value": css})[_ELEMENT]
         self._in("POST", f"/element/{found}/click", {})
 
+    @contextmanager
+    def inside(self, css: str) -> Iterator[None]:
+        """Click and read in an embedded page."""
+        self._in("POST", "/frame", {"id": self._in("POST", "/element", {"using": "css selector", "value": css})})
+        try:
+            yield
+        finally:
+            self._in("POST", "/frame/parent", {})
+
     def choose(self, css: str, value: str) -> None:
         """Pick an option of a select by its value, as with the mouse."""
         self.click(f'{css} option[value="{value}"]')
@@ -80,6 +89,10 @@ class Browser(Server):
 
     def run(self, script: str) -> Any:
         return self._in("POST", "/execute/sync", {"script": script, "args": []})
+
+    def later(self, script: str) -> Any:
+        """What the script passes to ``done``."""
+        return self._in("POST", "/execute/async", {"script": f"const done = arguments[0]; {script}", "args": []})
 
     def text(self, css: str) -> str:
         """What a person reads there, '' if there is nothing."""
@@ -96,17 +109,18 @@ class Browser(Server):
 
     def looks(self, width: int, height: int, **features: str) -> None:
         """Another screen, as a phone's, and what its user prefers: ``prefers_color_scheme="dark"``..."""
-        self._cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        screen: dict[str, object] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._cdp("Emulation.setDeviceMetricsOverride", **screen)
         wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self._cdp("Emulation.setEmulatedMedia", features=wanted)
 
     def plain(self) -> None:
         """The screen that it was started with, and nothing preferred or remembered."""
-        self.run("localStorage.clear()")
+        self.run("try { localStorage.clear() } catch { /* a blank page has none */ }")
         self._cdp("Emulation.clearDeviceMetricsOverride")
         self._cdp("Emulation.setEmulatedMedia", features=[])
 
-    def saves(self, folder: Path) -> None:
+    def allow(self, folder: Path) -> None:
         """Let downloads go there, and the page read and write the clipboard."""
         self._cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         self._cdp("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])

@@ -156,16 +156,3 @@ def test_a_history_that_only_clients_wrote_shows_the_overlap(browser: Browser, t
         wait_score(browser, accepted="2", corrupted="1")
         assert browser.run("return document.querySelectorAll('.bar.belief').length") == 2
         assert browser.run("return document.querySelectorAll('#timeline .overdue').length") == 1
-
-
-def test_it_fits_a_narrow_phone(browser: Browser, page: str) -> None:
-    browser.open(page)
-    wait_score(browser, accepted="0")
-    # A window has a least width; a frame of the page's own has none.
-    browser.run(
-        "const f = document.createElement('iframe'); f.id = 'phone'; f.width = 360; f.height = 740;"
-        "f.src = location.pathname + '?phone#story=gc-pause&v=1&t=12'; document.body.append(f)"
-    )
-    inside = "document.querySelector('#phone').contentDocument"
-    browser.wait(f"{inside}.querySelector('[data-score=refused]')?.innerText === '1'")
-    assert browser.run(f"return {inside}.documentElement.scrollWidth") <= 360

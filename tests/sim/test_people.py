@@ -1,0 +1,208 @@
+"""The page for everybody: with a keyboard, a screen reader, a phone, in the dark, without motion; and soon there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.lab.servers.processes import Missing, program
+from tests.conftest import unavailable
+from tests.sim.browser import Browser, wait_score
+
+DESKTOP, PHONE = (1300, 1000), (360, 740)
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    try:
+        return Path(program("AXE")).read_text("utf-8")
+    except Missing as missing:
+        unavailable(str(missing))
+
+
+def serious(browser: Browser, axe: str) -> list[str]:
+    """What axe-core finds that keeps people out: its rule, its weight, and where."""
+    found: dict[str, Any] = browser.later(
+        f"{axe}; axe.run(document, {{resultTypes: ['violations']}})"
+        ".then((found) => done({violations: found.violations, passes: found.passes.length}))"
+    )
+    assert found["passes"] > 10, "axe looked at next to nothing"
+    return [
+        f"{each['id']} ({each['impact']}): {node['target']}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_nothing_serious_keeps_anybody_out(
+    browser: Browser, page: str, axe: str, screen: tuple[int, int], scheme: str
+) -> None:
+    browser.looks(*screen, prefers_color_scheme=scheme)
+    browser.open(f"{page}#story=gc-pause&v=0&t=9")
+    wait_score(browser, corrupted="1")
+    ground = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(238, 241, 244)", "dark": "rgb(12, 17, 22)"}[scheme]
+    assert serious(browser, axe) == []
+    browser.press("?")
+    browser.wait("document.querySelector('#keys').open")
+    assert serious(browser, axe) == []
+
+
+def test_axe_would_notice(browser: Browser, page: str, axe: str) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    browser.run("document.querySelector('#ttl').parentElement.replaceWith(document.querySelector('#ttl'))")
+    assert any("label" in each for each in serious(browser, axe))
+
+
+def test_it_fits_a_narrow_phone_and_everything_is_in_reach(browser: Browser, page: str) -> None:
+    browser.looks(*PHONE)
+    browser.open(f"{page}#story=gc-pause&v=1&t=12")
+    wait_score(browser, refused="1")
+    assert browser.run("return [innerWidth, document.documentElement.scrollWidth]") == [360, 360]
+    assert browser.run("return document.querySelector('#play').getBoundingClientRect().bottom") < 740
+    browser.click("#sandbox")
+    browser.wait("document.querySelector('#story').value === '*own'")
+    browser.click('.card[data-who="C"] .badge')
+    browser.click('.card[data-who="C"] [data-do="acquire"]')
+    wait_score(browser, holder="C")
+    browser.click("#play")
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, page: str) -> None:
+    browser.looks(*DESKTOP, prefers_color_scheme="dark")
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    paper = "getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()"
+    assert browser.run(f"return {paper}") == "#12181e"
+    browser.click("#theme")
+    assert browser.run(f"return {paper}") == "#ffffff"
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    assert browser.run(f"return {paper}") == "#ffffff"
+
+
+@pytest.mark.parametrize(("motion", "smooth"), [("no-preference", True), ("reduce", False)])
+def test_who_wants_no_motion_gets_steps(browser: Browser, page: str, motion: str, smooth: bool) -> None:
+    browser.looks(*DESKTOP, prefers_reduced_motion=motion)
+    browser.open(f"{page}#story=gc-pause&v=0")
+    wait_score(browser, accepted="0")
+    browser.click("#play")
+    shown = browser.later(
+        "const seen = new Set(); const clock = document.querySelector('#clock');"
+        "const look = () => { seen.add(clock.innerText);"
+        " parseFloat(clock.innerText) < 1.5 ? requestAnimationFrame(look) : done([...seen]) }; look()"
+    )
+    assert (len(shown) > 5) is smooth, shown
+    assert browser.run("return document.getAnimations().length") == 0
+
+
+def test_what_happens_is_said_aloud(browser: Browser, page: str) -> None:
+    browser.open(f"{page}#story=gc-pause&v=1&t=8.05")
+    wait_score(browser, refused="0")
+    assert browser.run("return document.querySelector('#live').getAttribute('aria-live')") == "polite"
+    for _ in range(3):
+        browser.click("#next")
+    browser.wait("document.querySelector('#live').textContent.includes('Refused: write of A with token 1, mark 2')")
+    said = browser.run("return document.querySelector('#timeline').getAttribute('aria-label')")
+    assert "Holder: B. Mark 2, value 1, 1 refused, 0 corrupted." in said
+
+
+CLIENT = ("acquire a", "read e", "write w", "rmw m", "release r", "pause g", "cut p", "kill k", "skew s")
+ACTIONS = dict(each.split() for each in CLIENT)
+SERVICE = {"kill": "K", "failover": "F", "jump": "J", "lose": "L"}
+FOCUS = {
+    "t": "#ttl",
+    "y": '.chosen [data-amount="pause"]',
+    "Y": '.chosen [data-amount="skew"]',
+    "j": '[data-amount="jump"]',
+}
+EFFECTS = {
+    "c": "!document.querySelector('#startclock').checked",
+    "q": "document.querySelector('#keeplater').checked",
+    "3": "document.querySelector('.card.chosen').dataset.who === 'C'",
+    "1": "document.querySelector('.card.chosen').dataset.who === 'A'",
+    "]": "document.querySelector('#speed').value === '2'",
+    "[": "document.querySelector('#speed').value === '1'",
+    "End": "document.querySelector('#clock').innerText.startsWith('12.000')",
+    "Home": "document.querySelector('#clock').innerText.startsWith('0.000')",
+    "ArrowRight": "document.querySelector('#clock').innerText.startsWith('0.100')",
+    "ArrowLeft": "document.querySelector('#clock').innerText.startsWith('0.000')",
+    ".": "document.querySelector('#clock').innerText > '0.001'",
+    ",": "document.querySelector('#clock').innerText.startsWith('0.000')",
+    " ": "document.querySelector('#play').innerText === '‖ Pause'",
+    "0": "document.querySelector('#timeline .axis').textContent.includes('11 s')",
+    "+": "!document.querySelector('#timeline .axis').textContent.includes('11 s')",
+    "-": "document.querySelector('#timeline .axis').textContent.includes('11 s')",
+    "v": "document.querySelector('#variants [aria-pressed=true]').innerText === 'Fencing on'",
+    "f": "document.querySelector('#fencing').value === 'noseq'",
+    "u": "document.querySelector('#fencing').value === 'enter'",
+    "b": "document.querySelector('#backend').value === 'redlock'",
+    "n": "!document.querySelector('#renew').checked",
+    "d": "document.documentElement.dataset.theme === 'dark'",
+    "l": "document.querySelector('#share').innerText !== 'Copy link'",
+    "o": "document.querySelector('#story').value === 'gc-pause'",
+    "x": "document.querySelector('#story').value === '*own'",
+}
+"""A key -> what is true once it was pressed, in this order, on the first scenario."""
+ELSEWHERE = {"?", "E", "G", "I"}
+"""The list itself, and what saves and opens files."""
+CODES = {"End": "\ue010", "Home": "\ue011", "ArrowLeft": "\ue012", "ArrowRight": "\ue014", "Escape": "\ue00c"}
+
+
+def test_there_is_a_key_for_everything(browser: Browser, page: str) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    browser.press("?")
+    browser.wait("document.querySelector('#keys').open")
+    listed = browser.run("return [...document.querySelectorAll('#keylist kbd')].map((each) => each.innerText)")
+    names = {" ": "Space", "ArrowLeft": "←", "ArrowRight": "→", "-": "\N{MINUS SIGN}", "1": "1 to 4"}
+    tried = [*EFFECTS, *ACTIONS.values(), *SERVICE.values(), *FOCUS, *ELSEWHERE]
+    shown = {names.get(key, f"Shift {key}" if key.isalpha() and key.isupper() else key) for key in tried if key != "3"}
+    assert set(listed) == shown
+    browser.press(CODES["Escape"])
+    browser.wait("!document.querySelector('#keys').open")
+
+    for key, holds in EFFECTS.items():
+        browser.press(CODES.get(key, key))
+        browser.wait(holds, timeout=10)
+        if key == " ":
+            browser.press(" ", CODES["Home"])
+    for key, css in FOCUS.items():
+        browser.press(key)
+        browser.wait(f"document.activeElement === document.querySelector({json.dumps(css)})")
+        browser.press(CODES["Escape"])
+    count = "document.querySelectorAll('.action').length"
+    for number, key in enumerate([*ACTIONS.values(), *SERVICE.values()], 1):
+        browser.press(key)
+        browser.wait(f"{count} === {number}", timeout=10)
+    scenario = browser.run(
+        "const text = new URLSearchParams(location.hash.slice(1)).get('s').replaceAll('-', '+').replaceAll('_', '/');"
+        "return JSON.parse(atob(text)).actions.map((each) => `${each.who} ${each.do}`)"
+    )
+    assert scenario == [f"A {do}" for do in ACTIONS] + [f"service {do}" for do in SERVICE]
+    browser.press("?")
+    browser.click("#single")
+    browser.click("#closekeys")
+    browser.press("x")
+    assert browser.run(f"return {count}") == len(scenario)
+
+
+def test_the_first_paint_is_soon(browser: Browser, page: str) -> None:
+    """Under a second; the best of three, for the machine has other things to do."""
+    paints = []
+    for _ in range(3):
+        browser.open(page)
+        wait_score(browser, accepted="0")
+        browser.wait("performance.getEntriesByName('first-contentful-paint').length")
+        paints.append(browser.run("return performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+    assert min(paints) < 1000, paints
+    loaded = browser.run(
+        "return performance.getEntriesByType('resource').map((each) => [each.name, each.decodedBodySize])"
+    )
+    assert all(name.startswith(page) for name, _ in loaded), loaded
+    assert sum(size for _, size in loaded) < 200_000
