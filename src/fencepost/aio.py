@@ -54,7 +54,7 @@ class Lease(Held):
 class _Body:
     """The body of one ``async with``, which losing the lease cancels. Modelled on asyncio.Timeout."""
 
-    __slots__ = ("cancelled", "late", "lease", "pending", "task")
+    __slots__ = ("before", "cancelled", "late", "lease", "pending", "task")
 
     def __init__(self, lease: Lease) -> None:
         task = asyncio.current_task()
@@ -64,6 +64,7 @@ class _Body:
         self.pending = task.cancelling()
         self.cancelled = False
         self.late: asyncio.CancelledError | None = None
+        self.before = lease._on_loss  # of the block around this one, where it holds the same lease
         lease._on_loss = self._cancel
 
     def _cancel(self) -> None:
@@ -72,7 +73,7 @@ class _Body:
 
     async def leave(self) -> bool:
         """Undo our own cancellation; say whether somebody else cancelled the task as well."""
-        self.lease._on_loss = None
+        self.lease._on_loss = self.before
         if not self.cancelled:
             return False
         try:
@@ -85,14 +86,20 @@ class _Body:
 class Lock:
     """A lock to be held for a block or a call: ``async with lock as lease`` or ``@lock``."""
 
-    def __init__(self, locks: "Locks", name: str, options: dict[str, Any]) -> None:
+    def __init__(self, locks: "Locks", name: str, options: dict[str, Any], reentrant: bool = False) -> None:
         self._locks = locks
         self._options = options
+        self._reentrant = reentrant
         self._bodies: dict[asyncio.Task[Any], list[_Body]] = {}
         self.name = name
 
     async def __aenter__(self) -> Lease:
-        lease = await self._locks.acquire(self.name, **self._options)
+        task, entered = asyncio.current_task(), self._locks._core.entered
+        lease = entered.again(task, self.name) if self._reentrant else None
+        if lease is None:
+            lease = await self._locks.acquire(self.name, **self._options)
+            if self._reentrant:
+                entered.first(task, lease)
         body = _Body(lease)
         self._bodies.setdefault(body.task, []).append(body)
         ambient.push(lease)
@@ -144,13 +151,16 @@ class Locks:
         timeout: float | timedelta | None = None,
         renew: bool = True,
         max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
     ) -> Lock:
         """A lock for ``async with`` blocks and decorators; see ``acquire`` for the options.
 
         Losing the lease cancels the block, which then raises LeaseLost unless it raised something
-        else itself.
+        else itself. With ``reentrant`` a task that holds the lock, by a lock that is re-entrant too, enters
+        again under the same lease; the outermost block decides its options, and releases it.
         """
-        return Lock(self, name, {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold})
+        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold}
+        return Lock(self, name, options, reentrant)
 
     async def acquire(
         self,

@@ -15,7 +15,12 @@ def push(lease: Lease) -> None:
 def pop(lease: Lease) -> None:
     """The block ends."""
     # Not ContextVar.reset: a generator may leave its block in another context than it entered it.
-    _held.set(tuple(each for each in _held.get() if each is not lease))
+    held = list(_held.get())
+    for place in reversed(range(len(held))):
+        if held[place] is lease:
+            del held[place]  # this block only: one around it may hold the same lease
+            break
+    _held.set(tuple(held))
 
 
 def held() -> tuple[Lease, ...]:

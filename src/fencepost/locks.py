@@ -17,6 +17,7 @@ from fencepost.drive import Driver, Ended, Waits
 from fencepost.errors import BackendError, ConfigError, LeaseLost, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.lease import Grant
+from fencepost.reentrant import Entered
 from fencepost.renewals import Held, Renewals
 from fencepost.rule import MAX_TOKEN
 
@@ -71,6 +72,7 @@ class Core(Generic[L]):
         self._closed = False
         self._waits = Waits()
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
+        self.entered: Entered[L] = Entered()
         _cores.add(self)
 
     def _ttl(self, ttl: float | timedelta) -> float:
@@ -179,6 +181,7 @@ class Core(Generic[L]):
             return False
         lease._end(why)
         lease.ended = why
+        lease._holds = 0
         self._renewals.forget(lease)
         try:
             released = await self.backend.release(lease.name, lease.holder, lease.token)
@@ -204,6 +207,9 @@ class Core(Generic[L]):
     async def finish(self, lease: L) -> LeaseLost | None:
         """Release at the end of a block; what the block must raise if it raised nothing itself."""
         why = lease.over
+        if lease._holds > 1:  # the block around this one goes on, and must know too
+            lease._holds -= 1
+            return LeaseLost(lease.name, lease.token, why) if why else None
         if why == _RELEASED:
             return None
         released = await self._release_quietly(lease)

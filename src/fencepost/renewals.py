@@ -39,13 +39,14 @@ class Keeper(Protocol):
 class Held(Lease):
     """A lease, with what it takes to renew it and to tell of its end."""
 
-    __slots__ = ("_core", "_due", "_on_loss", "_renew_until", "_signal")
+    __slots__ = ("_core", "_due", "_holds", "_on_loss", "_renew_until", "_signal")
 
     def __init__(self, core: Keeper, name: str, holder: str, grant: Grant, renew: bool, max_hold: float | None) -> None:
         super().__init__(name, holder, grant, core.driver.now)
         self._core = core
         self._signal: Signal | None = None
         self._on_loss: Callable[[], None] | None = None
+        self._holds = 1  # the blocks of a re-entrant lock that are inside
         self._renew_until = (inf if max_hold is None else grant.since + max_hold) if renew else -inf
         self._schedule(grant.since)
 

@@ -57,15 +57,21 @@ class Lease(Held):
 class Lock:
     """A lock to be held for a block or a call: ``with lock as lease`` or ``@lock``. Use it as often as you like."""
 
-    def __init__(self, locks: "Locks", name: str, options: dict[str, Any]) -> None:
+    def __init__(self, locks: "Locks", name: str, options: dict[str, Any], reentrant: bool = False) -> None:
         self._locks = locks
         self._options = options
+        self._reentrant = reentrant
         self._held: dict[int, list[Lease]] = {}  # by thread: one Lock serves many at once
         self.name = name
 
     def __enter__(self) -> Lease:
-        lease = self._locks.acquire(self.name, **self._options)
-        self._held.setdefault(threading.get_ident(), []).append(lease)
+        thread, entered = threading.get_ident(), self._locks._core.entered
+        lease = entered.again(thread, self.name) if self._reentrant else None
+        if lease is None:
+            lease = self._locks.acquire(self.name, **self._options)
+            if self._reentrant:
+                entered.first(thread, lease)
+        self._held.setdefault(thread, []).append(lease)
         ambient.push(lease)
         return lease
 
@@ -111,13 +117,16 @@ class Locks:
         timeout: float | timedelta | None = None,
         renew: bool = True,
         max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
     ) -> Lock:
         """A lock for ``with`` blocks and decorators; see ``acquire`` for the options.
 
         Leaving the block raises LeaseLost if the lease was lost during it and the block itself
-        raised nothing.
+        raised nothing. With ``reentrant`` a thread that holds the lock, by a lock that is re-entrant too,
+        enters again under the same lease; the outermost block decides its options, and releases it.
         """
-        return Lock(self, name, {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold})
+        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold}
+        return Lock(self, name, options, reentrant)
 
     def acquire(
         self,
