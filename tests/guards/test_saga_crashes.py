@@ -1,6 +1,8 @@
 """kill -9 at every commit of a saga, and of a run once, enumerated: each effect once, or fully undone."""
 
+import os
 import secrets
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,6 +14,7 @@ import psycopg
 import pytest
 
 import fencepost
+from fencepost.errors import LeaseLost, StaleToken
 from fencepost.once import once
 from fencepost.saga import Compensated, Saga, Step, Stuck, Task
 from tests.guards.mortal import Connect, Fate, lives, postgres_schema, sqlite_file
@@ -23,7 +26,7 @@ class World:
     def __init__(self, connect: Connect, folder: Path, *, placeholder: str) -> None:
         self.connect = connect
         self._bank = str(folder / "bank.sqlite3")
-        self._locks = f"sqlite:{folder / 'locks.sqlite3'}"
+        self.url = f"sqlite:{folder / 'locks.sqlite3'}"
         self._put = f"INSERT INTO effect VALUES ({placeholder}, {placeholder})"
         self._take = f"DELETE FROM effect WHERE id = {placeholder} AND name = {placeholder}"
         self._find = f"SELECT name FROM effect WHERE id = {placeholder} ORDER BY name"
@@ -32,7 +35,7 @@ class World:
             bank.execute("CREATE TABLE switch (undo_fails INTEGER)")
 
     def locks(self) -> Any:
-        return fencepost.connect(self._locks)
+        return fencepost.connect(self.url)
 
     def free(self, id: str) -> None:
         """What the end of the ttl does, only sooner."""
@@ -157,6 +160,36 @@ def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> N
     world.closes_for_refunds(True)
     # six as above, the turn, pack undone, the refund refused, the word that it is stuck
     assert every_moment(run, go_on) == 20
+
+
+def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -> None:
+    id = secrets.token_hex(4)
+    child = os.fork()
+    if child == 0:
+        saga = world.saga(Fate(), fails=False)
+        charge = saga.steps["charge"].do
+
+        def stop(task: Task) -> None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            charge(task)
+
+        saga.steps["charge"] = Step("charge", stop, external=True)
+        try:
+            with fencepost.connect(world.url, ttl=1) as locks, closing(world.connect(Fate())) as conn:
+                saga.run(locks, conn, id)
+        except (StaleToken, LeaseLost):
+            os._exit(77)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), "it was stopped in the middle of the saga"
+    with world.locks() as locks, closing(world.connect(Fate())) as conn:
+        world.saga(Fate(), fails=False).run(locks, conn, id)
+        before = world.saga(Fate(), fails=False).find(conn, id)
+        os.kill(child, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
+        assert world.saga(Fate(), fails=False).find(conn, id) == before
+    assert world.effects(id) == ["charge", "pack", "reserve", "ship"]
 
 
 def test_a_run_once_is_neither_lost_nor_doubled(world: World) -> None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "gen": "fencepost.cli.gen",
     "resource": "fencepost.cli.resource",
     "guard": "fencepost.cli.guard",
+    "saga": "fencepost.cli.saga",
     "sim": "fencepost.cli.sim",
     "check": "fencepost.cli.check",
     "lab": "fencepost.cli.lab",

@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +11,9 @@ from urllib.parse import urlsplit
 import typer
 
 from fencepost.cli import exits
+from fencepost.cli.database import connected
 from fencepost.cli.options import Duration, Json
-from fencepost.errors import BackendError, ConfigError
+from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook
 from fencepost.rule import Stamp
 
@@ -156,7 +156,7 @@ def reset(
 
 
 def _run(url: str, statements: list[str]) -> None:
-    with _sqlite(url) if url.startswith("sqlite:") else _postgres(url) as conn:
+    with connected(url) as conn:
         for statement in statements:
             conn.execute(statement)
 
@@ -167,12 +167,12 @@ def _raise(url: str, resource: str, above: int, hooks: Iterable[Hook]) -> Stamp:
     if url.startswith(("postgres://", "postgresql://")):
         from fencepost.guards import postgres
 
-        with _postgres(url) as conn:
+        with connected(url) as conn:
             mark = postgres.reset(conn, resource, above, hooks=hooks)
     elif url.startswith("sqlite:"):
         from fencepost.guards import sqlite
 
-        with _sqlite(url) as conn:
+        with connected(url) as conn:
             mark = sqlite.reset(conn, resource, above, hooks=hooks)
     else:
         mark = _guard(url, hooks).reset(resource, above)
@@ -203,29 +203,3 @@ def _guard(url: str, hooks: Iterable[Hook]) -> Any:
 
         return file.Guard(place.path, hooks=hooks)
     raise ConfigError(f"no marks in {place.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")
-
-
-@contextmanager
-def _postgres(url: str) -> Iterator[Any]:
-    import psycopg
-
-    try:
-        with psycopg.connect(url) as conn:
-            yield conn
-    except psycopg.Error as error:
-        # libpq's messages name host and user, never the password.
-        raise BackendError(f"Postgres: {error}", backend="postgres", ambiguous=False) from None
-
-
-@contextmanager
-def _sqlite(url: str) -> Iterator[Any]:
-    import sqlite3
-
-    path = url.removeprefix("sqlite:").removeprefix("//")
-    if not path:
-        raise ConfigError("name the file: sqlite:///path/to/app.sqlite3")
-    try:
-        with closing(sqlite3.connect(path, timeout=30)) as conn, conn:
-            yield conn
-    except sqlite3.Error as error:
-        raise BackendError(f"SQLite: {error}", backend="sqlite", ambiguous=False) from None

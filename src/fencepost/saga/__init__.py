@@ -12,79 +12,21 @@ before it are undone in reverse. Where it stands is a row in your database, whic
 step's own effect, and only for the holder of the saga's lease.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from fencepost import check
 from fencepost.drive import run as _run
 from fencepost.drive import settle
-from fencepost.errors import ConfigError, FencepostError, LeaseLost, NotAcquired, StaleToken
+from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
 from fencepost.guards.connections import is_async, opened, within
 from fencepost.lease import Lease
-from fencepost.saga import ledger
+from fencepost.saga import ledger, moves
 from fencepost.saga.ledger import Record, State
+from fencepost.saga.step import Compensated, Step, Stuck, Task, plain, word
 
 __all__ = ["Compensated", "Record", "Saga", "State", "Step", "Stuck", "Task"]
-
-
-class Compensated(FencepostError):
-    """A step failed, and everything before it was undone: nothing of the saga is left."""
-
-    def __init__(self, saga: str, id: str, error: str) -> None:
-        super().__init__(f"saga {saga} {id} was compensated: {error}; begin it again under another id")
-        self.saga = saga
-        self.id = id
-        self.error = error
-
-
-class Stuck(FencepostError):
-    """An undo failed: what is left needs somebody's hand."""
-
-    def __init__(self, saga: str, id: str, error: str) -> None:
-        super().__init__(
-            f"saga {saga} {id} is stuck: {error}; put the cause right and 'fencepost saga retry', or undo it by hand "
-            f"and 'fencepost saga skip'"
-        )
-        self.saga = saga
-        self.id = id
-        self.error = error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a step is given."""
-
-    id: str
-    args: Any
-    results: Mapping[str, Any]
-    """What the steps before it came to; for an undo, its own result too, unless it is not known to have happened."""
-    key: str
-    """The same at every attempt at this step of this saga: the Idempotency-Key for effects elsewhere."""
-    conn: Any
-    """The connection, inside the transaction that also records the step; None for an external step."""
-    lease: Lease
-
-    def headers(self) -> dict[str, str]:
-        """For requests to other services: the key, and the stamp by which a guard there refuses a zombie."""
-        return {**self.lease.headers(), "Idempotency-Key": self.key}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One local transaction, and what undoes it.
-
-    ``do`` is given a Task and returns its result, anything that JSON can carry; to fail, it raises. With ``external``
-    its effect is not in this database: it is called in no transaction, and may be called again with the same key after
-    a crash; its ``undo`` may be called although it never happened.
-    """
-
-    name: str
-    do: Callable[[Task], Any]
-    undo: Callable[[Task], Any] | None = None
-    external: bool = False
 
 
 class Saga:
@@ -95,8 +37,8 @@ class Saga:
     """
 
     def __init__(self, name: str, steps: Sequence[Step]) -> None:
-        self.name = _word(name, "saga's name")
-        self.steps = {_word(step.name, "step's name"): step for step in steps}
+        self.name = word(name, "saga's name")
+        self.steps = {word(step.name, "step's name"): step for step in steps}
         if not steps or len(self.steps) < len(steps):
             raise ConfigError(f"saga {name!r} needs at least one step, and each a name of its own")
 
@@ -127,11 +69,11 @@ class Saga:
 
     def retry(self, locks: Any, conn: Any, id: str) -> Any:
         """Try a stuck saga's undo again, and go on with any other that was interrupted. Raises as ``run`` does."""
-        return self._face(conn, self._held(locks, conn, id, ..., {}, _unstick))
+        return self._face(conn, self._held(locks, conn, id, ..., {}, moves.unstick))
 
     def compensate(self, locks: Any, conn: Any, id: str) -> Any:
         """Undo a saga that is under way instead of going on with it: it ends with Compensated, or Stuck."""
-        return self._face(conn, self._held(locks, conn, id, ..., {}, _turn_by_hand))
+        return self._face(conn, self._held(locks, conn, id, ..., {}, moves.turn_back))
 
     def skip(self, locks: Any, conn: Any, id: str, step: str) -> Any:
         """Take a stuck step as undone, by somebody's hand, and go on undoing the others. Raises as ``run`` does."""
@@ -140,7 +82,7 @@ class Saga:
             if record.state != "stuck" or record.step != step:
                 raise ConfigError(f"saga {self.name} {id} is not stuck at {step!r}; see 'fencepost saga show'")
             record.undone.append(step)
-            _unstick(record)
+            moves.unstick(record)
 
         return self._face(conn, self._held(locks, conn, id, ..., {}, skip))
 
@@ -182,13 +124,13 @@ class Saga:
         lock = locks.lock(name, **options)
         if hasattr(lock, "__aenter__") is not is_async(conn):
             raise ConfigError("an asyncio connection takes the locks of fencepost.aio, and a blocking one the others")
-        start = Record(self.name, id, list(self.steps), None if args is ... else _plain(args, "args"))
+        start = Record(self.name, id, list(self.steps), None if args is ... else plain(args, "args"))
         async with within(lock) as lease:
             async with ledger.moving(conn, start, lease) as record:
                 self._same(record, start, args, new=change is None and args is not ...)
                 if change is not None:
                     change(record)
-                    _settle(record)
+                    moves.settle(record)
             return await self._drive(conn, record, lease)
 
     def _same(self, record: Record, start: Record, args: Any, *, new: bool) -> None:
@@ -199,7 +141,7 @@ class Saga:
                 f"saga {self.name} {record.id} was begun with the steps {record.steps}, and this program has "
                 f"{start.steps}; finish it with the program that began it"
             )
-        if args not in (..., None) and record.args != _plain(args, "args"):
+        if args not in (..., None) and record.args != plain(args, "args"):
             raise ConfigError(f"saga {self.name} {record.id} was begun with other args: {record.args!r}")
 
     async def _drive(self, conn: Any, record: Record, lease: Lease) -> dict[str, Any]:
@@ -215,11 +157,12 @@ class Saga:
             except _Failed as failed:
                 cause = failed.cause
                 async with ledger.moving(conn, record, lease) as record:
-                    _failed(record, step, cause)
+                    moves.failed(record, step.name, cause)
         if record.state == "done":
             return record.results
-        kind = Compensated if record.state == "compensated" else Stuck
-        raise kind(self.name, record.id, record.error or "") from cause
+        if record.state == "stuck":
+            raise Stuck(self.name, record.id, record.trouble or "") from cause
+        raise Compensated(self.name, record.id, record.error or "") from cause
 
     async def _outside(self, conn: Any, record: Record, lease: Lease, step: Step) -> Record:
         """A step whose effect is elsewhere: noted before it may happen, called in no transaction, and noted after."""
@@ -229,11 +172,11 @@ class Saga:
         lease.check()
         result = await self._call(record, lease, step, None)
         async with ledger.moving(conn, record, lease) as record:
-            _performed(record, step, result)
+            moves.performed(record, step.name, result)
         return record
 
     async def _perform(self, record: Record, lease: Lease, step: Step, conn: Any) -> None:
-        _performed(record, step, await self._call(record, lease, step, conn))
+        moves.performed(record, step.name, await self._call(record, lease, step, conn))
 
     async def _call(self, record: Record, lease: Lease, step: Step, conn: Any) -> Any:
         forward = record.state == "running"
@@ -243,7 +186,7 @@ class Saga:
         key = f"{'do' if forward else 'undo'}/{self.name}/{step.name}/{record.id}"
         task = Task(id=record.id, args=record.args, results=record.results, key=key, conn=conn, lease=lease)
         try:
-            return _plain(await settle(call(task)), f"result of {step.name!r}")
+            return plain(await settle(call(task)), f"result of {step.name!r}")
         except (LeaseLost, StaleToken):
             raise  # this coordinator was replaced: the step did not fail, and another goes on with it
         except Exception as error:
@@ -255,51 +198,3 @@ class _Failed(Exception):
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
-
-
-def _performed(record: Record, step: Step, result: Any) -> None:
-    if record.state == "running":
-        record.results[step.name] = result
-        record.begun = None
-    else:
-        record.undone.append(step.name)
-    _settle(record)
-
-
-def _failed(record: Record, step: Step, cause: Exception) -> None:
-    forward = record.state == "running"
-    record.error = f"{step.name}{'' if forward else ' could not be undone'}: {type(cause).__name__}: {cause}"
-    record.state = "compensating" if forward else "stuck"
-    _settle(record)
-
-
-def _settle(record: Record) -> None:
-    """Say so in the same transaction if that was the last step."""
-    if record.step is None and record.state in ("running", "compensating"):
-        record.state = "done" if record.state == "running" else "compensated"
-
-
-def _unstick(record: Record) -> None:
-    if record.state == "stuck":
-        record.state = "compensating"
-
-
-def _turn_by_hand(record: Record) -> None:
-    if record.state not in ("running", "stuck", "compensating"):
-        raise ConfigError(f"saga {record.saga} {record.id} is {record.state}, and stays so")
-    record.state = "compensating"
-    record.error = record.error or "turned back by hand"
-
-
-def _plain(value: Any, what: str) -> Any:
-    """A value as JSON gives it back, so that it is the same before and after a crash."""
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the {what} cannot be kept as JSON: {error}; keep the plain facts") from error
-
-
-def _word(value: str, what: str) -> str:
-    if "/" in check.name(value, what):
-        raise ConfigError(f"a {what} has no slash: {value!r}")
-    return value

@@ -51,7 +51,10 @@ class Record:
     undone: list[str] = field(default_factory=list)
     begun: str | None = None
     """A step outside this database that was begun and may have happened."""
+    trouble: str | None = None
+    """Why the undo of a step failed, while it is stuck."""
     error: str | None = None
+    """Why it was turned back."""
     at: float = 0.0
 
     @property
@@ -69,7 +72,7 @@ class Record:
         return cls(saga, id, state=state, error=error, at=at, **json.loads(body))
 
     def _row(self) -> tuple[Any, ...]:
-        keys = ("steps", "args", "results", "undone", "begun")
+        keys = ("steps", "args", "results", "undone", "begun", "trouble")
         body = json.dumps({key: getattr(self, key) for key in keys}, ensure_ascii=False)
         return self.state, body, self.error, time.time(), self.saga, self.id
 

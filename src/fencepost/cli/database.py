@@ -1,0 +1,57 @@
+"""The user's own database, SQLite or Postgres, where marks, runs and sagas are kept."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from fencepost.errors import BackendError, ConfigError
+
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        envvar="FENCEPOST_DATABASE",
+        help="postgresql://... or sqlite:///path; default: $FENCEPOST_DATABASE.",
+    ),
+]
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Any]:
+    """A connection, committed at the end of the block. Raises BackendError for what its driver raises; ConfigError."""
+    if url.startswith("sqlite:"):
+        with _sqlite(url) as conn:
+            yield conn
+    elif url.startswith(("postgres://", "postgresql://")):
+        with _postgres(url) as conn:
+            yield conn
+    else:
+        raise ConfigError(f"name the database as postgresql://... or sqlite:///path, not {url.partition(':')[0]!r}")
+
+
+@contextmanager
+def _postgres(url: str) -> Iterator[Any]:
+    import psycopg
+
+    try:
+        with psycopg.connect(url) as conn:
+            yield conn
+    except psycopg.Error as error:
+        # libpq's messages name host and user, never the password.
+        raise BackendError(f"Postgres: {error}", backend="postgres", ambiguous=False) from None
+
+
+@contextmanager
+def _sqlite(url: str) -> Iterator[Any]:
+    import sqlite3
+
+    path = url.removeprefix("sqlite:").removeprefix("//")
+    if not path:
+        raise ConfigError("name the file: sqlite:///path/to/app.sqlite3")
+    try:
+        with closing(sqlite3.connect(path, timeout=30)) as conn, conn:
+            yield conn
+    except sqlite3.Error as error:
+        raise BackendError(f"SQLite: {error}", backend="sqlite", ambiguous=False) from None

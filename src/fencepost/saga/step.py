@@ -1,0 +1,82 @@
+"""A step of a saga, what it is given, and how a saga can end badly."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fencepost import check
+from fencepost.errors import ConfigError, FencepostError
+from fencepost.lease import Lease
+
+
+class Compensated(FencepostError):
+    """A step failed, and everything before it was undone: nothing of the saga is left."""
+
+    def __init__(self, saga: str, id: str, error: str) -> None:
+        super().__init__(f"saga {saga} {id} was compensated: {error}; begin it again under another id")
+        self.saga = saga
+        self.id = id
+        self.error = error
+
+
+class Stuck(FencepostError):
+    """An undo failed: what is left needs somebody's hand."""
+
+    def __init__(self, saga: str, id: str, error: str) -> None:
+        super().__init__(
+            f"saga {saga} {id} is stuck: {error}; put the cause right and 'fencepost saga retry', or undo it by hand "
+            f"and 'fencepost saga skip'"
+        )
+        self.saga = saga
+        self.id = id
+        self.error = error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a step is given."""
+
+    id: str
+    args: Any
+    results: Mapping[str, Any]
+    """What the steps before it came to; for an undo, its own result too, unless it is not known to have happened."""
+    key: str
+    """The same at every attempt at this step of this saga: the Idempotency-Key for effects elsewhere."""
+    conn: Any
+    """The connection, inside the transaction that also records the step; None for an external step."""
+    lease: Lease
+
+    def headers(self) -> dict[str, str]:
+        """For requests to other services: the key, and the stamp by which a guard there refuses a zombie."""
+        return {**self.lease.headers(), "Idempotency-Key": self.key}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One local transaction, and what undoes it.
+
+    ``do`` is given a Task and returns its result, anything that JSON can carry; to fail, it raises. With ``external``
+    its effect is not in this database: it is called in no transaction, and may be called again with the same key after
+    a crash; its ``undo`` may be called although it never happened.
+    """
+
+    name: str
+    do: Callable[[Task], Any]
+    undo: Callable[[Task], Any] | None = None
+    external: bool = False
+
+
+def plain(value: Any, what: str) -> Any:
+    """A value as JSON gives it back, so that it is the same before and after a crash."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the {what} cannot be kept as JSON: {error}; keep the plain facts") from error
+
+
+def word(value: str, what: str) -> str:
+    """A name that has no slash, so that names put together stay apart."""
+    if "/" in check.name(value, what):
+        raise ConfigError(f"a {what} has no slash: {value!r}")
+    return value

@@ -1,0 +1,255 @@
+"""Sagas: what runs, what is undone, who may move one, and how it is driven by hand."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import fencepost
+from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
+from fencepost.saga import Compensated, Saga, Step, Stuck, Task
+
+said: list[str] = []
+
+
+def say(task: Task) -> str:
+    action, _, step, _ = task.key.split("/")
+    said.append(f"{action} {step}")
+    return step
+
+
+def fail(task: Task) -> None:
+    raise LookupError("no such thing")
+
+
+@pytest.fixture(autouse=True)
+def silence() -> None:
+    said.clear()
+
+
+@pytest.fixture
+def conn(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn:
+        yield conn
+
+
+@pytest.fixture
+def locks() -> Iterator[Any]:
+    with fencepost.connect("memory://") as locks:
+        yield locks
+
+
+def test_steps_run_in_order_and_a_finished_saga_recalls_its_results(conn: Any, locks: Any) -> None:
+    saga = Saga("order", [Step("a", say), Step("b", say, external=True), Step("c", lambda task: dict(task.results))])
+    assert saga.find(conn, "1") is None
+    for _ in range(2):
+        results = saga.run(locks, conn, "1", {"n": (1, 2)})
+        assert results == {"a": "a", "b": "b", "c": {"a": "a", "b": "b"}}
+    assert said == ["do a", "do b"]
+    assert saga.find(conn, "1").args == {"n": [1, 2]}
+
+
+def test_a_failure_undoes_in_reverse_and_is_told_again(conn: Any, locks: Any) -> None:
+    saga = Saga("order", [Step("a", say, say), Step("b", say), Step("c", say, say), Step("d", fail, say)])
+    for _ in range(2):
+        with pytest.raises(Compensated, match=r"order 1 was compensated: d: LookupError: no such thing") as caught:
+            saga.run(locks, conn, "1")
+    assert said == ["do a", "do b", "do c", "undo c", "undo a"]
+    assert caught.value.__cause__ is None, "the second time it is recalled"
+
+
+def test_an_external_step_that_failed_may_have_happened_so_it_is_undone_too(conn: Any, locks: Any) -> None:
+    def lost(task: Task) -> None:
+        say(task)
+        raise ConnectionError("no answer")
+
+    saga = Saga("order", [Step("a", say, say), Step("b", lost, say, external=True)])
+    with pytest.raises(Compensated):
+        saga.run(locks, conn, "1")
+    assert said == ["do a", "do b", "undo b", "undo a"]
+
+
+def test_a_coordinator_that_lost_its_lease_moves_nothing_and_the_step_did_not_fail(
+    conn: Any, locks: Any, tmp_path: Path
+) -> None:
+    def taken(task: Task) -> None:
+        if not said:
+            said.append("taken")
+            locks.evict(f"saga/order/{task.id}")
+            with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as other:
+                saga.run(locks, other, task.id)
+            say(task)
+
+    saga = Saga("order", [Step("a", taken, external=True), Step("b", say)])
+    with pytest.raises((StaleToken, LeaseLost)):
+        saga.run(locks, conn, "1")
+    assert said == ["taken", "do b", "do a"], "the zombie came as far as its call, and no further"
+    assert saga.run(locks, conn, "1") == {"a": None, "b": "b"}
+
+
+def test_what_cannot_be_meant_is_refused(conn: Any, locks: Any) -> None:
+    saga = Saga("order", [Step("a", say)])
+    saga.run(locks, conn, "1", {"n": 1})
+    with pytest.raises(ConfigError, match="begun with other args"):
+        saga.run(locks, conn, "1", {"n": 2})
+    with pytest.raises(ConfigError, match="begun with the steps"):
+        Saga("order", [Step("b", say)]).run(locks, conn, "1")
+    with pytest.raises(ConfigError, match="stays so"):
+        saga.compensate(locks, conn, "1")
+    with pytest.raises(ConfigError, match="there is no saga order 2"):
+        saga.retry(locks, conn, "2")
+    with pytest.raises(ConfigError, match="cannot be kept as JSON"):
+        saga.run(locks, conn, "2", object())
+    with pytest.raises(ConfigError, match="no slash"):
+        Saga("a/b", [Step("a", say)])
+    with pytest.raises(ConfigError, match="a name of its own"):
+        Saga("order", [Step("a", say), Step("a", say)])
+    with pytest.raises(ConfigError, match=r"fencepost\.aio"):
+        saga.run(fencepost.aio.connect("memory://"), conn, "2")
+    conn.execute("CREATE TABLE t (x)")
+    conn.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(ConfigError, match="in a transaction already"):
+        saga.run(locks, conn, "2")
+
+
+def test_a_saga_that_somebody_is_at_work_on_is_left_alone(conn: Any, locks: Any) -> None:
+    def interrupted(task: Task) -> None:
+        raise KeyboardInterrupt
+
+    begun = Saga("order", [Step("a", say), Step("b", interrupted)])
+    with pytest.raises(KeyboardInterrupt):
+        begun.run(locks, conn, "1")
+    saga = Saga("order", [Step("a", say), Step("b", say)])
+    with locks.lock("saga/order/1"):
+        assert saga.resume(locks, conn) == {}
+        with pytest.raises(NotAcquired):
+            saga.run(locks, conn, "1", timeout=0)
+    assert saga.resume(locks, conn) == {"1": "done"}
+    assert said == ["do a", "do b"]
+
+
+def test_asyncio_on_postgres(postgres_url: str) -> None:
+    async def say_later(task: Task) -> str:
+        await asyncio.sleep(0)
+        await task.conn.execute("SELECT 1")
+        return say(task)
+
+    async def main() -> None:
+        saga = Saga("trip", [Step("a", say_later, say_later), Step("b", fail)])
+        async with (
+            fencepost.aio.connect("memory://") as locks,
+            await psycopg.AsyncConnection.connect(postgres_url) as conn,
+        ):
+            with pytest.raises(Compensated):
+                await saga.run(locks, conn, f"trip-{os.getpid()}")
+            found = await saga.find(conn, f"trip-{os.getpid()}")
+            assert (found.state, found.undone) == ("compensated", ["a"])
+
+    asyncio.run(main())
+    assert said == ["do a", "undo a"]
+
+
+SHOP = """
+    import os, signal, sys
+    from pathlib import Path
+    from fencepost.saga import Saga, Step
+
+    def do(task):
+        with open("log", "a") as log:
+            print(task.key, file=log)
+
+    def undo(task):
+        if not Path("open").exists():
+            raise ConnectionError("the bank is closed")
+        do(task)
+
+    def ship(task):
+        if Path("die").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise LookupError("no van")
+
+    order = Saga("order", [Step("reserve", do, do), Step("charge", do, undo, external=True), Step("ship", ship)])
+"""
+
+
+def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
+    env = {
+        **os.environ,
+        "FENCEPOST_DATABASE": f"sqlite:///{tmp_path}/app.sqlite3",
+        "FENCEPOST_URL": f"sqlite:{tmp_path}/locks.sqlite3",
+    }
+
+    def cli(*args: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "fencepost", *(() if args[0] == "break" else ("saga",)), *args]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    program = (
+        "import sqlite3, sys, fencepost, shop\n"
+        f"shop.order.run(fencepost.connect(), sqlite3.connect({str(tmp_path / 'app.sqlite3')!r}), sys.argv[1])"
+    )
+
+    def shop(id: str) -> int:
+        return subprocess.run([sys.executable, "-c", program, id], cwd=tmp_path, env=env, stderr=-3).returncode
+
+    assert cli("ls") == ""
+    (tmp_path / "die").touch()
+    assert shop("41") == -signal.SIGKILL
+    assert "order 41  running at ship" in cli("ls")
+    (tmp_path / "die").unlink()
+    assert shop("42") == 1
+    assert re.search(r"order 42  stuck at charge, \d+ s: cannot undo charge: ConnectionError: the bank", cli("ls"))
+    assert [each["id"] for each in json.loads(cli("ls", "--state", "stuck", "--json"))] == ["42"]
+    shown = json.loads(cli("show", "order", "42", "--json"))
+    assert [step["state"] for step in shown["steps"]] == ["done", "done", ""]
+    assert "done      charge" in cli("show", "order", "42")
+    cli("show", "order", "43", code=2)
+
+    assert "is stuck: cannot undo charge" in cli("retry", "shop:order", "42", code=1)
+    assert "not stuck at 'reserve'" in cli("skip", "shop:order", "42", "reserve", code=2)
+    assert cli("skip", "shop:order", "42", "charge") == "compensated\n"
+    assert cli("resume", "shop:order") == "", "its lease has not run out"
+    cli("break", "saga/order/41")
+    assert cli("resume", "shop:order") == "41  stuck\n", "its coordinator was killed; its undo fails too"
+    (tmp_path / "open").touch()
+    assert "was compensated: ship: LookupError: no van" in cli("retry", "shop:order", "41", code=1)
+    assert (tmp_path / "log").read_text().split() == [
+        *("do/order/reserve/41", "do/order/charge/41", "do/order/reserve/42", "do/order/charge/42"),
+        *("undo/order/reserve/42", "undo/order/charge/41", "undo/order/reserve/41"),
+    ]
+    assert "cannot be loaded" in cli("retry", "nowhere:order", "41", code=2)
+    assert "not a Saga" in cli("retry", "os:name", "41", code=2)
+
+
+def test_a_running_saga_can_be_turned_back_by_hand(conn: Any, locks: Any) -> None:
+    def interrupted(task: Task) -> None:
+        raise KeyboardInterrupt
+
+    saga = Saga("order", [Step("a", say, say), Step("b", interrupted)])
+    with pytest.raises(KeyboardInterrupt):
+        saga.run(locks, conn, "1")
+    with pytest.raises(Compensated, match="turned back by hand"):
+        saga.compensate(locks, conn, "1")
+    assert said == ["do a", "undo a"]
+
+
+def test_its_errors_can_be_pickled() -> None:
+    import pickle
+
+    for error in (Compensated("order", "1", "why"), Stuck("order", "1", "why")):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (str(copy), copy.saga, copy.id, copy.error) == (str(error), "order", "1", "why")
