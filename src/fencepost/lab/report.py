@@ -1,6 +1,7 @@
 """The report: everything the runs of a folder found, as Markdown and as one self-contained page."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
@@ -123,7 +124,8 @@ def _line(cells: Iterable[Any]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         value = f"{value:.4g}"
-    return " ".join(str(value).replace("|", "\\|").split())
+    text = " ".join(str(value).replace("|", "\\|").split())
+    return re.sub(r"(\d) (s|ms|us|MB|GB)\b", "\\1\N{NO-BREAK SPACE}\\2", text)
 
 
 def _held(held: bool) -> str:

@@ -147,6 +147,7 @@ def _plot(figures: dict[str, dict[str, Any]]) -> Plot:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xticks(ttls, [f"{ttl:g}" for ttl in ttls])
+        axes.set_yticks(ttls, [f"{ttl:g}" for ttl in ttls])
         axes.minorticks_off()
         axes.set_xlabel("ttl in seconds")
         axes.set_ylabel("blocked, in seconds")
