@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from fencepost.errors import QueueFull
 from tests.conformance.cancel import Cutter, at_every_await
 from tests.conformance.faces import Client, Hold
 from tests.conformance.store import Store
@@ -147,6 +148,28 @@ async def test_many_cancelled_waiters_leave_a_clean_line(store: Store) -> None:
     assert await holder.release()
     for served in asyncio.as_completed(tasks[1::2]):
         assert await (await served).release()
+    await nothing_left(store, watcher)
+
+
+@pytest.mark.fair
+async def test_a_cancelled_waiter_gives_its_place_in_a_full_line_to_the_next_one(store: Store) -> None:
+    client, watcher = store.connect(queue_limit=3), store.connect()
+    holder = await watcher.acquire(store.name)
+    line: list[asyncio.Task[Hold]] = []
+    for _ in range(3):
+        line.append(asyncio.create_task(client.acquire(store.name, timeout=store.long)))
+        named = await store.queue(watcher, len(line))
+    with pytest.raises(QueueFull):
+        await client.acquire(store.name, timeout=store.long)
+    line.pop(1).cancel()
+    assert await store.queue(watcher, 2) == (named[0], named[2])
+    line.append(asyncio.create_task(client.acquire(store.name, timeout=store.long)))
+    assert (await store.queue(watcher, 3))[:2] == (named[0], named[2])
+    with pytest.raises(QueueFull):
+        await client.acquire(store.name, timeout=store.long)
+    assert await holder.release()
+    for task in line:
+        assert await (await task).release()
     await nothing_left(store, watcher)
 
 

@@ -40,6 +40,11 @@ def blocking() -> None:
     def nightly(day: str) -> int:
         return len(day)
 
+    @locks.lock("nightly", reentrant=True)
+    def again(depth: int) -> str:
+        return again(depth - 1) if depth else "done"
+
+    assert_type(again(2), str)
     assert_type(nightly("monday"), int)
     as_function: Callable[[str], int] = nightly
     as_function("tuesday")

@@ -39,6 +39,7 @@ class Load:
         self.waits, self.acquires, self.releases, self.works = Recorder(), Recorder(), Recorder(), Recorder()
         self.turns: tuple[array[int], array[float], array[float]] = array("L"), array("d"), array("d")
         self.served = dict.fromkeys(part.names, 0)
+        self.unserved = set(part.names)
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.pauses: list[float] = []
@@ -133,6 +134,7 @@ class Load:
         t = self.diary.write("acquired", **facts, ttl=held.ttl, asked=asked, until=until)
         measured = self.begin <= due and t <= self.end
         self.counts["acquired"] += 1
+        self.unserved.discard(who)
         self._tell("acquired", name, seconds=t - asked)
         if measured:
             self.served[who] += 1

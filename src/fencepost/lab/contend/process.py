@@ -174,6 +174,7 @@ class Process:
                     },
                     "turns": len(load.turns[0]),
                     "served": load.served,
+                    "unserved": len(load.unserved),
                     "counts": load.counts,
                     "failures": load.failures,
                     "writes": load.counting.outcomes if load.counting else {},

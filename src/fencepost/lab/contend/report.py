@@ -43,7 +43,7 @@ def summary(result: Result) -> dict[str, Any]:
             "most": shares[-1],
             "jain": sum(shares) ** 2 / (len(shares) * squares) if squares else None,
         },
-        "never_served": sum(not share for share in shares),
+        "never_served": result.unserved,
         "waiting_at_end": {"count": result.waiting, "longest": result.longest},
         "backlog": [[t, count] for t, count in result.backlog],
         "renewed": result.counts["renewed"],

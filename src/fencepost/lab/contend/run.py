@@ -43,6 +43,7 @@ class Result:
     works: Recorder = field(default_factory=Recorder)
     turns: list[Turn] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)
+    unserved: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     writes: Counter[str] = field(default_factory=Counter)
@@ -244,6 +245,7 @@ class Crew:
         for name, data in done["recorders"].items():
             getattr(result, name).merge(parse(data))
         result.served |= done["served"]
+        result.unserved += done["unserved"]
         for name in ("counts", "failures", "writes"):
             getattr(result, name).update(done[name])
         result.pauses += done["pauses"]
