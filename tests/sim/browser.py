@@ -111,6 +111,7 @@ class Browser(Server):
         """Another screen, as a phone's, and what its user prefers: ``prefers_color_scheme="dark"``..."""
         screen: dict[str, object] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._cdp("Emulation.setDeviceMetricsOverride", **screen)
+        self._cdp("Emulation.setScrollbarsHidden", hidden=True)
         wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self._cdp("Emulation.setEmulatedMedia", features=wanted)
 
@@ -118,6 +119,7 @@ class Browser(Server):
         """The screen that it was started with, and nothing preferred or remembered."""
         self.run("try { localStorage.clear() } catch { /* a blank page has none */ }")
         self._cdp("Emulation.clearDeviceMetricsOverride")
+        self._cdp("Emulation.setScrollbarsHidden", hidden=False)
         self._cdp("Emulation.setEmulatedMedia", features=[])
 
     def allow(self, folder: Path) -> None:

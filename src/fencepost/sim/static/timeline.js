@@ -76,15 +76,17 @@ function overdue(span, y) {
   return svg("rect", { x: frame.x(clip(until)), y, width: Math.max(1, frame.x(end) - frame.x(clip(until))), height: 14, class: "overdue" }, svg("title", null, "past its own deadline, and it has not noticed"));
 }
 
+/** Pauses, cuts and crashes; what they are called is drawn last, over the arrows. */
 function bands(model) {
   const group = svg("g", { class: "bands" });
+  const names = svg("g", { class: "names" });
   const draw = (list, cls, label) => {
     for (const span of list.filter(seen)) {
       const lane = frame.lane(span.who);
       const [x1, x2] = [frame.x(clip(span.start)), frame.x(clip(span.end))];
       group.append(svg("rect", { x: x1, y: lane.top + 2, width: Math.max(2, x2 - x1), height: lane.bottom - lane.top - 4, class: `band ${cls}` }));
       const said = label(span);
-      if (x2 - x1 > said.length * 6 + 24) group.append(words(x1 + 24, lane.top + 12, said, `bandlabel ${cls}`));
+      if (x2 - x1 > said.length * 6 + 24) names.append(words(x1 + 24, lane.top + 12, said, `bandlabel ${cls}`));
     }
   };
   const name = (span) => (model.clients.includes(span.who) ? "" : `${span.who} `);
@@ -95,7 +97,7 @@ function bands(model) {
     const y = frame.middle(wait.who) + 9;
     group.append(svg("line", { x1: frame.x(clip(wait.start)), x2: frame.x(clip(wait.end)), y1: y, y2: y, class: "wait" }, svg("title", null, `${wait.who} waits`)));
   }
-  return group;
+  return [group, names];
 }
 
 function bars(model) {
@@ -181,7 +183,8 @@ export function draw() {
   drawing.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
   drawing.setAttribute("width", frame.width);
   drawing.setAttribute("height", frame.height);
-  const inside = svg("g", { "clip-path": "url(#past)" }, bands(model), bars(model), points(model), drawArrows(model, frame), drawNumbers(model, frame));
+  const [faults, names] = bands(model);
+  const inside = svg("g", { "clip-path": "url(#past)" }, faults, bars(model), points(model), drawArrows(model, frame), drawNumbers(model, frame), names);
   const verdicts = svg("g", { "clip-path": "url(#inside)" }, drawVerdicts(model, frame));
   drawing.replaceChildren(defs(), labels(), axis(model), inside, verdicts, svg("g", { id: "now" }));
   move();
