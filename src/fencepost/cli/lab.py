@@ -61,6 +61,7 @@ def run(
     from fencepost.lab.experiments import chosen
     from fencepost.lab.stores import known
 
+    runs.equipped()
     if backend is not None:
         known(backend)
     wanted = chosen(names)
@@ -101,6 +102,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write what the runs found as report.md and report.html, one page that needs nothing else."""
+    from fencepost.lab import runs
+
+    runs.equipped()
     from fencepost.lab import report as reports
 
     written = [str(path) for path in reports.write(source, out)]

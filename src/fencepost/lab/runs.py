@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,13 @@ from fencepost.url import masked
 FOLDER = Path("lab-runs")
 Result: TypeAlias = dict[str, Any]
 """One experiment's JSON: what was asked, how it was run, and what came of it."""
+
+
+def equipped() -> None:
+    """Return if what the lab needs is installed; ConfigError naming the pip command, before hours are spent."""
+    for package in ("matplotlib", "markdown_it", "starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigError(f"the lab needs the package {package!r}: pip install 'fencepost[lab]'")
 
 
 def command(experiment: Experiment, *, quick: bool, backend: str | None) -> str:
