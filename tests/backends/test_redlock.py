@@ -123,6 +123,18 @@ def test_a_node_that_hangs_is_waited_for_once_and_no_longer_than_it_may_take(fiv
 
 
 @pytest.mark.parametrize("face", FACES)
+def test_nodes_that_hang_before_the_first_connection_cost_the_others_no_time(five: Five, face: str) -> None:
+    async def whole() -> None:
+        client = Client(face, f"{five.url}?node_timeout=700ms", ttl=TTL)
+        for hung in (1, 4):
+            five.members[hung].pause()
+        assert await (await client.acquire("a")).release()
+        await client.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("face", FACES)
 def test_a_grant_that_comes_after_the_release_is_given_back(five: Five, face: str) -> None:
     async def whole() -> None:
         client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)

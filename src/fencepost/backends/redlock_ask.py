@@ -22,7 +22,7 @@ _LATE = "no answer in time"
 
 
 async def ask(asked: Asked, dial: Dial) -> Answers:
-    """Ask all servers and wait until each has answered or failed, for ``dial.timeout`` in all."""
+    """Ask all servers and wait until each has answered or failed, for ``dial.timeout``, and as long for connecting."""
     if asked and isinstance(asked[0][0], TaskNode):
         return await _tasks(asked, dial)
     return _blocking(asked, dial)
@@ -36,14 +36,14 @@ async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None
 
 
 def _blocking(asked: Asked, dial: Dial) -> Answers:
-    until = monotonic() + dial.timeout
     pools = [_pool(node) for node, _, _ in asked]
     wires: list[Socket | BackendError | None] = [pool.spare() for pool in pools]
     answers: list[list[Any] | BackendError | None] = [None] * len(asked)
     waiting: dict[int, int] = {}
     poll = select.poll()
     try:
-        _open(pools, wires, until)
+        _open(pools, wires, monotonic() + dial.timeout)
+        until = monotonic() + dial.timeout  # who could not be reached has cost the others no time to answer
         for index, (_, place, requests) in enumerate(asked):
             wire = wires[index]
             if not isinstance(wire, Socket):
