@@ -3,10 +3,10 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fencepost import ambient
 from fencepost import url as _url
@@ -17,6 +17,9 @@ from fencepost.events import Hook
 from fencepost.locks import Core
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
+
+if TYPE_CHECKING:
+    from fencepost.aio_terms import Leadership, Term
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,36 +54,49 @@ class Lease(Held):
         return await self._core.release(self)
 
 
-class _Body:
+class Body:
     """The body of one ``async with``, which losing the lease cancels. Modelled on asyncio.Timeout."""
 
-    __slots__ = ("before", "cancelled", "late", "lease", "pending", "task")
+    __slots__ = ("_before", "_cancelled", "_late", "_pending", "lease", "task")
 
     def __init__(self, lease: Lease) -> None:
         task = asyncio.current_task()
         assert task is not None, "an asyncio lock is held by a task"
         self.lease = lease
         self.task = task
-        self.pending = task.cancelling()
-        self.cancelled = False
-        self.late: asyncio.CancelledError | None = None
-        self.before = lease._on_loss  # of the block around this one, where it holds the same lease
+        self._pending = task.cancelling()
+        self._cancelled = False
+        self._late: asyncio.CancelledError | None = None
+        self._before = lease._on_loss  # of the block around this one, where it holds the same lease
         lease._on_loss = self._cancel
+        ambient.push(lease)
 
     def _cancel(self) -> None:
-        self.cancelled = True
+        self._cancelled = True
         self.task.cancel("the lease is lost")
 
-    async def leave(self) -> bool:
+    async def leave(self, error: BaseException | None) -> None:
+        """Release; LeaseLost if it was lost, unless the body raised ``error`` for another reason."""
+        ambient.pop(self.lease)
+        cancelled_elsewhere = await self._uncancel()
+        lost = await self.lease._core.finish(self.lease)
+        if cancelled_elsewhere and self._late:
+            raise self._late
+        if lost is None or cancelled_elsewhere:
+            return
+        if error is None or (self._cancelled and isinstance(error, asyncio.CancelledError)):
+            raise lost from error
+
+    async def _uncancel(self) -> bool:
         """Undo our own cancellation; say whether somebody else cancelled the task as well."""
-        self.lease._on_loss = self.before
-        if not self.cancelled:
+        self.lease._on_loss = self._before
+        if not self._cancelled:
             return False
         try:
             await asyncio.sleep(0)  # a body that ended before its next await has it still coming
         except asyncio.CancelledError as error:
-            self.late = error
-        return self.task.uncancel() > self.pending
+            self._late = error
+        return self.task.uncancel() > self._pending
 
 
 class Lock:
@@ -90,7 +106,7 @@ class Lock:
         self._locks = locks
         self._options = options
         self._reentrant = reentrant
-        self._bodies: dict[asyncio.Task[Any], list[_Body]] = {}
+        self._bodies: dict[asyncio.Task[Any], list[Body]] = {}
         self.name = name
 
     async def __aenter__(self) -> Lease:
@@ -100,9 +116,8 @@ class Lock:
             lease = await self._locks.acquire(self.name, **self._options)
             if self._reentrant:
                 entered.first(task, lease)
-        body = _Body(lease)
+        body = Body(lease)
         self._bodies.setdefault(body.task, []).append(body)
-        ambient.push(lease)
         return lease
 
     async def __aexit__(
@@ -114,15 +129,7 @@ class Lock:
         body = mine.pop()
         if not mine:
             del self._bodies[task]
-        ambient.pop(body.lease)
-        cancelled_elsewhere = await body.leave()
-        lost = await self._locks._core.finish(body.lease)
-        if cancelled_elsewhere and body.late:
-            raise body.late
-        if lost is None or cancelled_elsewhere:
-            return
-        if error is None or (body.cancelled and isinstance(error, asyncio.CancelledError)):
-            raise lost from error
+        await body.leave(error)
 
     def __call__(self, call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         if not inspect.iscoroutinefunction(call):
@@ -140,8 +147,9 @@ class Lock:
 class Locks:
     """The locks of one store, for the tasks of one event loop."""
 
-    def __init__(self, core: Core[Lease]) -> None:
+    def __init__(self, core: Core[Lease], keys: Keys | None = None) -> None:
         self._core = core
+        self._keys = keys
 
     def lock(
         self,
@@ -194,6 +202,25 @@ class Locks:
         """A lease if the lock is free at this moment, else None."""
         return await self._core.acquire(name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold)
 
+    def terms(
+        self, name: str, *, ttl: float | timedelta | None = None, metadata: str = ""
+    ) -> "AsyncGenerator[Term, None]":
+        """Run in every election of ``name``: ``async for`` one term after the other, each with a larger epoch.
+
+        Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
+        ask for the ``leader``. Inside ``async with term`` losing the term cancels the block.
+        """
+        from fencepost import aio_terms, terms
+
+        make = aio_terms.Term if self._keys is None else self._keys.signing(aio_terms.Term)
+        return aio_terms.lead(terms.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
+
+    def leader(self, name: str) -> "Leadership":
+        """Who leads ``name``, now (``await current()``) and from now on (``changes()``)."""
+        from fencepost.aio_terms import Leadership
+
+        return Leadership(self, name)
+
     async def status(self, name: str) -> Status | None:
         """Who holds ``name``, under which token, for how long, and who waits; None if nobody holds it."""
         return await self._core.status(name)
@@ -237,4 +264,4 @@ def connect(
     """
     driver = Asyncio()
     lease = Lease if keys is None else keys.signing(Lease)
-    return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))
+    return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)

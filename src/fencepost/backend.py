@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fencepost.url import Address
 
 
+LOOK = 0.5
+"""Seconds between two looks at a lock whose store does not tell of changes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
     """What a backend promises, as data; ``fencepost backends`` and the docs print it."""
@@ -39,6 +43,8 @@ class Promises:
     """Where the token comes from."""
     wakeup: str
     """What wakes a waiter, and what waiting costs."""
+    observe: str = f"asks every {LOOK:g} s"
+    """What tells one who only looks that a lock, or a leader, has changed."""
     min_ttl: float = 0.001
     max_ttl: float = 1e9
     bump: bool = True
@@ -141,6 +147,14 @@ class Backend(ABC):
     @abstractmethod
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         """The lock called ``name`` if it is held, or all held locks under ``prefix``, by name."""
+
+    async def changed(self, name: str, token: int | None) -> None:
+        """Return once the lock may no longer be held under ``token``; None: once it may be held at all.
+
+        It may return early; who asked looks again. Without a store that tells, it is a matter of looking
+        every so often.
+        """
+        await self.driver.sleep(LOOK)
 
     @abstractmethod
     async def evict(self, name: str) -> Status | None:

@@ -6,7 +6,7 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import timedelta
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -16,6 +16,7 @@ from fencepost.backend import Backend, Status
 from fencepost.drive import Driver, Ended, Waits
 from fencepost.errors import BackendError, ConfigError, LeaseLost, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
+from fencepost.holders import random_holder
 from fencepost.lease import Grant
 from fencepost.reentrant import Entered
 from fencepost.renewals import Held, Renewals
@@ -35,10 +36,7 @@ GRACE = 0.5
 PARTING = 2.0
 
 L = TypeVar("L", bound=Held)
-
-
-def _random_holder() -> str:
-    return os.urandom(16).hex()
+T = TypeVar("T")
 
 
 def _closed() -> ConfigError:
@@ -57,7 +55,7 @@ class Core(Generic[L]):
         ttl: float | timedelta,
         queue_limit: int,
         hooks: Iterable[Hook],
-        holders: Callable[[], str] = _random_holder,
+        holders: Callable[[], str] = random_holder,
     ) -> None:
         self.backend = backend
         self.driver = driver
@@ -98,10 +96,11 @@ class Core(Generic[L]):
         renew: bool,
         max_hold: float | timedelta | None,
         holders: Callable[[], str] | None = None,
+        make: "Callable[[Core[L], str, str, Grant, bool, float | None], L] | None" = None,
     ) -> L | None:
         """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
 
-        ``holders`` makes its holder's id, for one that is to be recognised by it.
+        ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
@@ -118,7 +117,7 @@ class Core(Generic[L]):
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
-            lease = self._lease(self, name, holder, grant, renew, hold)
+            lease = (make or self._lease)(self, name, holder, grant, renew, hold)
             if not lease.over:
                 break
             # This process slept through the whole lease on its way here; it is worth nothing.
@@ -223,6 +222,22 @@ class Core(Generic[L]):
         except BackendError as error:
             _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
             return True
+
+    async def waiting(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Wait for something else than a lock; ConfigError once these locks are closed."""
+        self._waits.enter()
+        try:
+            with self._waits.inside():
+                return await wait
+        except Ended:
+            raise _closed() from None
+        except BackendError as error:
+            if self._closed:
+                raise _closed() from error
+            raise
+        finally:
+            wait.close()  # it may never have begun
+            self._waits.leave()
 
     async def status(self, name: str) -> Status | None:
         """The lock as its store sees it; None if nobody holds it."""

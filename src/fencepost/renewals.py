@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.backend import Backend, Hold, Renewal
 from fencepost.drive import Driver, Signal
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, LeaseLost
 from fencepost.events import Kind
 from fencepost.lease import Grant, Lease
 
@@ -34,6 +34,7 @@ class Keeper(Protocol):
 
     async def renew(self, lease: Any) -> None: ...
     async def release(self, lease: Any) -> bool: ...
+    async def finish(self, lease: Any) -> LeaseLost | None: ...
 
 
 class Held(Lease):

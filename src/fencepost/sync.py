@@ -3,10 +3,10 @@
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fencepost import ambient
 from fencepost import url as _url
@@ -17,6 +17,9 @@ from fencepost.events import Hook
 from fencepost.locks import Core
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
+
+if TYPE_CHECKING:
+    from fencepost.sync_terms import Leadership, Term
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,8 +109,9 @@ class Lock:
 class Locks:
     """The locks of one store. Share it between threads; after a fork, parent and child each have their own."""
 
-    def __init__(self, core: Core[Lease]) -> None:
+    def __init__(self, core: Core[Lease], keys: Keys | None = None) -> None:
         self._core = core
+        self._keys = keys
 
     def lock(
         self,
@@ -159,6 +163,25 @@ class Locks:
         """A lease if the lock is free at this moment, else None."""
         return run(self._core.acquire(name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold))
 
+    def terms(
+        self, name: str, *, ttl: float | timedelta | None = None, metadata: str = ""
+    ) -> "Generator[Term, None, None]":
+        """Run in every election of ``name``: ``for`` one term after the other, each with a larger epoch.
+
+        Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
+        ask for the ``leader``.
+        """
+        from fencepost import sync_terms, terms
+
+        make = sync_terms.Term if self._keys is None else self._keys.signing(sync_terms.Term)
+        return sync_terms.lead(terms.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
+
+    def leader(self, name: str) -> "Leadership":
+        """Who leads ``name``, now (``current()``) and from now on (``changes()``)."""
+        from fencepost.sync_terms import Leadership
+
+        return Leadership(self, name)
+
     def status(self, name: str) -> Status | None:
         """Who holds ``name``, under which token, for how long, and who waits; None if nobody holds it."""
         return run(self._core.status(name))
@@ -202,4 +225,4 @@ def connect(
     """
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)
-    return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks))
+    return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)

@@ -53,6 +53,7 @@ class Consul(Backend):
         clock="the leader's clock; it may give a lost holder's lock away only after twice its ttl",
         token="the Raft index at which the key was locked",
         wakeup="one blocking query per lock and process; inside a process, first come, first served",
+        observe="one blocking query",
         min_ttl=10.0,
         max_ttl=86400.0,
         bump=False,
@@ -194,6 +195,11 @@ class Consul(Backend):
         pairs = zip(wanted.values(), answers, strict=True)
         held = [self._status(each, answer.json[0]) for each, answer in pairs if _session(answer)]
         return sorted(held, key=lambda status: status.name)
+
+    async def changed(self, name: str, token: int | None) -> None:
+        answer = await self._look(name, 0, 0.0)
+        if (answer.json[0]["ModifyIndex"] if _session(answer) else None) == token:
+            await self._look(name, answer.at, _LONGEST_WAIT)
 
     async def evict(self, name: str) -> Status | None:
         for status in await self.status(name):

@@ -39,6 +39,7 @@ class Etcd(Backend):
         clock="the leader's; a new leader lengthens leases, never shortens them",
         token="the create revision of the holder's key",
         wakeup="each waiter watches the key before its own, all on one stream, and reads once when it is gone",
+        observe="a watch on the holder's key, or on all keys of a free lock",
         min_ttl=1.0,
         bump=False,
     )
@@ -76,7 +77,7 @@ class Etcd(Backend):
     async def _ask(self, entry: Entry) -> Grant | None:
         """Take the lock if nobody contends for it."""
         name, key = entry.name, entry.key
-        answer = await self._put(entry, keys.ask(name, key, entry.holder, entry.session.id))
+        answer = await self._put(entry, keys.ask(name, key, entry.value, entry.session.id))
         if answer.succeeded:
             entry.revision = answer.header.revision
             return await self._grant(entry)
@@ -98,7 +99,7 @@ class Etcd(Backend):
     async def _join(self, entry: Entry, queue: float) -> Grant | None:
         """Put this contender's key in line; a grant if it is first."""
         name = entry.name
-        answer = await self._put(entry, keys.join(name, entry.key, entry.holder, entry.session.id))
+        answer = await self._put(entry, keys.join(name, entry.key, entry.value, entry.session.id))
         mine, oldest = answer.responses
         if answer.succeeded:
             entry.revision = answer.header.revision
@@ -216,7 +217,7 @@ class Etcd(Backend):
         session = entry.session
         try:
             if not session.gone:
-                await self._rpc.call(TXN, keys.remove(entry.key, entry.holder), timeout=min(self._rpc.timeout, 2.0))
+                await self._rpc.call(TXN, keys.remove(entry.key, entry.value), timeout=min(self._rpc.timeout, 2.0))
             self._sessions.leave(entry)
             if session.doubtful and not session.entries and not session.gone:
                 await self._sessions.revoke(session)
@@ -230,7 +231,7 @@ class Etcd(Backend):
             return False
         sent = Sent()
         try:
-            answer = await self._rpc.call(TXN, keys.remove(entry.key, holder, token), sent=sent)
+            answer = await self._rpc.call(TXN, keys.remove(entry.key, entry.value, token), sent=sent)
         except BaseException:
             self._sessions.doom(entry)
             raise
@@ -281,6 +282,9 @@ class Etcd(Backend):
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         return await view.status(self._rpc, name, prefix)
+
+    async def changed(self, name: str, token: int | None) -> None:
+        await view.changed(self._rpc, self._watches, self.driver, name, token)
 
     async def evict(self, name: str) -> Status | None:
         return await view.evict(self._rpc, name)

@@ -47,6 +47,7 @@ class Entry:
     holder: str
     session: Session
     key: bytes
+    value: bytes
     signal: Signal | None = None
     revision: int = 0
     deadline: float = inf
@@ -218,7 +219,7 @@ class Keeper:
 
     def _remove(self, entry: Entry) -> None:
         if not entry.session.gone:
-            run(self._back.call(TXN, keys.remove(entry.key, entry.holder), timeout=2.0))
+            run(self._back.call(TXN, keys.remove(entry.key, entry.value), timeout=2.0))
         self.leave(entry)
 
     def _sweep(self, session: Session) -> None:

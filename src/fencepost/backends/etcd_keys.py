@@ -2,13 +2,17 @@
 
 A contender for ``name`` is a key ``name/<lease id in hex>`` that carries that lease; the oldest create
 revision owns the lock and is its token. A second contender under the same lease adds its holder's id:
-``name/<lease id in hex>-<holder>``. To etcd's own clients every key under ``name/`` is a contender; here
-only the direct children that carry a lease are, for ``name/other/<lease>`` belongs to the lock ``name/other``.
+``name/<lease id in hex>-<holder>``. The value is the holder's id, or, as in etcd's own Election, what a
+candidate proposes: its metadata, with its id in the key. To etcd's own clients every key under ``name/``
+is a contender; here only the direct children that carry a lease are, for ``name/other/<lease>`` belongs to
+the lock ``name/other``.
 """
 
 from typing import TypeAlias
 
+from fencepost import holders
 from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.errors import ConfigError
 
 KV: TypeAlias = pb.KeyValue
 
@@ -36,7 +40,23 @@ def native(kv: KV) -> bool:
 
 def holder(kv: KV) -> str:
     """Who contends under this key; etcd's own clients leave no name, so their lease stands for them."""
-    return kv.value.decode(errors="replace") or f"{kv.lease:x}"
+    said = kv.value.decode(errors="replace")
+    identity = kv.key.rpartition(b"/")[2].partition(b"-")[2].decode(errors="replace")
+    if said == identity or (not identity and holders.ours(said)):
+        return said or f"{kv.lease:x}"
+    try:
+        return holders.compose(identity or f"{kv.lease:x}", said)
+    except ConfigError:
+        return identity or f"{kv.lease:x}"  # somebody proposes more than a holder can carry
+
+
+def spell(lock: str, lease: int, holder: str, *, alone: bool) -> tuple[bytes, bytes]:
+    """The key and the value of a contender; ``alone``: no other one has the lease's own key."""
+    identity, proposal = holders.split(holder)
+    key = prefix(lock) + b"%x" % lease
+    if proposal or not alone:
+        key += b"-" + identity.encode()
+    return key, (proposal or identity).encode()
 
 
 def name(key: bytes) -> str:
@@ -79,8 +99,8 @@ def own(key: bytes) -> pb.RequestOp:
     return pb.RequestOp(request_range=pb.RangeRequest(key=key))
 
 
-def put(key: bytes, holder: str, lease: int) -> pb.RequestOp:
-    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=holder.encode(), lease=lease))
+def put(key: bytes, value: bytes, lease: int) -> pb.RequestOp:
+    return pb.RequestOp(request_put=pb.PutRequest(key=key, value=value, lease=lease))
 
 
 def created(key: bytes, revision: int, until: bytes = b"") -> pb.Compare:
@@ -88,20 +108,20 @@ def created(key: bytes, revision: int, until: bytes = b"") -> pb.Compare:
     return pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=revision, range_end=until)
 
 
-def join(lock: str, key: bytes, holder: str, lease: int) -> pb.TxnRequest:
+def join(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
     """Contend, and see who is first. Sent twice, it finds the key it made."""
     return pb.TxnRequest(
         compare=[created(key, 0)],
-        success=[put(key, holder, lease), first(lock)],
+        success=[put(key, value, lease), first(lock)],
         failure=[own(key), first(lock)],
     )
 
 
-def ask(lock: str, key: bytes, holder: str, lease: int) -> pb.TxnRequest:
+def ask(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
     """Contend only if nobody else does."""
     start = prefix(lock)
     return pb.TxnRequest(
-        compare=[created(start, 0, end(start))], success=[put(key, holder, lease)], failure=[own(key), first(lock)]
+        compare=[created(start, 0, end(start))], success=[put(key, value, lease)], failure=[own(key), first(lock)]
     )
 
 
@@ -110,9 +130,9 @@ def look(lock: str, key: bytes, revision: int) -> pb.TxnRequest:
     return pb.TxnRequest(success=[own(key), before(lock, revision)])
 
 
-def remove(key: bytes, holder: str = "", revision: int = 0) -> pb.TxnRequest:
-    """Delete a key, if it is still this holder's, made at this revision."""
-    compare = [pb.Compare(target=pb.Compare.VALUE, key=key, value=holder.encode())] if holder else []
+def remove(key: bytes, value: bytes = b"", revision: int = 0) -> pb.TxnRequest:
+    """Delete a key, if it still has this value, made at this revision."""
+    compare = [pb.Compare(target=pb.Compare.VALUE, key=key, value=value)] if value else []
     if revision:
         compare.append(created(key, revision))
     return pb.TxnRequest(compare=compare, success=[pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))])

@@ -78,10 +78,9 @@ class Sessions(Keeper):
             opening.signal.set()
 
     def _claim(self, session: Session, name: str, holder: str) -> Entry:
-        key = keys.prefix(name) + b"%x" % session.id
-        if key in session.entries:
-            key += b"-" + holder.encode()
-        entry = Entry(name, holder, session, key)
+        alone = keys.prefix(name) + b"%x" % session.id not in session.entries
+        key, value = keys.spell(name, session.id, holder, alone=alone)
+        entry = Entry(name, holder, session, key, value)
         session.entries[key] = self._entries[holder] = entry
         return entry
 

@@ -1,10 +1,12 @@
 """The locks of an etcd cluster as anybody sees them, and their end by force."""
 
-from fencepost.backend import Status
+from fencepost.backend import LOOK, Status
 from fencepost.backends import etcd_keys as keys
 from fencepost.backends.etcd_rpc import Rpc
+from fencepost.backends.etcd_watch import Watches
 from fencepost.backends.etcd_wire import RANGE, TIME_TO_LIVE, TXN
 from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.drive import Driver
 
 _PAGE = 5000
 
@@ -31,6 +33,24 @@ async def status(rpc: Rpc, name: str | None, prefix: str) -> list[Status]:
     remaining = min(float(left.TTL + 1), float(left.grantedTTL))
     holder, *waiters = map(keys.holder, contenders)
     return [Status(name, holder, first.create_revision, remaining, tuple(waiters))]
+
+
+async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: int | None) -> None:
+    """Return once the lock may have another holder than who has ``token``."""
+    found = await rpc.call(RANGE, keys.line(name))
+    start = keys.prefix(name)
+    first = next((kv for kv in found.kvs if keys.contends(kv, start)), None)
+    if (first.create_revision if first else None) != token:
+        return
+    signal = driver.signal()
+    key, until = (first.key, b"") if first else (start, keys.end(start))
+    watch = watches.add(key, found.header.revision + 1, signal, until=until)
+    try:
+        await signal.wait()
+        if watch.refused:
+            await driver.sleep(LOOK)
+    finally:
+        watches.remove(watch)
 
 
 async def _names(rpc: Rpc, prefix: str) -> list[str]:

@@ -32,6 +32,7 @@ class _Store:
     def __init__(self) -> None:
         self.gate = threading.Lock()
         self.locks: dict[str, _Lock] = {}
+        self.observers: dict[str, list[Signal]] = {}
         self.token = 0
 
     def grant(self, name: str, holder: str, ttl: float, now: float) -> Grant:
@@ -43,6 +44,8 @@ class _Store:
             self.locks[name] = _Lock(holder, self.token, now + ttl)
         else:
             lock.holder, lock.token, lock.expires = holder, self.token, now + ttl
+        if self.observers:
+            self.tell(name)
         return Grant(self.token, ttl, now)
 
     def hand_over(self, name: str, now: float) -> None:
@@ -50,6 +53,8 @@ class _Store:
         lock = self.locks[name]
         if not lock.waiters:
             del self.locks[name]
+            if self.observers:
+                self.tell(name)
             return
         holder = next(iter(lock.waiters))
         waiter = lock.waiters.pop(holder)
@@ -58,6 +63,11 @@ class _Store:
         for behind in lock.waiters.values():  # the new first one has to mind the new deadline
             behind.signal.set()
             break
+
+    def tell(self, name: str) -> None:
+        """Wake those who watch the lock."""
+        for signal in self.observers.pop(name, ()):
+            signal.set()
 
     def sweep(self, name: str, now: float) -> None:
         """Hand an expired lock on."""
@@ -81,6 +91,7 @@ class Memory(Backend):
         clock="this host's boot-time clock",
         token="one counter for all locks",
         wakeup="the releasing thread wakes the next waiter; the first in line also wakes at the holder's deadline",
+        observe="whoever changes the lock tells its observers",
     )
 
     def __init__(self, address: Address, driver: Driver) -> None:
@@ -172,6 +183,26 @@ class Memory(Backend):
                 for key, lock in sorted(store.locks.items())
                 if now < lock.expires and (key == name if name is not None else key.startswith(prefix))
             ]
+
+    async def changed(self, name: str, token: int | None) -> None:
+        store, signal = self._store, self.driver.signal()
+        with store.gate:
+            now = self.driver.now()
+            store.sweep(name, now)
+            lock = store.locks.get(name)
+            if (lock.token if lock else None) != token:
+                return
+            left = lock.expires - now if lock else None
+            store.observers.setdefault(name, []).append(signal)
+        try:
+            await signal.wait(left)
+        finally:
+            with store.gate:
+                watching = store.observers.get(name, [])
+                if signal in watching:
+                    watching.remove(signal)
+                if not watching:
+                    store.observers.pop(name, None)
 
     async def evict(self, name: str) -> Status | None:
         found = await self.status(name)

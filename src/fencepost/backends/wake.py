@@ -46,7 +46,7 @@ class Mailbox:
     def _listen(self, box: socket.socket) -> None:
         while True:
             try:
-                holder = box.recv(64).decode("ascii", "replace")
+                holder = box.recv(1024).decode("ascii", "replace")
             except OSError:
                 return
             if self._socket is not box:

@@ -12,7 +12,7 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import zookeeper_names as names
 from fencepost.backends.overdue import Overdue
 from fencepost.backends.zookeeper_doctor import examine
-from fencepost.backends.zookeeper_line import Place, contenders
+from fencepost.backends.zookeeper_line import Place, changed, contenders
 from fencepost.backends.zookeeper_session import SHARE, Reply, Session, sets
 from fencepost.backends.zookeeper_url import read
 from fencepost.drive import Blocking, Driver
@@ -42,6 +42,7 @@ class ZooKeeper(Backend):
         clock="the leader's clock expires sessions; a lease lasts three quarters of its session's timeout",
         token="the zxid that created the holder's node",
         wakeup="each waiter watches the one before it; nobody polls",
+        observe="a watch on the holder's node, or on the line of a free lock",
         min_ttl=1.0,
         bump=False,
     )
@@ -175,6 +176,9 @@ class ZooKeeper(Backend):
             return [status for status, _ in await self._line(name)]
         found = sorted(filter(None, map(names.decode, await self._children(await self._session()))))
         return [status for each in found if each.startswith(prefix) for status, _ in await self._line(each)]
+
+    async def changed(self, name: str, token: int | None) -> None:
+        await changed(await self._session(), self.driver, self._folder(name), token)
 
     async def evict(self, name: str) -> Status | None:
         for status, path in await self._line(name):

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import NoNodeError, SessionExpiredError
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
 
-from fencepost import check
+from fencepost import check, holders
 from fencepost.backends import zookeeper_names as names
 from fencepost.backends.zookeeper_session import Reply, Session, sets
 from fencepost.backends.zookeeper_url import Settings
 from fencepost.drive import Driver, Signal
+from fencepost.errors import ConfigError
 
 _EPHEMERAL_SEQUENTIAL = 3
 _DELETED = "DELETED"
@@ -54,10 +55,12 @@ class Place:
     async def join(self, settings: Settings, driver: Driver) -> None:
         """Create the node and list the line in one go; BackendError, ambiguous if the node may be there."""
         session, folder = self.session, self.folder
-        data = f"{self.holder} {self.ttl:g}".encode()
+        identity, told = holders.split(self.holder)
+        # As kazoo's Election has it: what a candidate tells of itself is its node's data.
+        data = (told or f"{self.holder} {self.ttl:g}").encode()
         while True:
             answered = driver.signal()
-            self._stem = f"{folder}/{names.LAYOUTS[settings.layout](self.holder, session.id)}"
+            self._stem = f"{folder}/{names.LAYOUTS[settings.layout](identity, session.id)}"
             self.created = session.send(Create2(self._stem, data, settings.acl, _EPHEMERAL_SEQUENTIAL))
             listed = session.send(GetChildren(folder, None), sets(answered))
             await session.answered(answered)
@@ -150,6 +153,28 @@ class Contender(NamedTuple):
     ttl: float
 
 
+async def changed(session: Session, driver: Driver, folder: str, token: int | None) -> None:
+    """Return once the lock may have another holder than who has ``token``."""
+    wake = driver.signal()
+
+    def woken(event: object) -> None:
+        wake.set()
+
+    line = await contenders(session, folder)
+    if (line[0].token if line else None) != token:
+        return
+    if line:
+        [seen] = await session.ask(GetData(line[0].path, woken))
+        there = seen.error is None
+    else:
+        [seen] = await session.ask(GetChildren(folder, woken))
+        if isinstance(seen.error, NoNodeError):
+            [seen] = await session.ask(Exists(folder, woken))
+        there = bool(seen.value)
+    if there == bool(line):
+        await wake.wait()
+
+
 async def contenders(session: Session, folder: str) -> list[Contender]:
     """Who holds a lock and who waits for it, as the leader sees it."""
     _, listed = await session.ask(Sync("/"), GetChildren(folder, None))
@@ -165,9 +190,17 @@ async def contenders(session: Session, folder: str) -> list[Contender]:
 
 
 def _owner(data: bytes, node: str) -> tuple[str, float]:
-    """A node's holder, and for how long it outlives its process; its own name and 0 if it is not ours."""
+    """A node's holder, and for how long it outlives its process: 0 if that is not told.
+
+    A node without data goes by its own name.
+    """
+    if not data:
+        return node, 0.0
     try:
         holder, ttl = data.decode().split()
         return check.holder(holder), float(ttl)
     except ValueError:
-        return node, 0.0
+        try:
+            return holders.compose(names.identity(node), data.decode(errors="replace")), 0.0
+        except ConfigError:
+            return node, 0.0  # somebody tells more than a holder can carry

@@ -22,6 +22,15 @@ LAYOUTS: dict[str, Callable[[str, int], str]] = {
 """What our nodes are called before their number, so that other clients count them: by holder and session id."""
 
 
+_IDENTITY = re.compile(r"([0-9a-f]{32})(?:__lock__|-)-?\d{9,10}$|_c_([0-9a-f-]{36})-lock-", re.ASCII)
+
+
+def identity(node: str) -> str:
+    """Who made a node, by its name: an id of 32 hex digits, or else the node's own name."""
+    match = _IDENTITY.search(node)
+    return (match[1] or match[2].replace("-", "")) if match else node
+
+
 def layout(value: str) -> str:
     """The name of a layout; ConfigError if there is none of that name."""
     if value not in LAYOUTS:

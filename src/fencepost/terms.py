@@ -1,0 +1,113 @@
+"""Leadership: a lock held for a term, whose token is the epoch; written once for both faces."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from fencepost import check, holders
+from fencepost.errors import BackendError
+from fencepost.lease import Grant
+from fencepost.locks import Core
+from fencepost.renewals import Held
+
+_log = logging.getLogger("fencepost")
+
+T = TypeVar("T", bound=Held)
+_RETRY = (0.1, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, as the store sees it."""
+
+    name: str
+    holder: str
+    """As the term's own ``holder``."""
+    token: int
+    """The epoch."""
+    metadata: str
+    """What the candidate told of itself, such as an address; empty if nothing."""
+    remaining: float
+    """Seconds until it is succeeded unless it renews; 0 where the store does not tell."""
+
+
+class Candidate(Generic[T]):
+    """One who runs in every election of a name, and holds one term at a time."""
+
+    def __init__(
+        self,
+        core: Core[Any],
+        make: Callable[[Core[Any], str, str, Grant, bool, float | None], T],
+        name: str,
+        *,
+        ttl: float | timedelta | None,
+        metadata: str,
+    ) -> None:
+        self._core = core
+        self._make = make
+        self._name = check.name(name)
+        self._ttl = ttl
+        self._metadata = metadata
+        self._elected = False
+        self._term: T | None = None
+        self._holder()
+
+    def _holder(self) -> str:
+        return holders.compose(holders.random_holder(), self._metadata)
+
+    async def elect(self) -> T:
+        """Resign, run again, and return with the next term.
+
+        An outage of the store is what most often ends a term: one who was elected before runs on through it.
+        """
+        await self.resign()
+        pause, longest = _RETRY
+        while True:
+            try:
+                term = await self._core.acquire(
+                    self._name,
+                    ttl=self._ttl,
+                    timeout=None,
+                    renew=True,
+                    max_hold=None,
+                    holders=self._holder,
+                    make=self._make,
+                )
+                assert term is not None, "who waits without a timeout is elected in the end"
+                self._term, self._elected = term, True
+                return term
+            except BackendError as error:
+                if not self._elected:
+                    raise
+                _log.warning("election of %r: %s; running again in %g s", self._name, error, pause)
+            await self._core.waiting(self._core.driver.sleep(pause))
+            pause = min(2 * pause, longest)
+
+    async def resign(self) -> None:
+        """Give the term back, if there is one; a store that does not answer lets it expire."""
+        term, self._term = self._term, None
+        if term is not None:
+            await self._core.finish(term)
+
+
+async def leader(core: Core[Any], name: str) -> Leader | None:
+    """Who leads now."""
+    status = await core.status(name)
+    if status is None:
+        return None
+    return Leader(name, status.holder, status.token, holders.split(status.holder)[1], status.remaining)
+
+
+async def successor(core: Core[Any], name: str, known: Leader | None) -> Leader | None:
+    """Who leads next: returns once it is no longer who is ``known``, also if it is nobody now."""
+    return await core.waiting(_successor(core, name, known.token if known else None))
+
+
+async def _successor(core: Core[Any], name: str, token: int | None) -> Leader | None:
+    while True:
+        now = await leader(core, name)
+        if (now.token if now else None) != token:
+            return now
+        await core.backend.changed(name, token)

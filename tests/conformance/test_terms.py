@@ -1,0 +1,252 @@
+"""Leadership: one leader per epoch, epochs that only grow, and observers that learn of each change."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from typing import Any
+
+import pytest
+
+from fencepost import ambient
+from fencepost.errors import ConfigError, LeaseLost
+from tests.conformance.faces import Client, on_thread
+from tests.conformance.store import Store
+
+ADDRESS = "http://10.0.0.5:8080/a b?c=d&ü"
+
+
+async def each(client: Client, make: Callable[[], Any]) -> AsyncIterator[Any]:
+    """A loop of either face, as an async one; leaving it leaves the loop itself."""
+    loop = make()
+    if client.face == "asyncio":
+        async with aclosing(loop):
+            async for item in loop:
+                yield item
+        return
+    try:
+        while True:
+            yield await on_thread(next, loop)
+    finally:
+        await on_thread(loop.close)
+
+
+def terms(client: Client, name: str, **options: Any) -> Any:
+    return aclosing(each(client, lambda: client.raw.terms(name, **options)))
+
+
+def changes(client: Client, name: str) -> Any:
+    return aclosing(each(client, lambda: client.raw.leader(name).changes()))
+
+
+async def current(client: Client, name: str) -> Any:
+    return await client._call(client.raw.leader(name).current)
+
+
+async def test_a_term_is_a_lease_whose_leader_can_be_found(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    assert await current(there, store.name) is None
+    async with terms(here, store.name, metadata=ADDRESS) as mine:
+        term = await anext(mine)
+        assert (term.name, term.metadata) == (store.name, ADDRESS)
+        assert term.headers()["X-Fence-Token"] == str(term.token)
+        term.check()
+        leader = await current(there, store.name)
+        assert (leader.name, leader.holder, leader.token) == (store.name, term.holder, term.token)
+        assert leader.metadata == ADDRESS
+        assert 0 <= leader.remaining <= term.ttl
+    assert term.lost
+    assert await current(there, store.name) is None
+
+
+async def test_candidates_without_metadata_have_none(store: Store) -> None:
+    client = store.connect()
+    async with terms(client, store.name) as mine:
+        term = await anext(mine)
+        assert term.metadata == ""
+        leader = await current(client, store.name)
+        assert (leader.holder, leader.metadata) == (term.holder, "")
+
+
+@pytest.mark.fair
+async def test_coming_back_to_the_loop_resigns_and_runs_again(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    async with terms(here, store.name) as mine, terms(there, store.name, metadata="next") as theirs:
+        first = await anext(mine)
+        waiting = asyncio.create_task(anext(theirs))
+        await store.queue(here, 1)
+        again = asyncio.create_task(anext(mine))
+        second = await waiting
+        assert first.lost
+        assert second.metadata == "next"
+        await store.queue(here, 1)
+        assert await there._call(second.resign) is True
+        third = await again
+        assert first.token < second.token < third.token
+
+
+async def test_leaving_the_loop_with_an_error_resigns(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    with suppress(RuntimeError):
+        if here.face == "asyncio":
+            async with aclosing(here.raw.terms(store.name)) as mine:
+                async for _ in mine:
+                    raise RuntimeError
+        else:
+
+            def lead() -> None:
+                for _ in here.raw.terms(store.name):
+                    raise RuntimeError
+
+            await on_thread(lead)
+    assert await there.try_acquire(store.name) is not None
+
+
+async def test_a_term_and_a_lock_of_one_name_exclude_each_other(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    lease = await there.acquire(store.name)
+    async with terms(here, store.name, metadata="m") as mine:
+        elected = asyncio.create_task(anext(mine))
+        await store.queue(there, 1)
+        assert not elected.done()
+        assert await lease.release()
+        term = await elected
+        assert term.token > lease.token
+        assert await there.try_acquire(store.name) is None
+
+
+async def test_after_a_loss_the_loop_runs_for_election_again(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    async with terms(here, store.name, ttl=store.short, metadata="m") as mine:
+        first = await anext(mine)
+        assert await there.evict(store.name)
+        assert await here._call(first.lost.wait, store.patience)
+        with pytest.raises(LeaseLost):
+            first.check()
+        second = await anext(mine)
+        assert second.token > first.token
+        second.check()
+
+
+@pytest.mark.only("asyncio")
+async def test_losing_the_term_cancels_its_block_and_the_loop_goes_on(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    led: list[int] = []
+    async with aclosing(here.raw.terms(store.name, ttl=store.short)) as mine:
+        async for term in mine:
+            async with term:
+                assert ambient.held()[-1:] == (term,)
+                led.append(term.token)
+                if len(led) == 2:
+                    break
+                await there.evict(store.name)
+                await asyncio.Event().wait()
+                raise AssertionError("it is cancelled there")
+            assert ambient.held() == ()
+            assert term.lost
+    assert led == sorted(set(led))
+
+
+@pytest.mark.only("asyncio")
+async def test_cancelling_a_leader_from_outside_is_not_taken_for_a_loss(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+
+    async def lead() -> None:
+        async for term in here.raw.terms(store.name):
+            async with term:
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(lead())
+
+    async def leads() -> bool:
+        return await current(there, store.name) is not None
+
+    await store.until(leads, "the election")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await there.try_acquire(store.name) is not None
+
+
+@pytest.mark.only("blocking")
+async def test_a_blocks_own_lease_lost_ends_the_term_and_not_the_loop(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+
+    def lead() -> list[int]:
+        led: list[int] = []
+        for term in here.raw.terms(store.name, ttl=store.short):
+            with term:
+                assert ambient.held()[-1:] == (term,)
+                led.append(term.token)
+                if len(led) == 2:
+                    break
+                there.raw.evict(store.name)
+                assert term.lost.wait(store.patience)
+                term.check()
+        return led
+
+    led = await on_thread(lead)
+    assert len(led) == 2
+    assert led[0] < led[1]
+    assert await there.status(store.name) is None
+
+
+async def test_observers_see_each_leader_come_and_go(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    async with changes(there, store.name) as seen:
+        assert await anext(seen) is None
+        async with terms(here, store.name, metadata="first") as mine:
+            change = asyncio.create_task(anext(seen))
+            first = await anext(mine)
+            assert (await change).holder == first.holder
+            change = asyncio.create_task(anext(seen))
+            done, _ = await asyncio.wait([change], timeout=0.05)
+            assert not done, "it tells of changes only"
+        assert await change is None
+        change = asyncio.create_task(anext(seen))
+        async with terms(there, store.name, metadata="second") as mine:
+            second = await anext(mine)
+            leader = await change
+            assert (leader.token, leader.metadata) == (second.token, "second")
+            assert second.token > first.token
+
+
+async def test_observers_see_a_hand_over(store: Store) -> None:
+    here, there, watcher = store.connect(), store.connect(), store.connect()
+    async with (
+        terms(here, store.name, metadata="first") as mine,
+        terms(there, store.name, metadata="second") as theirs,
+        changes(watcher, store.name) as seen,
+    ):
+        await anext(mine)
+        assert (await anext(seen)).metadata == "first"
+        waiting = asyncio.create_task(anext(theirs))
+        await store.queue(watcher, 1)
+        change = asyncio.create_task(anext(seen))
+        await watcher.evict(store.name)
+        await waiting
+        leader = await change
+        if leader is None:  # a store without a line is free for a moment
+            leader = await anext(seen)
+        assert leader.metadata == "second"
+
+
+async def test_closing_ends_elections_and_observers(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    await there.acquire(store.name)
+    loop, watch = (
+        each(here, lambda: here.raw.terms(store.name)),
+        each(here, lambda: here.raw.leader(store.name).changes()),
+    )
+    assert await anext(watch) is not None
+    tasks = [asyncio.ensure_future(anext(loop)), asyncio.ensure_future(anext(watch))]
+    await store.queue(there, 1)
+    await here.close()
+    for task in tasks:
+        with pytest.raises(ConfigError, match="closed"):
+            await task
+
+
+async def test_metadata_that_is_too_long_is_refused(store: Store) -> None:
+    client = store.connect()
+    with pytest.raises(ConfigError, match="at most 400"):
+        client.raw.terms(store.name, metadata="x" * 401)
