@@ -45,7 +45,9 @@ def test_a_paused_holder_corrupts_without_the_fence_and_is_refused_with_it(tmp_p
     assert backend in done.facts["versions"]
     assert json.loads((tmp_path / "pause.json").read_text("utf-8")) == done.facts
     assert not check(load(tmp_path / f"pause-{backend}-off.jsonl")).ok
-    assert check(load(tmp_path / f"pause-{backend}-on.jsonl")).ok
+    guarded = check(load(tmp_path / f"pause-{backend}-on.jsonl"))
+    assert guarded.ok
+    assert (guarded.counts["fault:pause"], guarded.counts["write:stale"]) == (1, 1)
 
 
 def test_get_and_delete_delete_somebody_elses_lock_and_the_script_does_not(tmp_path: Path) -> None:

@@ -171,14 +171,14 @@ class Stage:
 
     async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> Actor:
         """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
-        process = await self._start("worker", "--json", "--steps", "--name", name, "--backend", backend, *options)
+        process = await self._start("worker", "--json", "--steps", "--name", name, *options, backend=backend)
         return await Actor(name, process, tell, self._errors).prepared()
 
     async def actors(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[Actor]:
         """Workers that differ in nothing but their one-letter names."""
         return await together(*(self.actor(name, tell, *options, backend=backend) for name in names))
 
-    async def _start(self, *command: str) -> Process:
+    async def _start(self, *command: str, backend: str = "") -> Process:
         # A group of its own: Ctrl-C is for the one who directs, and what a worker starts ends with it.
         with self._errors.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -186,6 +186,7 @@ class Stage:
                 stdin=PIPE if "--steps" in command else DEVNULL,
                 stdout=PIPE,
                 stderr=errors,
+                env={**os.environ, "FENCEPOST_URL": backend},  # where no list of processes shows its password
                 process_group=0,
             )
         self._processes.append(process)

@@ -35,43 +35,67 @@ class Testimony:
         return check(self.history())
 
     def history(self) -> list[Line]:
-        """The play as ``fencepost check`` reads it. Instants count from its first fact."""
-        start = min((fact["at"] for fact in self.facts), default=0.0)
+        """The play as ``fencepost check`` and ``fencepost sim --play`` read it."""
         run = {"t": 0.0, "ev": "run", "format": FORMAT, "source": self.title, "lock": self.key, "key": self.key}
-        lines: list[Line] = [run | {"promises": list(PROMISES)}]
-        asked: dict[str, float] = {}
-        leases: dict[str, Fact] = {}
-        bases: dict[str, int] = {}
-        version = 0
+        scribe = _Scribe([run | {"promises": list(PROMISES)}], min((fact["at"] for fact in self.facts), default=0.0))
         for fact in self.facts:
-            event, who, t = fact["event"], fact["worker"], round(fact["at"] - start, 6)
-            lease = leases.get(who, {})
-            said = {"t": t, "who": who, "token": lease.get("token"), "holder": lease.get("holder")}
-            if event == "ready" and fact["step"] == "acquire":
-                asked[who] = t
-            elif event == "fault":
-                lines.append({"t": t, "ev": "fault", "do": fact["do"], "who": who})
-            elif event == "acquired":
-                leases[who] = fact
-                until = round(fact["since"] + fact["ttl"] - start, 6)
-                grant = {"token": fact["token"], "holder": fact["holder"], "ttl": fact["ttl"]}
-                lines.append(said | grant | {"ev": "acquired", "asked": asked.get(who, t), "until": until})
-            elif event == "read":
-                bases[who] = version
-                lines.append(said | {"ev": "read", "value": fact["value"], "version": version})
-            elif event == "accepted":
-                version += 1
-                wrote = said | {"value": fact["value"], "base": bases[who]}
-                lines.append(wrote | {"ev": "access", "do": "write", "verdict": "admit", "version": version})
-                lines.append(wrote | {"ev": "wrote", "outcome": "done"})
-            elif event == "refused":
+            scribe.write(fact)
+        return scribe.lines
+
+
+class _Scribe:
+    """Writes facts down as lines of a history; instants count from ``start``."""
+
+    def __init__(self, lines: list[Line], start: float) -> None:
+        self.lines = lines
+        self._start = start
+        self._asked: dict[str, float] = {}
+        self._leases: dict[str, Fact] = {}
+        self._bases: dict[str, int] = {}
+        self._version = 0
+        self._mark = 0
+
+    def write(self, fact: Fact) -> None:
+        who, t = fact["worker"], self._instant(fact["at"])
+        lease = self._leases.get(who, {})
+        said = {"t": t, "who": who, "token": lease.get("token"), "holder": lease.get("holder")}
+        match fact["event"]:
+            case "ready" if fact["step"] == "acquire":
+                self._asked[who] = t
+            case "fault":
+                self.lines.append({"t": t, "ev": "fault", "do": fact["do"], "who": who})
+            case "acquired":
+                self._leases[who] = fact
+                grant = {name: fact[name] for name in ("token", "holder", "ttl")}
+                asked, until = self._asked.get(who, t), self._instant(fact["since"] + fact["ttl"])
+                self.lines.append(said | grant | {"ev": "acquired", "asked": asked, "until": until})
+            case "read":
+                self._bases[who] = self._version
+                if fact["fenced"]:
+                    self._mark = max(self._mark, fact["token"])
+                judged = {"do": "enter" if fact["fenced"] else "read", "verdict": "admit", "mark": self._mark or None}
+                self.lines.append(said | judged | {"ev": "access"})
+                self.lines.append(said | {"ev": "read", "value": fact["value"], "version": self._version})
+            case "accepted":
+                self._accepted(said, fact)
+            case "refused":
+                judged = {"do": "write" if fact["step"] == "write" else "enter", "mark": fact.get("seen")}
+                wrote = {"value": None, "base": self._bases.get(who)} if fact["step"] == "write" else {}
+                self.lines.append(said | judged | wrote | {"ev": "access", "verdict": fact["verdict"]})
                 why = {"outcome": "refused", "verdict": fact["verdict"], "seen": fact.get("seen")}
-                kind = (
-                    {"ev": "wrote", "value": None, "base": bases.get(who)}
-                    if fact["step"] == "write"
-                    else {"ev": "read"}
-                )
-                lines.append(said | kind | why)
-            elif event in ("released", "lost"):
-                lines.append(said | {"ev": "releasing"})
-        return lines
+                self.lines.append(said | wrote | why | {"ev": "wrote" if wrote else "read"})
+            case "released" | "lost":
+                self.lines.append(said | {"ev": "releasing"})
+
+    def _accepted(self, said: Line, fact: Fact) -> None:
+        base, corrupt = self._bases[fact["worker"]], fact["token"] < self._mark
+        self._version += 1
+        self._mark = max(self._mark, fact["token"])
+        wrote = said | {"value": fact["value"], "base": base}
+        harm = {"corrupt": corrupt, "overwrote": self._version - 1 - base}
+        made = {"do": "write", "verdict": "admit", "mark": self._mark, "version": self._version}
+        self.lines.append(wrote | made | harm | {"ev": "access"})
+        self.lines.append(wrote | {"ev": "wrote", "outcome": "done"})
+
+    def _instant(self, at: float) -> float:
+        return round(at - self._start, 6)
