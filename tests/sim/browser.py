@@ -175,3 +175,8 @@ def wait_score(browser: Browser, **wanted: str) -> None:
         for name, value in wanted.items()
     )
     browser.wait(" && ".join(parts))
+
+
+def wait_words(browser: Browser, css: str, words: str) -> None:
+    """Until it says so there, among other things."""
+    browser.wait(f"document.querySelector({json.dumps(css)})?.innerText.includes({json.dumps(words)})")

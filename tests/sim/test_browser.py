@@ -11,7 +11,7 @@ from fencepost.sim import parse, run
 from fencepost.sim.guided import guided, variant
 from fencepost.sim.serve import server
 from fencepost.sim.site import export
-from tests.sim.browser import Browser, serving, wait_score
+from tests.sim.browser import Browser, serving, wait_score, wait_words
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'
 
@@ -33,6 +33,15 @@ def test_the_first_scenario_by_its_address_with_fencing_off_and_on(browser: Brow
     wait_score(browser, accepted="1", refused="1", corrupted="0", lost="0", mark="2")
     assert "Refused: write of A with token 1, mark 2" in browser.text("#log")
     assert browser.run("return document.querySelector('.verdicts').textContent").count("token 1, mark 2") == 1
+    drawn = "return [...document.querySelectorAll('{}')].map((each) => each.textContent)"
+    assert browser.run(drawn.format("#timeline .mark .number")) == ["1", "2"]
+    assert browser.run(drawn.format("#timeline .value .number")) == ["0", "1"]
+    bars = ["A holds #1", "service #1", "B holds #2", "service #2", "believes #1", "believes #2"]
+    assert browser.run(drawn.format("#timeline .barlabel")) == bars
+    (bounced,) = browser.run(
+        "return [...document.querySelectorAll('.arrow.refused')].map((each) => each.getAttribute('d'))"
+    )
+    assert bounced.count("L") == 2
 
 
 @pytest.mark.parametrize(
@@ -113,11 +122,14 @@ def test_the_keyboard_does_it_too(browser: Browser, page: str) -> None:
 
 
 def test_every_guided_variant_is_scored_as_its_trace_ends(browser: Browser, page: str) -> None:
+    browser.open(page)
     for story in guided():
         for number in range(len(story["variants"])):
             scenario = variant(story, number)
             end = run(scenario)[-1]
-            browser.open(f"{page}#story={story['name']}&v={number}&t={scenario.until}")
+            browser.run(f"location.hash = '#story={story['name']}&v={number}&t={scenario.until}'")
+            wait_words(browser, "#variants [aria-pressed=true]", story["variants"][number]["label"])
+            assert browser.run("return document.querySelector('#story').value") == story["name"]
             counts = {name: str(end[name]) for name in ("value", "accepted", "refused", "corrupted")}
             wait_score(browser, **counts, lost=str(end["lost_updates"]))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fencepost.sim.scenario import FENCINGS
-from tests.sim.browser import Browser, wait_score
+from tests.sim.browser import Browser, wait_score, wait_words
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'
 HELD = [{"at": 0, "who": "A", "do": "acquire"}, {"at": 0.5, "who": "B", "do": "acquire"}]
@@ -36,10 +36,6 @@ def at(browser: Browser, seconds: float) -> None:
     browser.run(f"const s = document.querySelector('#scrub'); s.value = {seconds}; s.dispatchEvent(new Event('input'))")
 
 
-def reads(browser: Browser, css: str, words: str) -> None:
-    browser.wait(f"document.querySelector({json.dumps(css)})?.innerText.includes({json.dumps(words)})")
-
-
 @pytest.mark.parametrize(
     ("what", "said", "status", "band", "undone"),
     [
@@ -63,14 +59,14 @@ def test_a_client_is_hurt_and_mended(
         browser.run(f"document.querySelector('{field}').select()")
         browser.type(field, "3\ue004")
     do(browser, "A", what)
-    reads(browser, "#log", said)
+    wait_words(browser, "#log", said)
     assert status in browser.text('.card[data-who="A"] .status')
     assert browser.run(f"return document.querySelectorAll('#timeline {band}').length") == 1
     at(browser, 2)
     button, ended, now = undone
     assert browser.text(CARD.format("A", what)) == button
     do(browser, "A", what)
-    reads(browser, "#log", ended)
+    wait_words(browser, "#log", ended)
     assert now in browser.text('.card[data-who="A"] .status')
     assert browser.text(CARD.format("A", what)) != button
 
@@ -88,7 +84,7 @@ def test_a_slow_clock_believes_too_long(browser: Browser, page: str) -> None:
     browser.run(f"document.querySelector('{field}').select()")
     browser.type(field, "0.25\ue004")
     do(browser, "A", "skew")
-    reads(browser, "#log", "The clock of A now runs at 0.25 times its speed")
+    wait_words(browser, "#log", "The clock of A now runs at 0.25 times its speed")
     do(browser, "A", "acquire")
     at(browser, 5)
     assert "the service does not agree" in browser.text('.card[data-who="A"] .status')
@@ -125,7 +121,7 @@ def test_the_service_is_hurt(
     wait_score(browser, holder="A")
     assert browser.text(CARD.format("service", what)) == label
     do(browser, "service", what)
-    reads(browser, "#log", said)
+    wait_words(browser, "#log", said)
     at(browser, 4.5)
     wait_score(browser, **outcome)
 
@@ -133,7 +129,7 @@ def test_the_service_is_hurt(
 def test_a_lost_counter_grants_the_same_token_again(browser: Browser, page: str) -> None:
     open_own(browser, page, *HELD, t=1)
     do(browser, "service", "lose")
-    reads(browser, "#log", "loses its counter")
+    wait_words(browser, "#log", "loses its counter")
     do(browser, "A", "release")
     at(browser, 2)
     wait_score(browser, holder="B", token="1")
@@ -144,12 +140,12 @@ def test_three_jumping_machines_of_five_give_redlock_two_holders(browser: Browse
     for machine in ("r1", "r2", "r3"):
         browser.choose("#machine", machine)
         do(browser, "service", "jump")
-        reads(browser, "#log", f"The clock of {machine} jumps by 30 s")
+        wait_words(browser, "#log", f"The clock of {machine} jumps by 30 s")
     at(browser, 3)
     wait_score(browser, holder="B", token="2")
     assert "the service does not agree" in browser.text('.card[data-who="A"] .status')
     browser.choose("#backend", "embedded")
-    reads(browser, "#settings", "embedded")
+    wait_words(browser, "#settings", "embedded")
     wait_score(browser, holder="A")
     assert browser.run("return document.querySelectorAll('.card.service').length") == 0
 
@@ -184,7 +180,7 @@ def test_a_setting_that_cannot_be_is_explained(browser: Browser, page: str) -> N
     open_own(browser, page, *HELD)
     browser.run("document.querySelector('#ttl').select()")
     browser.type("#ttl", "1000\ue004")
-    reads(browser, "#error", "ttl lies between 0.05 and 600 seconds")
+    wait_words(browser, "#error", "ttl lies between 0.05 and 600 seconds")
     assert any("400" in said for said in browser.complaints())
     browser.click("#undo")
     browser.wait("document.querySelector('#error').hidden")
@@ -244,7 +240,7 @@ def test_acting_in_the_past_forks_or_keeps_what_came_later(browser: Browser, pag
     if later:
         browser.click("#keeplater")
     browser.click(CARD.format("C", "acquire"))
-    reads(browser, "#log", "C asks for the lock")
+    wait_words(browser, "#log", "C asks for the lock")
     at(browser, 10)
     wait_score(browser, holder="B" if later else "A")
 
