@@ -51,8 +51,9 @@ def run(settings: Settings, room: Room) -> Outcome:
     off, on = (sum(each[fence]["violations"] for each in plays) for fence in ("fence_off", "fence_on"))
     answers = [each["fence_on"]["answer"] for each in plays]
     refused = sum(each["status"] == 409 for each in answers)
-    outcome.slo["violations"] = f"{on} on {len(answers)} stores with the fence on; {off} with it off"
-    outcome.slo["stale-refused"] = f"409 on {refused} of {len(answers)} stores, never applied"
+    stores = f"{len(answers)} store{'s' if len(answers) > 1 else ''}"
+    outcome.slo["violations"] = f"{on} on {stores} with the fence on; {off} with it off"
+    outcome.slo["stale-refused"] = f"409 on {refused} of {stores}, never applied"
     return outcome
 
 
