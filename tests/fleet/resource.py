@@ -1,7 +1,6 @@
 """The thing that the fleet's workers write to: one guarded counter per partition, which keeps a history.
 
-It listens on a loopback port and takes one JSON object per line. Its guard is the memory guard; each access is
-judged and made in one step, and told to the history with the verdict.
+It listens on a loopback port and takes one JSON object, an access, per line.
 """
 
 import asyncio
@@ -11,19 +10,15 @@ from types import TracebackType
 from typing import Any
 
 from fencepost.drive import boottime
-from fencepost.errors import Refused
-from fencepost.guards.memory import Guard
+from fencepost.lab.counters import Counters
 from fencepost.lab.history import Line
-from fencepost.rule import Stamp, Verdict
 
 
 class Resource:
     """Counters by key; ``address`` is where it listens inside the block."""
 
     def __init__(self, history: list[Line]) -> None:
-        self._history = history
-        self._guard: Guard[int] = Guard()
-        self._values: dict[str, tuple[int, int]] = {}
+        self._counters = Counters(lambda ev, **facts: history.append({"t": boottime(), "ev": ev, **facts}))
 
     async def __aenter__(self) -> "Resource":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -39,32 +34,11 @@ class Resource:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
-                writer.write(json.dumps(self.judge(json.loads(line))).encode() + b"\n")
+                writer.write(json.dumps(self._counters.judge(json.loads(line))).encode() + b"\n")
         except (ConnectionError, ValueError):
             pass  # its client was killed
         finally:
             writer.close()
-
-    def judge(self, access: dict[str, Any]) -> dict[str, Any]:
-        """Make one access, or refuse it; the answer."""
-        key, stamp = access["key"], Stamp(access["token"], access["seq"], access["holder"])
-        line = {"t": boottime(), "ev": "access", "lock": key, "key": key, **access}
-        value, version = self._values.get(key, (0, 0))
-        try:
-            if access["do"] == "enter":
-                self._guard.enter(key, stamp)
-                verdict = Verdict.ADMIT
-            elif self._guard.write(key, access["value"], stamp):
-                verdict = Verdict.ADMIT
-                value, version = self._values[key] = access["value"], version + 1
-                line["version"] = version
-            else:
-                verdict = Verdict.REPLAY
-        except Refused as refused:
-            verdict = refused.verdict
-        mark = self._guard.mark(key)
-        self._history.append(line | {"verdict": verdict.value, "mark": mark.token if mark else None})
-        return {"verdict": verdict.value, "value": value, "version": version, "seen": mark.token if mark else None}
 
 
 class Client:

@@ -13,6 +13,7 @@ import asyncio
 import dataclasses
 import json
 import random
+import secrets
 import signal
 import sys
 import tempfile
@@ -27,12 +28,11 @@ from fencepost.drive import boottime
 from fencepost.fleet.plan import prefix, view
 from fencepost.lab.checks import Report, check
 from fencepost.lab.history import FORMAT, Line, lines
+from fencepost.lab.ownership import Watch
 from fencepost.lab.servers.processes import STILL, dying_with_us, state_of
 from fencepost.lab.stores import store
 from tests.fleet.resource import Resource
-from tests.fleet.watch import Watch
 
-GROUP = "orders"
 _PATIENCE = 60.0
 
 
@@ -86,6 +86,7 @@ class Fleet:
     url: str
     plan: Plan
     log: Path
+    group: str = field(default_factory=lambda: f"orders-{secrets.token_hex(4)}")
     history: list[Line] = field(default_factory=list)
     workers: dict[str, Process] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
@@ -122,7 +123,7 @@ class Fleet:
         name = f"w{len(self.workers)}"
         options = {
             "url": self.url,
-            "group": GROUP,
+            "group": self.group,
             "count": self.plan.partitions,
             "ttl": self.plan.ttl,
             "name": name,
@@ -155,14 +156,16 @@ class Fleet:
         worker.hit = boottime()
         self._note("kill", worker)
 
-    async def freeze(self, worker: Process, seconds: float) -> None:
-        """SIGSTOP a worker for so long; it was really stopped, all the time."""
-        worker.hit = boottime()
+    async def freeze(self, worker: Process, seconds: float | None = None) -> None:
+        """SIGSTOP a worker for so long, else past its ttl until the others own all; it was stopped all the time."""
+        worker.hit = since = boottime()
         worker.handle.send_signal(signal.SIGSTOP)
         await self.until(lambda: state_of(worker.handle.pid) in STILL, f"{worker.name} stops")
         self._note("pause", worker)
-        await asyncio.sleep(seconds)
-        self.faults["paused past the ttl"] += state_of(worker.handle.pid) in "Tt" and seconds > self.plan.ttl
+        await asyncio.sleep(self.plan.ttl * 1.05 if seconds is None else seconds)
+        if seconds is None:
+            await self.settle()
+        self.faults["paused past the ttl"] += state_of(worker.handle.pid) in "Tt" and boottime() - since > self.plan.ttl
         worker.handle.send_signal(signal.SIGCONT)
         worker.hit = None
         self._note("resume", worker)
@@ -198,7 +201,7 @@ class Fleet:
     async def _looking(self) -> None:
         while True:
             try:
-                found = view(GROUP, await self.locks.list(prefix(GROUP)))
+                found = view(self.group, await self.locks.list(prefix(self.group)))
             except fencepost.BackendError:
                 continue
             self.watch.look(boottime(), found, self.workers)

@@ -52,7 +52,7 @@ def facts(found: Any) -> dict[str, Any]:
         {
             "name": member.name,
             "remaining": round(member.status.remaining, 3),
-            "owns": sorted(number for number in found.owned(member.mark) if number < found.count),
+            "owns": [number for number in found.owned[member.mark] if number < found.count],
         }
         for member in sorted(found.members.values(), key=lambda each: each.name)
     ]

@@ -113,6 +113,7 @@ class Group(Generic[L, P]):
         self._patience = min(1.0, self._period)
         self._membership: L | None = None
         self._slots: dict[int, _Slot[P]] = {}
+        self._free: dict[int, float] = {}
         self._nudge = core.driver.signal()
         self._over = core.driver.signal()
         self._process = 0
@@ -128,8 +129,8 @@ class Group(Generic[L, P]):
             raise ConfigError(f"this worker of {self.group!r} was started before; make another")
         found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
         for other in found.members.values():
-            if other.count != self.count:
-                what = f"{other.name} works on {self.group!r} with {other.count} partitions, not {self.count}"
+            if other.partitions != self.count:
+                what = f"{other.name} works on {self.group!r} with {other.partitions} partitions, not {self.count}"
                 raise ConfigError(f"{what}; stop it first, or use another group")
         if not await self._enroll(2 * self.ttl):
             raise NotAcquired(self._place, 2 * self.ttl)
@@ -206,22 +207,28 @@ class Group(Generic[L, P]):
         others = [member.status.remaining for mark, member in found.members.items() if mark != self._mark]
         return max(min([self._period, *others]), self._period / 10)
 
-    def _plan(self, found: plan.View) -> set[int]:
-        """The partitions to own; whoever serves another is told to stop."""
+    def _plan(self, found: plan.View) -> list[int]:
+        """The partitions to take or keep; whoever serves another is told to stop."""
         slots = self._slots.copy()
-        owned: dict[str, list[int]] = {mark: [] for mark in (*found.members, self._mark)}
-        for number in range(self.count):
-            slot, status = slots.get(number), found.held.get(number)
-            # What the listing says of this worker may be old; it knows itself.
-            if slot is not None and slot.owned is not None:
-                owned[self._mark].append(number)
-            elif status is not None and (mark := status.holder[: plan.MARK]) != self._mark and mark in owned:
-                owned[mark].append(number)
-        mine = plan.shares(self.count, owned)[self._mark]
+        # What the listing says of this worker may be old; it knows itself.
+        mine = {number for number, slot in slots.items() if slot.owned is not None}
+        owned = {mark: [n for n in held if n < self.count and n not in mine] for mark, held in found.owned.items()}
+        owned[self._mark] = sorted(mine)
+        wanted = plan.shares(self.count, owned)[self._mark] + self._orphans(found, mine)
         for number, slot in slots.items():
-            if number not in mine:
+            # Nothing is given up before somebody stands in line for it, where the store can tell.
+            status = found.held.get(number)
+            awaited = status is not None and bool(status.waiters)
+            if number not in wanted and (awaited or slot.owned is None or not self._core.backend.promises.fair):
                 slot.signal.set()
-        return mine
+        return wanted
+
+    def _orphans(self, found: plan.View, mine: set[int]) -> list[int]:
+        """The partitions that nobody has taken for a whole period: whoever should is in trouble too, so anybody may."""
+        now = self._core.driver.now()
+        free = [number for number in range(self.count) if number not in found.held and number not in mine]
+        self._free = {number: self._free.get(number, now) for number in free}
+        return [number for number, since in self._free.items() if now - since >= 0.9 * self._period]
 
     async def _serve(self, number: int, slot: _Slot[P]) -> None:
         """One partition, from standing in line for it to its release."""

@@ -1,39 +1,48 @@
 """Who should own what: one plan that every worker works out by itself, and comes to the same end."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from fencepost.backend import Status
 
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 MARK = 16
 """So many hex digits begin all holder ids of one worker: a listing tells whose lease it shows."""
 
 
-def shares(count: int, owned: Mapping[str, Iterable[int]]) -> dict[str, set[int]]:
-    """The partitions each member should own, by member, given what each owns now.
+def shares(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """The partitions each member should own, by member, given those it owns now, in ascending order.
 
     Sizes differ by at most one, and no more partitions move than that takes. Carrying the plan out, in
     any order, does not change it: whoever looks while partitions are on the move plans the same.
     """
     low, extra = divmod(count, len(owned))
-    held = {member: sorted(numbers) for member, numbers in sorted(owned.items())}
     # Those that have more than the smaller share keep it; growing up to the smaller share earns nobody a larger one.
-    ample = sorted(held, key=lambda member: len(held[member]) <= low)[:extra]
-    plan = {member: set(numbers[: low + (member in ample)]) for member, numbers in held.items()}
-    free = iter(sorted(set(range(count)).difference(*plan.values())))
+    ample = set(sorted(owned, key=lambda member: (len(owned[member]) <= low, member))[:extra])
+    plan = {member: list(owned[member][: low + (member in ample)]) for member in sorted(owned)}
+    kept = bytearray(count)
+    for numbers in plan.values():
+        for number in numbers:
+            kept[number] = 1
+    free = [number for number in range(count) if not kept[number]]
+    given = 0
     for member, numbers in plan.items():
-        numbers.update(next(free) for _ in range(low + (member in ample) - len(numbers)))
+        need = low + (member in ample) - len(numbers)
+        numbers += free[given : given + need]
+        given += need
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A worker of a group."""
 
     name: str
     mark: str
-    count: int
-    """How many partitions it thinks there are."""
+    partitions: int
+    """How many it thinks there are."""
     status: Status
 
 
@@ -46,11 +55,13 @@ class View:
     """By mark."""
     held: dict[int, Status] = field(default_factory=dict)
     """The partitions that somebody holds."""
+    owned: dict[str, list[int]] = field(default_factory=dict)
+    """The numbers of the partitions that each member holds, by mark, in ascending order."""
 
     @property
     def count(self) -> int:
         """How many partitions the group has, as its members say; 0 if it has none."""
-        return max((member.count for member in self.members.values()), default=0)
+        return max((member.partitions for member in self.members.values()), default=0)
 
     @property
     def unowned(self) -> list[int]:
@@ -61,10 +72,6 @@ class View:
         """The member that holds a partition; None if nobody does, or somebody who is no member."""
         status = self.held.get(number)
         return self.members.get(status.holder[:MARK]) if status else None
-
-    def owned(self, mark: str) -> list[int]:
-        """The partitions that a member holds."""
-        return [number for number, status in self.held.items() if status.holder[:MARK] == mark]
 
 
 def prefix(group: str) -> str:
@@ -85,13 +92,29 @@ def member(group: str, count: int, name: str) -> str:
 def view(group: str, listed: Iterable[Status]) -> View:
     """Read a listing of a group's locks."""
     found = View(group)
+    start = len(prefix(group))
     for status in listed:
-        rest = status.name.removeprefix(prefix(group))
-        if rest.isascii() and rest.isdecimal() and rest == str(int(rest)):
-            found.held[int(rest)] = status
-        elif rest.startswith("members/"):
-            count, _, name = rest.removeprefix("members/").partition("/")
-            if count.isascii() and count.isdecimal() and name:
-                mark = status.holder[:MARK]
-                found.members[mark] = Member(name, mark, int(count), status)
+        number, count, name = _read(status.name[start:])
+        if number is not None:
+            found.held[number] = status
+        elif name:
+            mark = status.holder[:MARK]
+            found.members[mark] = Member(name, mark, count, status)
+            found.owned[mark] = []
+    for number in sorted(found.held):
+        mark = found.held[number].holder[:MARK]
+        if mark in found.owned:
+            found.owned[mark].append(number)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _read(rest: str) -> tuple[int | None, int, str]:
+    """What a lock's name says after the group: the number of a partition, or a member's count and name."""
+    if _NUMBER.fullmatch(rest):
+        return int(rest), 0, ""
+    kind, _, rest = rest.partition("/")
+    count, _, name = rest.partition("/")
+    if kind == "members" and _NUMBER.fullmatch(count):
+        return None, int(count), name
+    return None, 0, ""

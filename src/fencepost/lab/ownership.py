@@ -44,7 +44,7 @@ class Watch:
         self.looks += 1
         for number in range(self.count):
             self._partition(now, number, view, workers)
-        sizes = [len(view.owned(mark)) for mark in view.members]
+        sizes = [len(numbers) for numbers in view.owned.values()]
         there = {member.name for member in view.members.values()}
         fit = {name for name, worker in workers.items() if worker.fit}
         whole = all(view.owner(number) for number in range(self.count))
@@ -65,6 +65,11 @@ class Watch:
             # It may have been owned, and hit again, between two looks.
             hit = (worker.hit if worker else None) or 0.0
             self.unserved[number] = max(self.unserved.get(number, self._served[number]), hit)
+
+    def excuse(self, now: float) -> None:
+        """Nobody could own anything until now: the store was down."""
+        self._served = dict.fromkeys(self._served, now)
+        self.unserved = dict.fromkeys(self.unserved, now)
 
     def longest(self, now: float) -> float:
         """The longest time without an owner, also of those that still have none."""

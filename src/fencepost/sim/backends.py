@@ -91,9 +91,12 @@ class Remote(Backend):
         return bool(answer == "released")
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
-        lock = name or prefix
-        answer = await self._channel.ask(self._store, "status", lock)
-        return [Status(lock, *answer[1:])] if answer[0] == "held" else []
+        if name is None:
+            found: list[Status]
+            _, *found = await self._channel.ask(self._store, "list", prefix)
+            return found
+        answer = await self._channel.ask(self._store, "status", name)
+        return [Status(name, *answer[1:])] if answer[0] == "held" else []
 
     async def evict(self, name: str) -> Status | None:
         found = await self.status(name)

@@ -17,7 +17,7 @@ LOCK = KEY = "counter"
 
 def run(scenario: Scenario) -> list[Line]:
     """Everything that happens, in order. The same scenario gives the same trace, byte for byte."""
-    with _quiet:
+    with quiet:
         return Run(scenario).trace()
 
 
@@ -39,7 +39,7 @@ class _Quiet:
         self._gate.release()
 
 
-_quiet = _Quiet()
+quiet = _Quiet()
 
 
 class Run:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
-from fencepost.backend import Hold
+from fencepost.backend import Hold, Status
 from fencepost.sim.network import Message, Network
 from fencepost.sim.state import Entry, State, Waiter
 from fencepost.sim.world import Node
@@ -17,6 +17,10 @@ class Store:
     """One machine of a store. Subclasses say how it keeps time, mints tokens and survives."""
 
     durable = False
+    recalls = True
+    """It keeps its past, to go back to it; one that does not comes back empty."""
+    freshness = -1.0
+    """A listing may be so many seconds old, as one from a replica; negative: it never is."""
     granularity = 0.0
     """It looks for expired leases only this often, in seconds."""
 
@@ -25,6 +29,7 @@ class Store:
         self.state = State()
         self._network = network
         self._changed = changed
+        self._listed: tuple[float, str, tuple[Any, ...]] = (0.0, "", ())
         self._past: list[tuple[float, State]] = [(0.0, State())]
         network.join(node, self.receive)
 
@@ -137,6 +142,21 @@ class Store:
         waiters = tuple(self.state.queues.get(name, ()))
         return ("held", entry.holder, entry.token, entry.expires - self.clock(), waiters)
 
+    def on_list(self, client: str, prefix: str) -> tuple[Any, ...]:
+        now = self.clock()
+        at, of, answer = self._listed
+        if of != prefix or not at <= now <= at + self.freshness:
+            answer = (
+                "listed",
+                *(
+                    Status(name, entry.holder, entry.token, entry.expires - now, tuple(self.state.queues.get(name, ())))
+                    for name, entry in sorted(self.state.locks.items())
+                    if name.startswith(prefix) and now < self._due(entry.expires)
+                ),
+            )
+            self._listed = (now, prefix, answer)
+        return answer
+
     def on_bump(self, client: str, above: int) -> tuple[Any, ...]:
         self.state.counter = max(self.state.counter, above)
         return ("bumped",)
@@ -214,6 +234,8 @@ class Store:
 
     def keep(self) -> None:
         """Remember the state for a restart or a failover that goes back to it."""
+        if not self.recalls:
+            return
         self._past.append((self.node.world.now, self.state.copy()))
         if len(self._past) > 400:
             del self._past[:200]

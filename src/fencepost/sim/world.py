@@ -47,10 +47,10 @@ class World:
         self._count += 1
         heappush(self._queue, (max(instant, self.now), -1.0, self._count, None, 0, call, args))
 
-    def run(self, until: float) -> None:
+    def run(self, until: float, steps: int = MAX_STEPS) -> None:
         """Let everything happen that is due up to ``until``."""
         queue = self._queue
-        for _ in range(MAX_STEPS):
+        for _ in range(steps):
             if not queue or queue[0][0] > until:
                 self.now = until
                 return
@@ -59,7 +59,7 @@ class World:
                 call(*args)
             elif node.up and node.life == life:
                 node.perform(call, args)
-        raise ConfigError(f"this scenario takes more than {MAX_STEPS} steps; shorten it")
+        raise ConfigError(f"this scenario takes more than {steps} steps; shorten it")
 
 
 class Node:
