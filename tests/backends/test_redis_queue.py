@@ -244,3 +244,53 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
         waiter.join(PATIENCE)
         assert tokens, "it was served in the end"
         assert tokens[0] > later.token, "and never believed in the grant that had expired"
+
+
+def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_place(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message of a grant is overtaken by its expiry, and by the look that finds the waiter a new place."""
+    look_on, go_on, told, seen = (threading.Event() for _ in range(4))
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=0.3) as slow:
+        backend: Any = slow._core.backend
+        lines, node = backend._lines, backend._nodes.only
+        look, hear = lines._look, node.hear
+
+        async def looked(*args: Any) -> None:
+            assert look_on.wait(PATIENCE)
+            await look(*args)
+
+        def heard(*args: Any) -> None:
+            assert go_on.wait(PATIENCE)
+            hear(*args)
+            told.set()
+
+        monkeypatch.setattr(lines, "_look", looked)
+        monkeypatch.setattr(node, "hear", heard)
+        held = locks.acquire("a")
+        tokens: list[int] = []
+
+        def wait() -> None:
+            with slow.lock("a", timeout=PATIENCE) as lease:
+                tokens.append(lease.token)
+                assert seen.wait(PATIENCE)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE), "it waits"
+        assert held.release()
+        later = locks.acquire("a", timeout=PATIENCE)
+        look_on.set()
+        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE), "it waits again"
+        (place,) = own_redis.client.zrange(QUEUE, 0, -1)
+        go_on.set()
+        assert told.wait(PATIENCE)
+        assert later.release()
+        granted = locks.status("a")
+        assert granted is not None, "it was handed the lock"
+        assert place.endswith(f":{granted.holder}"), "in the place that it had"
+        assert wait_until(lambda: bool(tokens), timeout=PATIENCE)
+        seen.set()
+        waiter.join(PATIENCE)
+        assert tokens == [granted.token]
+    assert own_redis.keys() == set()

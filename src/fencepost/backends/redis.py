@@ -245,7 +245,9 @@ class Redis(Backend):
     async def _look(self, line: Line, waiter: Waiter) -> None:
         """Ask how a waiter stands; whoever finds an expired lock hands it to the first in the queue."""
         keys, holder = line.keys, waiter.holder
-        line.node = node = self._nodes.only or await self._nodes.at(keys.lock)
+        node = self._nodes.only or await self._nodes.at(keys.lock)
+        if node is not line.node:
+            line.moved(node)
         await node.listen()
         wire = await node.ready()
         waiter.entry = _entry(node, holder, waiter.ttl)
@@ -269,8 +271,7 @@ class Redis(Backend):
         if reply[0].__class__ is bytes:
             token, left = reply  # the message that told of it was lost
             return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + left / 1000 - waiter.ttl))
-        self._lines.stands(waiter, sent, reply)
-        return waiter.holder in self._lines.waiters
+        return self._lines.stands(waiter, sent, reply)
 
     async def _prune(self, name: str, node: Node, keys: Keys) -> bool:
         """Look for dead waiters in a full queue, though not each time; whether it is worth asking again."""

@@ -42,7 +42,7 @@ class Message(NamedTuple):
 class Waiter:
     """One who waits for a lock."""
 
-    __slots__ = ("entry", "error", "grant", "holder", "line", "signal", "ttl")
+    __slots__ = ("entry", "error", "grant", "holder", "line", "signal", "stood", "ttl")
 
     def __init__(self, line: "Line", holder: str, ttl: float, entry: str, signal: Signal) -> None:
         self.line = line
@@ -52,6 +52,8 @@ class Waiter:
         self.signal = signal
         self.grant: Grant | None = None
         self.error: BackendError | None = None
+        self.stood = 0
+        """When the server last said that it stands in the queue, by its time in us: older grants are over."""
 
 
 class Line:
@@ -68,6 +70,13 @@ class Line:
         self.audit = False
         """Messages may have been missed: look for every waiter, not for the first only."""
         self.failing: float | None = None
+
+    def moved(self, node: Node) -> None:
+        """It lives at ``node`` now, perhaps by another clock, and messages may have been missed."""
+        self.node = node
+        self.audit = True
+        for waiter in tuple(self.waiters.values()):
+            waiter.stood = 0
 
 
 class Lines:
@@ -138,11 +147,13 @@ class Lines:
             waiter.line.audit = True
             self._plan(waiter.line, self._driver.now())
         else:
-            self.give(waiter, message.grant(node, self._driver.now()))
+            self.give(waiter, message.grant(node, self._driver.now()), message.time)
 
-    def give(self, waiter: Waiter, grant: Grant) -> bool:
+    def give(self, waiter: Waiter, grant: Grant, time: float = inf) -> bool:
         """Wake a waiter with its grant; False if it is not to be had any more, so that the grant is nobody's."""
         with self._gate:
+            if time < waiter.stood:
+                return False  # heard late: it has expired, and the waiter has queued up anew
             if waiter.grant is not None:
                 return waiter.grant.token == grant.token
             if self.waiters.get(waiter.holder) is not waiter:
@@ -151,16 +162,24 @@ class Lines:
         waiter.signal.set()
         return True
 
-    def stands(self, waiter: Waiter, sent: float, reply: list[int]) -> None:
-        """The server's answer: the holder's time left, the place in the queue, its time, whether it is foreign."""
+    def stands(self, waiter: Waiter, sent: float, reply: list[int]) -> bool:
+        """The server's answer: the holder's time left, the place in the queue, its time, whether it is foreign.
+
+        False if the waiter does not wait any more, so that its place is nobody's.
+        """
         left, place, time, foreign = reply
         line = waiter.line
         line.node.timed(sent, time)
+        with self._gate:
+            if waiter.grant is not None or self.waiters.get(waiter.holder) is not waiter:
+                return False
+            waiter.stood = time
         rest = FOREIGN if foreign else min(POLL, max(waiter.ttl / 2, 0.05))
         if left >= 0:
             rest = min(rest, left / 1000 + _LATE + min(place, _STEPS) * _STEP)
         due = self._driver.now() + rest
         self._plan(line, min(line.due, due) if line.audit else due)
+        return True
 
     def _plan(self, line: Line, due: float) -> None:
         line.due = due
@@ -180,7 +199,7 @@ class Lines:
         with self._gate:
             lines = [line for line in self._lines.values() if line.node is node]
         for line in lines:
-            line.audit = True
+            line.moved(node)
             self._plan(line, self._driver.now())
 
     async def _mind(self) -> None:
