@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: help demo test check format setup servers bench torture model docs lab lock clean
+.PHONY: help demo test check format setup servers bench torture storm model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -42,6 +42,9 @@ bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 
 torture: setup ## Pauses, kills and guarded increments, at full size
 	$(PY) -m tests.torture $(ARGS)
+
+storm: setup servers ## Tokens over 10,000 grants, killed holders and killed leaders (ARGS="etcd")
+	$(PY) -m tests.backends.storm $(ARGS)
 
 model: setup ## Check the rule itself with TLC, and that its three controls fail
 	$(PY) scripts/model $(ARGS)

@@ -20,19 +20,29 @@ async def line(rpc: Rpc, name: str, *, keys_only: bool = True) -> list[keys.KV]:
 
 async def status(rpc: Rpc, name: str | None, prefix: str) -> list[Status]:
     """One lock, or all whose names begin with ``prefix``."""
-    if name is None:
-        return [found for each in await _names(rpc, prefix) for found in await status(rpc, each, "")]
-    contenders = await line(rpc, name, keys_only=False)
-    if not contenders:
-        return []
-    first = contenders[0]
-    left = await rpc.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=first.lease))
-    if left.TTL < 0:
-        return []
+    if name is not None:
+        found = await line(rpc, name, keys_only=False)
+        lines = {name: found} if found else {}
+    else:
+        lines = await _lines(rpc, prefix)
+    left: dict[int, float] = {}  # by lease: the locks of one process share its session
+    statuses = []
+    for each, (first, *others) in sorted(lines.items()):
+        if first.lease not in left:
+            left[first.lease] = await _left(rpc, first.lease)
+        if left[first.lease] > 0:
+            waiters = tuple(map(keys.holder, others))
+            statuses.append(Status(each, keys.holder(first), first.create_revision, left[first.lease], waiters))
+    return statuses
+
+
+async def _left(rpc: Rpc, lease: int) -> float:
+    """How long a lease lives; 0 if it is gone."""
+    answer = await rpc.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=lease))
+    if answer.TTL < 0:
+        return 0.0
     # etcd rounds down what is left; it is gone for certain only after the whole second.
-    remaining = min(float(left.TTL + 1), float(left.grantedTTL))
-    holder, *waiters = map(keys.holder, contenders)
-    return [Status(name, holder, first.create_revision, remaining, tuple(waiters))]
+    return min(float(answer.TTL + 1), float(answer.grantedTTL))
 
 
 async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: int | None) -> None:
@@ -53,17 +63,25 @@ async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: 
         watches.remove(watch)
 
 
-async def _names(rpc: Rpc, prefix: str) -> list[str]:
-    """The locks under a prefix that somebody contends for."""
+async def _lines(rpc: Rpc, prefix: str) -> dict[str, list[keys.KV]]:
+    """The contenders for each lock under a prefix, the holder first."""
     start = prefix.encode()
-    names: set[str] = set()
-    request = pb.RangeRequest(key=start or b"\0", range_end=keys.end(start), keys_only=True, limit=_PAGE)
+    lines: dict[str, list[keys.KV]] = {}
+    request = pb.RangeRequest(key=start or b"\0", range_end=keys.end(start), limit=_PAGE)
     while True:
         page = await rpc.call(RANGE, request)
-        names |= {keys.name(kv.key) for kv in page.kvs if keys.native(kv)}
+        for kv in page.kvs:
+            # Other leased keys may be anything; but in the line of a lock they contend as well.
+            if kv.lease:
+                lines.setdefault(keys.name(kv.key), []).append(kv)
         if not page.more:
-            return sorted(name for name in names if name and name.startswith(prefix))
+            break
         request.key = page.kvs[-1].key + b"\0"
+    return {
+        name: sorted(line, key=lambda kv: kv.create_revision)
+        for name, line in lines.items()
+        if name and name.startswith(prefix) and any(map(keys.native, line))
+    }
 
 
 async def evict(rpc: Rpc, name: str) -> Status | None:

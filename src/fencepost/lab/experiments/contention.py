@@ -110,6 +110,7 @@ def _waits(name: str, curves: Curves) -> Plot:
                     list(curve), [longest(each) for each in curve.values()], "-", lw=1, label=f"{client}, longest"
                 )
         _dress(axes, curves, "seconds waited")
+        axes.set_yscale("log")
 
     return plots.draw(f"waits-{name}", f"{name}: waits for one hot lock, and the longest wait of each peer.", paint)
 
@@ -122,6 +123,7 @@ def _throughput(name: str, curves: Curves) -> Plot:
         ceiling = [each["ceiling"] for each in ours.values()]
         axes.plot(list(ours), ceiling, "--", color=plots.RED, marker="", label=f"{OURS}'s ceiling")
         _dress(axes, curves, "sections per second")
+        axes.set_ylim(bottom=0)
 
     caption = f"{name}: sections per second, and the ceiling 1 / (work + acquire + release)."
     return plots.draw(f"throughput-{name}", caption, paint)
@@ -130,7 +132,6 @@ def _throughput(name: str, curves: Curves) -> Plot:
 def _dress(axes: "Axes", curves: Curves, label: str) -> None:
     sizes = list(curves[OURS])
     axes.set_xscale("log")
-    axes.set_yscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlabel("contenders")
