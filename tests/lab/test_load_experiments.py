@@ -1,0 +1,43 @@
+"""The experiments on contention, fairness and re-entrancy, small."""
+
+from pathlib import Path
+
+from fencepost.lab.experiments import chosen
+from fencepost.lab.room import Room
+from tests.lab.command import held, lab, needs
+
+
+def test_more_contenders_buy_nothing_but_waiting() -> None:
+    needs("REDIS_SERVER")
+    (experiment,) = chosen(["contention"])
+    settings = experiment.settings(quick=True, backend="redis") | {
+        "contenders": [4, 40],
+        "duration": 1.0,
+        "alone": 300,
+        "peers": ["redis-spin", "no such peer"],
+    }
+    with Room() as room:
+        outcome = experiment.run(settings, room)
+    assert outcome.ok, outcome.claims
+    figures = outcome.figures["redis"]
+    assert [each["contenders"] for each in figures["fencepost"]] == [4, 40]
+    assert len(figures["redis-spin"]) == 2
+    assert figures["alone"]["sections"] == 300
+    assert {"uncontended-p99", "throughput"} <= set(outcome.slo)
+    assert {plot.name for plot in outcome.plots} == {"waits-redis", "throughput-redis"}
+    assert len(outcome.tables[0].rows) == 4
+
+
+def test_a_queue_serves_in_turn_and_spinning_does_not(tmp_path: Path) -> None:
+    needs("REDIS_SERVER")
+    done = lab("run", "fairness", "--quick", "--backend", "redis", "--json", "--out", str(tmp_path))
+    held(done)
+    assert "fairness" in done.facts["slo"]
+    assert done.facts["figures"]["redis-spin on redis"]["order"]["overtakes"] > 0
+    assert (tmp_path / "fairness-order.svg").exists()
+
+
+def test_entering_again_is_the_same_lease_and_its_loss_is_told_at_every_level(tmp_path: Path) -> None:
+    done = lab("run", "reentrancy", "--quick", "--backend", "sqlite", "--json", "--out", str(tmp_path))
+    held(done)
+    assert done.facts["figures"]["sqlite"]["not renewed"]["lost"]
