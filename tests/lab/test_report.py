@@ -148,6 +148,8 @@ def test_the_list_names_every_experiment() -> None:
     listed = lab("list", "--json").facts
     assert [each["name"] for each in listed][:1] == ["pause"]
     assert all(each["question"] and each["claim"] for each in listed)
+    described = (DOCS.parent / "lab.md").read_text("utf-8")
+    assert all(f"| {each['number']} | `{each['name']}` |" in described for each in listed)
 
 
 def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
