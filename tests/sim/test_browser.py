@@ -93,6 +93,37 @@ def test_the_same_by_hand_in_an_empty_world(browser: Browser, page: str, fencing
     wait_score(browser, **outcome)
 
 
+def test_the_page_says_how_to_begin_and_it_goes_as_it_says(browser: Browser, page: str) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    browser.choose("#story", "*own")
+    wait_words(browser, "#about", "Acquire on A, then GC pause; Acquire on B.")
+    browser.choose("#fencing", "off")
+    for who, what in [("A", "acquire"), ("A", "pause"), ("B", "acquire")]:
+        browser.click(CARD.format(who, what))
+    wait_words(browser, "#log", "B asks for the lock")
+    browser.choose("#speed", "8")
+    wait_score(browser, holder="B", token="2")
+    browser.click(CARD.format("B", "write"))
+    wait_score(browser, accepted="1")
+    wait_words(browser, "#log", "A goes on")
+    browser.click(CARD.format("A", "write"))
+    wait_score(browser, accepted="2", corrupted="1")
+    browser.click("#play")
+
+
+def test_a_write_without_a_lock_carries_no_token(browser: Browser, page: str) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    browser.choose("#story", "*own")
+    browser.choose("#fencing", "enter")
+    browser.wait("document.querySelector('#timeline').textContent.includes('fencing enter')")
+    browser.click(CARD.format("C", "write"))
+    wait_score(browser, refused="1")
+    assert "Refused: write of C without a token, mark none" in browser.text("#log")
+    browser.click("#play")
+
+
 def test_going_back_and_acting_forks_and_undo_returns(browser: Browser, page: str) -> None:
     browser.open(f"{page}#story=gc-pause&v=0&t=5.5")
     wait_score(browser, holder="B")

@@ -108,9 +108,9 @@ def test_a_killed_service_is_down_until_it_is_restarted(browser: Browser, page: 
 @pytest.mark.parametrize(
     ("backend", "what", "label", "said", "outcome"),
     [
-        ("redis", "failover", "Failover: stale replica", "A replica takes over", {"holder": "B", "token": "1"}),
+        ("redis", "failover", "Failover: stale replica", "another machine takes over", {"holder": "B", "token": "1"}),
         ("redis", "jump", "Clock jump", "jumps by 30 s", {"holder": "B", "token": "2"}),
-        ("etcd", "failover", "Failover: new leader", "A replica takes over", {"holder": "A", "token": "2"}),
+        ("etcd", "failover", "Failover: new leader", "another machine takes over", {"holder": "A", "token": "2"}),
         ("zookeeper", "jump", "Clock jump", "jumps by 30 s", {"holder": "A", "token": "2"}),
     ],
 )

@@ -172,5 +172,5 @@ export function setUp() {
   byId("startclock").addEventListener("change", (event) => { state.startClock = event.target.checked; });
   byId("keeplater").addEventListener("change", (event) => { state.keepLater = event.target.checked; });
   byId("undo").addEventListener("click", undo);
-  byId("sandbox").addEventListener("click", () => { state.playing = false; sandbox(); });
+  byId("sandbox").addEventListener("click", sandbox);
 }

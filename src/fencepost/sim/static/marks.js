@@ -70,16 +70,17 @@ export function drawVerdicts(model, frame) {
       if (below(start, 7.2 * said.length)) one.append(text(start, y + 26, said, `verdict ${cls}`));
       else one.append(svg("title", null, said));
     };
+    const carried = access.token === null ? "no token" : `token ${access.token}`;
     if (access.refused) {
       one.append(svg("path", { d: `M${x - 6} ${y - 6} l12 12 m0 -12 l-12 12`, class: "cross" }));
-      verdict(`✗ refused: token ${access.token}, mark ${access.mark}`, "refused");
+      verdict(`✗ refused: ${carried}, mark ${access.mark ?? "none"}`, "refused");
     } else if (access.version === undefined) {
       one.append(svg("circle", { cx: x, cy: y, r: 2.5, class: "look" }));
     } else if (access.corrupt || access.overwrote || access.zombie) {
       one.append(svg("path", { d: `M${x} ${y - 9} l9 16 l-18 0 z`, class: "warning" }));
       one.append(text(x, y + 5, "!", "bang", { "text-anchor": "middle" }));
       const words = access.corrupt ? "CORRUPTION" : access.overwrote ? "LOST UPDATE" : "ZOMBIE WRITE";
-      verdict(`${words}: token ${access.token}, value ${access.value}`, "corrupt");
+      verdict(`${words}: ${carried}, value ${access.value}`, "corrupt");
     } else {
       one.append(svg("circle", { cx: x, cy: y, r: 6, class: "applied" }));
       one.append(svg("path", { d: `M${x - 3} ${y} l2 3 l4 -6`, class: "tick" }));

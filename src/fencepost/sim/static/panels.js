@@ -1,10 +1,11 @@
 // What is read rather than seen: the scoreboard, the event log, the guide's sentences, the live region.
 import { byId, el, seconds } from "./dom.js";
-import { openHistory, openStory, remember, seek, state } from "./state.js";
+import { openHistory, openStory, remember, sandbox, seek, state } from "./state.js";
 import { indexAt, scoreAt } from "./trace.js";
 import { describe } from "./words.js";
 
 const MOST = 200;
+const FIRST = "An empty world. Try this: Acquire on A, then GC pause; Acquire on B. After 5 seconds B has the lock: Write. A wakes after 8: Write on A, too.";
 let entries = [];
 let shown = "";
 let told = -1;
@@ -77,18 +78,20 @@ function showGuide() {
   if (!select.options.length) {
     select.append(...stories.map((each, at) => el("option", { value: each.name }, `${at + 1}. ${each.title}`)));
     if (state.options.play) select.append(el("option", { value: "*play" }, "What --play was given"));
-    select.append(el("option", { value: "*own", disabled: true }, "Your own"));
+    select.append(el("option", { value: "*own", disabled: !state.options.live }, "Your own, from an empty world"));
   }
   select.value = story ? story.name : state.played && state.options.play ? "*play" : "*own";
-  const own = scenario?.actions.length ? "Your own scenario. The link holds all of it." : "An empty world. Press Acquire on a client.";
+  const own = scenario?.actions.length ? "Your own scenario. The link holds all of it." : FIRST;
   byId("about").textContent = story ? story.about : state.played ? `A recorded history (${state.model.source}).` : own;
   byId("variants").replaceChildren(...(story?.variants ?? []).map((each, at) => el("button", {
     type: "button", "aria-pressed": String(at === variant), onclick: () => { remember(); openStory(story, at, state.t); },
   }, each.label)));
   byId("notes").dataset.count = -1;
+  byId("notes").hidden = state.model.notes.length === 0;
 }
 
 export function pickStory(name) {
+  if (name === "*own") return sandbox();
   state.playing = false;
   remember();
   if (name === "*play") return openHistory();

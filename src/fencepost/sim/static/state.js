@@ -97,6 +97,8 @@ export function openText(given) {
 }
 
 export function sandbox() {
+  remember();
+  state.playing = false;
   const settings = { ...state.options.settings, ...(state.scenario && { fencing: state.scenario.settings.fencing }) };
   return openScenario({ seed: 1, settings, actions: [], until: 20 }, 0);
 }

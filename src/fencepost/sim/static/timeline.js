@@ -171,7 +171,7 @@ function defs() {
     svg("pattern", { id: "dots", width: 7, height: 7, patternUnits: "userSpaceOnUse" }, svg("circle", { cx: 3, cy: 3, r: 1, class: "hatchdot" })),
     svg("pattern", { id: "cells", width: 8, height: 8, patternUnits: "userSpaceOnUse" }, svg("path", { d: "M0 0 L8 8 M8 0 L0 8", class: "hatchline" })),
     svg("clipPath", { id: "past" }, svg("rect", { id: "sofar", x: frame.left, y: 0, height: frame.height })),
-    svg("clipPath", { id: "inside" }, svg("rect", { x: frame.left, y: 0, width: frame.right - frame.left + 10, height: frame.height })));
+    svg("clipPath", { id: "inside" }, svg("rect", { x: frame.left - 10, y: 0, width: frame.right - frame.left + 20, height: frame.height })));
 }
 
 export function draw() {

@@ -1,17 +1,19 @@
 // What each line of a trace says, in words. kind: plain, good, bad (refused), worse (corruption), fault, quiet.
 const VERDICTS = { stale: "a newer token has been seen", clash: "another holder used that token", late: "a later write of the same lease came first", missing: "it has no token" };
 
+const name = (who) => (who === "service" || who === "store" ? "The lock service" : who ?? "Everything");
+
 const FAULTS = {
-  pause: (line) => `${line.who} stops${line.for ? ` for ${line.for} s` : ""}: a pause`,
-  resume: (line) => `${line.who} goes on`,
-  kill: (line) => `${line.who} is killed`,
-  restart: (line) => `${line.who} is started again`,
-  cut: (line) => `${line.who} is cut off from ${line.from ?? "all"}`,
-  heal: (line) => `${line.who ?? "Everything"} is connected again`,
+  pause: (line) => `${name(line.who)} stops${line.for ? ` for ${line.for} s` : ""}: a pause`,
+  resume: (line) => `${name(line.who)} goes on`,
+  kill: (line) => `${name(line.who)} is killed`,
+  restart: (line) => `${name(line.who)} is started again`,
+  cut: (line) => `${name(line.who)} is cut off from ${line.from ?? "all"}`,
+  heal: (line) => `${name(line.who)} is connected again`,
   skew: (line) => `The clock of ${line.who} now runs at ${line.rate ?? 1} times its speed`,
   jump: (line) => `The clock of ${line.who ?? "the service"} jumps by ${line.by} s`,
   slow: (line) => `The next message of ${line.who} takes ${line.by} s longer`,
-  failover: () => "A replica takes over as the lock service",
+  failover: (line) => `Failover: another machine takes over from ${/^r\d/.test(line.who) ? line.who : "the lock service"}`,
   lose: () => "The lock service loses its counter",
   evict: () => "The lock is taken from its holder by force",
   calm: () => "All faults end",
@@ -22,7 +24,8 @@ const token = (line) => (line.token === undefined || line.token === null ? "" : 
 function access(line) {
   if (line.verdict && !["admit", "replay"].includes(line.verdict)) {
     const why = VERDICTS[line.verdict] ?? line.verdict;
-    return { kind: "bad", text: `✗ Refused: ${line.do} of ${line.who} with token ${line.token}, mark ${line.mark} (${line.verdict}: ${why})` };
+    const offer = line.token === null ? "without a token" : `with token ${line.token}`;
+    return { kind: "bad", text: `✗ Refused: ${line.do} of ${line.who} ${offer}, mark ${line.mark ?? "none"} (${line.verdict}: ${why})` };
   }
   if (line.do !== "write") return { kind: "quiet", text: `${line.who} ${line.do === "enter" ? "enters and reads" : "reads"}${token(line)}` };
   if (line.verdict === "replay") return { kind: "plain", text: `Repeated write of ${line.who}${token(line)}: already applied` };
