@@ -14,7 +14,7 @@ from fencepost.backends.etcd_wire import GRANT, RANGE, STATUS, TXN
 from fencepost.backends.proto import etcd_pb2 as pb
 from fencepost.drive import Blocking, run
 from fencepost.errors import BackendError
-from fencepost.lab.gen.keys import Batch
+from fencepost.lab.gen.keys import PREFIX, Batch
 from fencepost.lab.gen.stores import Facts, Laid
 from fencepost.url import Address
 
@@ -62,7 +62,9 @@ class EtcdGround:
 
     def facts(self) -> Facts:
         status = run(self._rpc.call(STATUS, pb.StatusRequest()))
+        locks = pb.RangeRequest(key=PREFIX.encode(), range_end=etcd_keys.end(PREFIX.encode()), count_only=True)
         return {
+            "expiring": run(self._rpc.call(RANGE, locks)).count,
             "revision": status.header.revision,
             "db_size": status.dbSize,
             "db_size_in_use": status.dbSizeInUse,

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from hashlib import shake_128
 from typing import NamedTuple
 
+PREFIX = "account/"
+"""How every name begins."""
 _BLOCK = 1024
 _NAME, _HOLDER = 20, 32  # hex digits: 80 bits keep a billion names apart, a holder is what a client would choose
 _EACH = _NAME + _HOLDER
@@ -31,7 +33,7 @@ def batches(seed: int, start: int, end: int, size: int) -> Iterator[Batch]:
             first = start % _BLOCK
             count = min(until - start, _BLOCK - first)
             places = range(first * _EACH, (first + count) * _EACH, _EACH)
-            names += ["account/" + text[place : place + _NAME] for place in places]
+            names += [PREFIX + text[place : place + _NAME] for place in places]
             holders += [text[place + _NAME : place + _EACH] for place in places]
             start += count
         yield Batch(names, holders, until)
