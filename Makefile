@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: help demo test check format setup servers bench torture storm model docs lab lock clean
+.PHONY: help demo test check format setup servers bench torture storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -45,6 +45,9 @@ torture: setup ## Pauses, kills and guarded increments, at full size
 
 storm: setup servers ## Tokens over 10,000 grants, killed holders and killed leaders (ARGS="etcd")
 	$(PY) -m tests.backends.storm $(ARGS)
+
+reign: setup servers ## Kill 100 leaders among 10 candidates, beside etcdctl elect or kazoo's Election (ARGS="zookeeper")
+	$(PY) -m tests.reign $(ARGS)
 
 model: setup ## Check the rule itself with TLC, and that its three controls fail
 	$(PY) scripts/model $(ARGS)
