@@ -137,7 +137,7 @@ def _look(server: Etcd) -> dict[str, int]:
     lines = (line.split(" ") for line in http_text(server.port, "/metrics").splitlines() if line[:1] != "#")
     said = {words[0]: float(words[-1]) for words in lines}
     found = {name: int(said[metric]) for name, metric in _METRICS.items()}
-    status = _etcdctl(server, "get", "nothing", "--write-out", "fields")
+    status = etcdctl(server, "get", "nothing", "--write-out", "fields")
     revision = next(line for line in status.splitlines() if line.startswith('"Revision"'))
     return found | {"revision": int(revision.rpartition(" ")[2])}
 
@@ -147,16 +147,17 @@ def _leases(seen: dict[str, int]) -> int:
 
 
 def _compact(server: Etcd) -> dict[str, int]:
-    _etcdctl(server, "compact", "--physical", str(_look(server)["revision"]))
+    etcdctl(server, "compact", "--physical", str(_look(server)["revision"]))
     return _look(server)
 
 
 def _defragment(server: Etcd) -> dict[str, int]:
-    _etcdctl(server, "defrag")
+    etcdctl(server, "defrag")
     return _look(server)
 
 
-def _etcdctl(server: Etcd, *words: str) -> str:
+def etcdctl(server: Etcd, *words: str) -> str:
+    """What etcdctl answers; Unexpected if it fails."""
     said = subprocess.run(
         [program("ETCDCTL"), "--endpoints", server.address, *words], capture_output=True, text=True, timeout=120
     )

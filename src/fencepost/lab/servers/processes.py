@@ -142,6 +142,14 @@ def state_of(pid: int) -> str:
     return "gone"
 
 
+def _ended(pid: int) -> bool:
+    """Whether nothing of a process is left but its exit status; its first thread may end before the others."""
+    try:
+        return state_of(pid) in ENDED and len(os.listdir(f"/proc/{pid}/task")) <= 1
+    except OSError:
+        return True
+
+
 def _all_in(pids: Sequence[int], states: frozenset[str]) -> bool:
     return all(state_of(pid) in states for pid in pids)
 
@@ -167,7 +175,7 @@ def kill_all(pid: int, *, timeout: float = 60) -> None:
     """SIGKILL a process and its children, as a crash would; returns when they have ended."""
     family = freeze_all(pid, timeout=timeout)
     _signal(family, signal.SIGKILL)
-    if not wait_until(functools.partial(_all_in, family, ENDED), timeout=timeout, poll=0.002):
+    if not wait_until(lambda: all(map(_ended, family)), timeout=timeout, poll=0.002):
         raise TimeoutError(f"process {pid} was sent SIGKILL and still runs after {timeout:g} s")
 
 
