@@ -31,6 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "backends": LOWER | {"backend", "url", "backends"},
     "guards": LOWER | {"guards"},
     "saga": LOWER | {"guards", "once", "saga"},
+    "advise": FACTS | {"advise"},
     "once": LOWER | {"guards", "once"},
     "meter": LOWER,
     "metrics": LOWER | {"meter"},

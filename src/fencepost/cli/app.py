@@ -27,6 +27,7 @@ COMMANDS = {
     "resource": "fencepost.cli.resource",
     "guard": "fencepost.cli.guard",
     "saga": "fencepost.cli.saga",
+    "advise": "fencepost.cli.advise",
     "sim": "fencepost.cli.sim",
     "check": "fencepost.cli.check",
     "lab": "fencepost.cli.lab",

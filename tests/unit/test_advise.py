@@ -1,0 +1,232 @@
+"""The ladder: which rung each set of answers comes to, which answers contradict each other, and what metrics add."""
+
+import json
+import math
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from typer.testing import CliRunner
+
+from fencepost import advise as advising
+from fencepost import url
+from fencepost.advise import Answers, advise
+from fencepost.advise.measured import Bounds, Histogram, histograms, measured
+from fencepost.cli import app as root
+from fencepost.errors import ConfigError
+from fencepost.events import Event
+from fencepost.metrics import Metrics
+
+run = CliRunner().invoke
+
+
+@pytest.mark.parametrize(
+    ("answers", "rung", "block", "guarantee"),
+    [
+        ({"twice": "nothing"}, "avoid", ("avoid", "other"), "however often"),
+        ({"twice": "nothing", "resource": "postgres"}, "avoid", ("avoid", "postgres"), "however often"),
+        ({"twice": "harm", "resource": "sqlite", "run_id": True}, "once", ("once", "sqlite"), "exactly once"),
+        ({"twice": "waste", "resource": "redis", "run_id": True}, "once", ("once", "redis"), "as far as your Redis"),
+        ({"twice": "harm", "resource": "http", "run_id": True}, "once", ("once", "http"), "if the receiver remembers"),
+        ({"twice": "waste", "resource": "postgres"}, "lease", ("effort", "waste"), "best effort"),
+        ({"twice": "harm", "resource": "other"}, "lease", ("effort", "other"), "best effort"),
+        ({"twice": "harm", "resource": "other", "run_id": True}, "lease", ("effort", "other"), "best effort"),
+        ({"twice": "harm", "resource": "http", "checks": False}, "lease", ("effort", "other"), "best effort"),
+        (
+            {"twice": "harm", "resource": "postgres", "together": True},
+            "transaction",
+            ("transaction", "postgres"),
+            "no up",
+        ),
+        (
+            {"twice": "harm", "resource": "postgres", "together": True, "work": 900},
+            "lease",
+            ("lease", "postgres"),
+            "no up",
+        ),
+        ({"twice": "harm", "resource": "s3"}, "lease", ("lease", "s3"), "no update is lost"),
+        ({"twice": "harm", "resource": "redis", "survive": True}, "consensus", ("lease", "redis"), "no update is lost"),
+        (
+            {"twice": "harm", "resource": "redis", "survive": True, "store": "redlock"},
+            "quorum",
+            ("lease", "redis"),
+            "no update is lost",
+        ),
+        (
+            {"twice": "harm", "resource": "file", "survive": True, "store": "consul"},
+            "consensus",
+            ("lease", "file"),
+            "no",
+        ),
+    ],
+)
+def test_the_lowest_rung_that_is_correct(answers: Any, rung: str, block: Any, guarantee: str) -> None:
+    found = advise(Answers(**answers))
+    assert (found.rung, found.block) == (rung, block)
+    assert found.guarantee.startswith(guarantee) or guarantee in found.guarantee
+    assert (found.ttl is None) == (rung in ("avoid", "once", "transaction")), (
+        "without a lease there is nothing to renew"
+    )
+    assert found.fenced == (block[0] == "lease")
+
+
+@pytest.mark.parametrize(
+    ("answers", "complaint"),
+    [
+        ({"twice": "harm", "resource": "s3", "together": True}, "s3 is none"),
+        ({"twice": "harm", "resource": "sqlite", "together": True, "store": "etcd"}, "cannot live in etcd"),
+        ({"twice": "harm", "resource": "sqlite", "together": True, "checks": False}, "can check a token too"),
+        ({"twice": "harm", "resource": "other", "checks": True}, "is yours"),
+        ({"twice": "harm", "resource": "s3", "survive": True, "store": "redis"}, "do not go on when it dies"),
+        ({"twice": "harm", "resource": "s3", "store": "consul", "free": 5}, "after 10 s at the earliest"),
+        ({"twice": "harm", "resource": "s3", "survive": True, "free": 0.5}, "live in etcd, which frees .* after 1 s"),
+        ({"twice": "harm", "free": 0}, "greater than 0"),
+        ({"twice": "harm", "work": -1}, "work must lie"),
+        ({"twice": "perhaps"}, "twice is one of nothing, waste, harm"),
+        ({"twice": "harm", "resource": "paper"}, "resource is one of"),
+    ],
+)
+def test_answers_that_contradict_each_other(answers: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        advise(Answers(**answers))
+
+
+def test_every_set_of_answers_comes_to_something_and_only_the_fenced_promise_that_no_update_is_lost() -> None:
+    seen = set()
+    flags = [False, True]
+    for twice, resource, checks, together, run_id, survive in product(
+        ("nothing", "waste", "harm"), advising.code.DATA | {"other": ""}, [None, *flags], flags, flags, flags
+    ):
+        answers: Any = {"twice": twice, "resource": resource, "checks": checks}
+        try:
+            found = advise(Answers(**answers, together=together, run_id=run_id, survive=survive))
+        except ConfigError:
+            continue
+        seen.add(found.block)
+        if twice == "harm" and not found.fenced and found.rung not in ("once", "transaction"):
+            assert found.guarantee.startswith("best effort")
+        assert found.ttl is None or found.ttl <= 15
+    assert seen == set(advising.code.names()), "every block is printed for some answers"
+
+
+def test_the_ttl_is_what_a_dead_holder_may_keep() -> None:
+    found = advise(Answers(twice="harm", resource="s3", free=6, work=40))
+    assert (found.ttl, found.renew, found.max_hold, found.store) == (6, 2, 120, "redis")
+    assert any("pauses for 0.5 s" in each for each in advise(Answers(twice="harm", resource="s3", free=0.5)).why)
+
+
+def test_the_shortest_ttls_are_those_that_the_backends_promise() -> None:
+    for scheme, path in url.SCHEMES.items():
+        module, _, name = str(getattr(path, "target", path)).partition(":")
+        promises = getattr(__import__(module, fromlist=[name]), name).promises
+        if scheme in advising._SHORTEST:
+            assert advising._SHORTEST[scheme] == promises.min_ttl
+
+
+def page(*, held: float = 2.0, latency: float = 0.001, slack: float = 0.66, count: int = 200) -> str:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for _ in range(count):
+        metrics(Event(kind="acquired", name="n", source="redis", seconds=latency))
+        metrics(Event(kind="released", name="n", source="redis", seconds=held))
+        metrics(Event(kind="renewed", name="n", source="redis", ratio=slack))
+    return generate_latest(registry).decode()
+
+
+def test_quantiles_are_bounds_and_no_guess() -> None:
+    found = measured(page())
+    assert found.work == Bounds(1, 5, 200), "2 s lies between 1 and 5: more the histogram does not say"
+    assert found.trip == Bounds(-math.inf, 0.001, 200)
+    assert found.slack == Bounds(0.6, 0.7, 200)
+    assert measured(page(held=9999)).work == Bounds(3600, math.inf, 200)
+    assert Histogram({1.0: 0, math.inf: 0}).quantile(0.99) is None
+    assert Histogram({1.0: 98, 2.0: 99, math.inf: 100}).quantile(0.99) == Bounds(1, 2, 100)
+
+
+def test_series_with_other_labels_are_added_up() -> None:
+    text = "\n".join(
+        f'lock_held_seconds_bucket{{instance="{name}",le="{le}"}} {count}'
+        for name, counts in (("a", (1, 1)), ("b", (0, 9)))
+        for le, count in zip(("1.0", "+Inf"), counts, strict=True)
+    )
+    assert histograms(text)["lock_held_seconds"].quantile(0.5) == Bounds(1, math.inf, 10)
+    with pytest.raises(ConfigError, match=r"fencepost\.metrics\.Metrics"):
+        histograms("up 1")
+
+
+def test_what_was_measured_bounds_the_ttl_from_below() -> None:
+    answers = Answers(twice="harm", resource="s3", free=5)
+    assert advise(answers, measured=measured(page())).ttl == 5
+    with pytest.raises(ConfigError, match=r"takes up to 1 s to answer .* keep its for 10 s"):
+        advise(answers, measured=measured(page(latency=0.7)))
+    with pytest.raises(ConfigError, match=r"8.5 s late or less .* keep its for 25.5 s"):
+        advise(answers, measured=measured(page(slack=0.15)), now=15)
+
+
+def test_from_metrics_and_json() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for _ in range(150):
+        metrics(Event(kind="released", name="n", source="redis", seconds=100))
+    server, thread = start_http_server(0, "127.0.0.1", registry=registry)
+    try:
+        address = f"http://127.0.0.1:{server.server_port}/metrics"
+        command = ["advise", "--twice", "harm", "--resource", "postgres", "--together", "--from-metrics", address]
+        done = run(root.app, [*command, "--json"])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert (found["rung"], found["answers"]["work"]) == ("lease", 300), "it was held too long for a transaction"
+        assert found["measured"] == {"work": {"low": 60, "high": 300, "seen": 150}, "trip": None, "slack": None}
+        assert "measured: held for at most 300, 99 % of 150" in run(root.app, command).stdout
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    gone = run(root.app, ["advise", "--twice", "harm", "--from-metrics", address])
+    assert (gone.exit_code, "cannot be had" in gone.stderr) == (69, True)
+
+
+def test_a_script_is_told_which_question_it_left_open_and_what_contradicts() -> None:
+    assert "say --twice" in run(root.app, ["advise"]).stderr
+    done = run(root.app, ["advise", "--twice", "harm", "--resource", "other", "--together"])
+    assert (done.exit_code, "other is none" in done.stderr) == (2, True)
+
+
+def test_at_a_terminal_it_asks_only_what_is_not_known_and_still_matters() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fencepost", "advise", "--resource", "postgres"]
+    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"})
+    os.close(theirs)
+    shown = ""
+
+    def answer(question: str, text: str) -> None:
+        nonlocal shown
+        while question not in shown:
+            assert select.select([ours], [], [], 60)[0], f"never asked {question!r}: {shown}"
+            shown += os.read(ours, 4096).decode()
+        shown = ""
+        os.write(ours, f"{text}\n".encode())
+
+    answer("What breaks", "harm")
+    answer("Has each run a name", "n")
+    answer("share that database", "y")
+    answer("How long does the work take", "soon")
+    answer("is not a duration", "2s")
+    answer("must a dead holder", "")
+    rest = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            rest += chunk
+    except OSError:
+        pass  # the other end of a terminal that is closed
+    os.close(ours)
+    assert child.wait() == 0
+    assert "Where is its effect" not in rest.decode()
+    assert re.search(r"rung 3 of 6: transaction", rest.decode())
