@@ -41,6 +41,10 @@ MODULES = (
     "fencepost.guards.s3",
     "fencepost.guards.sqlite",
     "fencepost.guards.wsgi",
+    "fencepost.once",
+    "fencepost.once.asgi",
+    "fencepost.once.wsgi",
+    "fencepost.saga",
     "fencepost.signing",
     "fencepost.testing",
 )
