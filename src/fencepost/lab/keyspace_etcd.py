@@ -106,7 +106,7 @@ def _judge(
     )
     outcome.claim(
         "etcd: expiry frees no space; compaction and defragmentation do",
-        expired["db_size"] >= held["db_size"] and defragmented["db_size"] < held["db_size"] / 2,
+        expired["db_size"] >= held["db_size"] and defragmented["db_size"] < expired["db_size"] / 2,
         " -> ".join(
             f"{stages[each]['db_size'] / MB:.2f} MB" for each in ("held", "expired", "compacted", "defragmented")
         ),

@@ -1,0 +1,83 @@
+"""The experiments with faults, at a size that fits a test run: each shows what it claims."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost.lab.checks import check
+from fencepost.lab.experiments import chosen
+from fencepost.lab.history import load
+from fencepost.lab.outcome import Outcome
+from fencepost.lab.room import Room
+from tests.lab.command import needs
+
+NOTE = Path(fencepost.__file__).parent / "lab" / "experiments" / "redlock-note.md"
+
+
+def shown(name: str, folder: Path, **smaller: Any) -> Outcome:
+    """The outcome of a quick run, with some parameters smaller still; fails unless it was as claimed."""
+    (experiment,) = chosen([name])
+    settings = experiment.settings(quick=True)
+    assert set(smaller) <= set(settings)
+    with Room(keep=folder) as room:
+        outcome = experiment.run(settings | smaller, room)
+        assert room.stores, "the report names the stores' versions"
+    broken = [f"{each.text}: {each.evidence}" for each in outcome.claims if not each.held]
+    if broken or not outcome.ok:
+        pytest.fail("\n".join(broken) or "nothing was claimed", pytrace=False)
+    return outcome
+
+
+def test_redlock_has_two_holders_and_the_guard_refuses_one(tmp_path: Path) -> None:
+    needs("REDIS_SERVER")
+    outcome = shown("redlock", tmp_path, ttl=0.8)
+    forgets = outcome.figures["a node forgets"]
+    for fence in ("fence_off", "fence_on"):
+        assert forgets[fence]["a_held"] == ["r1", "r2", "r3"]
+        assert set(forgets[fence]["b_held"]) == {"r3", "r4", "r5"}
+        assert {"cut", "kill", "restart"} <= set(forgets[fence]["faults"])
+    assert {"cut", "pause", "resume"} <= set(outcome.figures["a partition and a pause"]["fence_on"]["faults"])
+    assert not check(load(tmp_path / "redlock-a-node-forgets-off.jsonl")).ok
+    assert check(load(tmp_path / "redlock-a-node-forgets-on.jsonl")).ok
+    assert outcome.slo["violations"].startswith("0 in 3")
+
+
+def test_a_clock_that_jumps_breaks_redlock_and_not_the_guard(tmp_path: Path) -> None:
+    for program in ("REDIS_SERVER", "CC"):
+        needs(program)
+    outcome = shown("drift", tmp_path, rounds=1, rates=[1.0, 2.0])
+    assert [each["early"] for each in outcome.figures["rates"]] == [0, 1]
+
+
+def test_a_large_key_space_costs_memory_only_while_it_is_held(tmp_path: Path) -> None:
+    for program in ("REDIS_SERVER", "ETCD"):
+        needs(program)
+    outcome = shown(
+        "keyspace",
+        tmp_path,
+        keys=60_000,
+        ttl=3.0,
+        lazy_keys=20_000,
+        lazy_ttl=1.0,
+        etcd_keys=200,
+        etcd_ttl=2.0,
+        etcd_cycles=50,
+    )
+    assert 100 < outcome.figures["redis"]["bytes_per_lock"] < 400
+    assert {plot.name for plot in outcome.plots} == {"memory", "lazy", "leases"}
+
+
+def test_tokens_survive_what_their_source_survives(tmp_path: Path) -> None:
+    for program in ("REDIS_SERVER", "ETCD", "CC"):
+        needs(program)
+    outcome = shown("counters", tmp_path, turns=3, cycles=40, keys=5_000, ttl=1.0)
+    assert outcome.figures["survival"]["hybrid, FLUSHALL"]["guard"] == "admitted"
+    assert outcome.figures["survival"]["per lock, FLUSHALL"]["guard"] == "refused as stale"
+
+
+def test_the_note_on_redlock_reads_the_same_in_the_docs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "lab" / "redlock-note.md"
+    assert page.read_text("utf-8") == re.sub(r"^##(#+ )", r"\1", NOTE.read_text("utf-8"), flags=re.MULTILINE)
