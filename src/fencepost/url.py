@@ -28,6 +28,7 @@ SCHEMES: dict[str, str] = {
     "redis+sentinel": "fencepost.backends.redis:Sentinel",
     "rediss+sentinel": "fencepost.backends.redis:Sentinel",
     "redlock": "fencepost.backends.redlock:Redlock",
+    "redlocks": "fencepost.backends.redlock:Redlock",
     "valkey": "fencepost.backends.redis:Redis",
     "valkeys": "fencepost.backends.redis:Redis",
     "postgresql": "fencepost.backends.postgres:Postgres",

@@ -100,12 +100,15 @@ def options(address: Address) -> Options:
     )
 
 
+_SECURE = {"redlock": "redlocks", "valkey": "valkeys"}
+
+
 def _tls(
     address: Address, ca: str | None, cert: str | None, key: str | None, verify: bool | None
 ) -> ssl.SSLContext | None:
-    if not address.scheme.startswith(("rediss", "valkeys")):
+    if not address.scheme.startswith(("rediss", "valkeys", "redlocks")):
         if ca or cert or key or verify is not None:
-            raise ConfigError(f"{address.scheme}:// does not use TLS; rediss:// does")
+            raise ConfigError(f"{address.scheme}:// does not use TLS; {_SECURE.get(address.scheme, 'rediss')}:// does")
         return None
     try:
         context = ssl.create_default_context(cafile=ca)

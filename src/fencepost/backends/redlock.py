@@ -34,6 +34,7 @@ class Exhausted(BackendError):
 class Redlock(Backend):
     """``redlock://h1:6379,h2,h3,h4,h5/0?node_timeout=500ms``: each lock is held in a majority of independent servers.
 
+    ``redlocks://`` is the same with TLS.
     Every node has the key ``prefix + name``. An attempt takes it where it is free, learns from each such node
     the last token it knows, and has a majority remember a larger one before that token is anybody's: any
     two majorities share a node, and there the second attempt comes after the first.
@@ -292,13 +293,15 @@ def _options(address: Address) -> Options:
     """A Redis URL, except that the one timeout is a node's."""
     for key in ("fence", "wait_replicas", "timeout", "connect_timeout"):
         if key in address.params:
-            raise ConfigError(f"redlock:// has no option {key!r}; it takes node_timeout, prefix, db")
+            raise ConfigError(
+                f"{address.scheme}:// has no option {key!r}; it takes node_timeout, prefix, db and tls_..."
+            )
     params = dict(address.params)
     patience = params.pop("node_timeout", "500ms")
     dataclasses.replace(address, params={"node_timeout": patience}).options(node_timeout=patient)
     found = options(dataclasses.replace(address, params=params | {"timeout": patience, "connect_timeout": patience}))
     if len(set(found.places)) < len(found.places):
-        raise ConfigError("redlock:// names a server twice, which would count its vote twice")
+        raise ConfigError(f"{address.scheme}:// names a server twice, which would count its vote twice")
     return found
 
 
