@@ -30,21 +30,7 @@ def _pair(bare: "psycopg.Connection[Any]") -> None:
 
 def _sides(server: Postgres) -> Iterator[Sides]:
     with fencepost.connect(server.url) as locks, _bare(server.url) as bare:
-        sides: dict[str, Any] = {"fencepost": lambda: locks.acquire("bench").release()}
-        if importlib.util.find_spec("tooz") and importlib.util.find_spec("psycopg2"):
-            from tooz import coordination  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-            host, port = server.address.split(":")
-            coordinator = coordination.get_coordinator(f"postgresql://postgres@{host}:{port}/postgres", b"bench")
-            coordinator.start()
-            lock = coordinator.get_lock(b"bench")
-
-            def cycle() -> None:
-                assert lock.acquire()
-                lock.release()
-
-            sides["tooz"] = cycle
-        yield sides | {"two bare updates": lambda: _pair(bare)}
+        yield {"fencepost": lambda: locks.acquire("bench").release(), "two bare updates": lambda: _pair(bare)}
 
 
 @bench("postgres: acquire + release vs two bare single-row updates", aim=1.3, iterations=100, rounds=30)
@@ -58,6 +44,26 @@ def uncontended() -> Iterator[Sides]:
 def durable() -> Iterator[Sides]:
     with Postgres(fsync=True) as server:
         yield from _sides(server)
+
+
+if importlib.util.find_spec("tooz") and importlib.util.find_spec("psycopg2"):
+
+    @bench("postgres: acquire + release vs tooz's lock", aim=1 / 5, iterations=20, rounds=20)
+    def against_tooz() -> Iterator[Sides]:
+        from tooz import coordination  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+        with Postgres() as server, fencepost.connect(server.url) as locks:
+            host, port = server.address.split(":")
+            coordinator = coordination.get_coordinator(f"postgresql://postgres@{host}:{port}/postgres", b"bench")
+            coordinator.start()
+            lock = coordinator.get_lock(b"bench")
+
+            def theirs() -> None:
+                assert lock.acquire()
+                assert lock.release()
+
+            yield {"fencepost": lambda: locks.acquire("bench").release(), "tooz": theirs}
+            coordinator.stop()
 
 
 def hot(size: int) -> Iterator[Sides]:
