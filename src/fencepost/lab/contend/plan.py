@@ -58,8 +58,12 @@ class Plan:
             raise ConfigError("pause stops one of several processes, or nobody is left to see it; take more processes")
 
     def part(self, number: int) -> "Part":
-        """What process ``number`` has to do: every ``processes``-th of the contenders, arrivals and sections."""
-        names = tuple(f"p{number}.{each}" for each in range(number, self.contenders, self.processes))
+        """What process ``number`` has to do: every ``processes``-th of the contenders, arrivals and sections.
+
+        A contender is named by its process and its number: a0, b1, a2...
+        """
+        process = chr(ord("a") + number) if number < 26 else f"p{number}."
+        names = tuple(f"{process}{each}" for each in range(number, self.contenders, self.processes))
         sections = self.sections
         if sections is not None:
             sections = len(range(number, sections, self.processes))

@@ -3,17 +3,26 @@ export const parseLines = (text) => text.split("\n").filter(Boolean).map((line) 
 
 const refusal = (line) => line.ev === "access" && !["admit", "replay", undefined].includes(line.verdict);
 
+/** Microseconds since 1970 make long tokens: their end tells them apart. */
+const shown = (token) => (String(token ?? "").length > 9 ? `…${String(token).slice(-6)}` : token);
+
 /** A history without the resource's own lines: what the clients were told stands for them. */
 function judged(given) {
   if (given.some((line) => line.ev === "access")) return given;
+  const fenced = given[0]?.fence ?? true;
   let highest = -1n;
+  let version = null;
   return given.flatMap((line) => {
     if (line.ev !== "wrote" || !["done", "refused"].includes(line.outcome)) return [line];
     const done = line.outcome === "done";
-    const corrupt = done && BigInt(line.token) < highest;
-    if (done && !corrupt) highest = BigInt(line.token);
-    const applied = done ? { version: null, corrupt, zombie: false } : {};
-    return [line, { ...line, ev: "access", do: "write", verdict: done ? "admit" : line.verdict ?? "refused", mark: line.seen?.token ?? null, ...applied }];
+    const token = BigInt(line.token ?? 0);
+    const corrupt = done && token < highest;
+    if (done && !corrupt) highest = token;
+    const overwrote = done && version !== null && (line.base ?? version) < version ? version - line.base : 0;
+    if (done) version = Math.max(version ?? 0, (line.base ?? 0) + 1);
+    const applied = done ? { version: null, corrupt, overwrote, zombie: false } : {};
+    const mark = !fenced ? null : done ? line.token : line.seen ?? null;
+    return [line, { ...line, ev: "access", do: "write", verdict: done ? "admit" : line.verdict ?? "refused", mark, ...applied }];
   });
 }
 
@@ -55,11 +64,11 @@ function spans(model) {
     const his = (span) => span.who === who;
     if (line.ev === "asked") open(model.waits, { who, start: t });
     if (["acquired", "timeout", "failed"].includes(line.ev)) close(model.waits, t, his);
-    if (line.ev === "acquired") open(model.beliefs, { who, holder, token: line.token, start: t, untils: [[t, line.until]] });
+    if (line.ev === "acquired") open(model.beliefs, { who, holder, token: shown(line.token), start: t, untils: [[t, line.until]] });
     if (line.ev === "renewed") model.beliefs.findLast(same)?.untils.push([t, line.until]);
     if (line.ev === "lost" || line.ev === "releasing") close(model.beliefs, t, same, { how: line.ev, why: line.why });
     if (line.ev === "granted") {
-      open(model.leases, { who: model.owner(holder), holder, token: line.token, start: t, untils: [[t, line.until]] });
+      open(model.leases, { who: model.owner(holder), holder, token: shown(line.token), start: t, untils: [[t, line.until]] });
     }
     if (line.ev === "extended") model.leases.findLast(same)?.untils.push([t, line.until]);
     if (line.ev === "freed") close(model.leases, t, same, { how: line.how });
@@ -90,13 +99,13 @@ function arrows(model) {
   const answered = new Map();
   for (const line of model.lines) {
     if (line.ev !== "access") continue;
-    const access = { ...line, refused: refusal(line) };
+    const access = { ...line, token: shown(line.token), refused: refusal(line) };
     model.accesses.push(access);
     if (line.message !== undefined) answered.set(line.message, access);
-    else model.arrows.push({ src: line.who, dst: "resource", sent: line.t, t: line.t, what: line.do, token: line.token, fate: "arrived", access });
+    else model.arrows.push({ src: line.who, dst: "resource", sent: line.t, t: line.t, what: line.do, token: access.token, fate: "arrived", access });
   }
   for (const line of model.lines) {
-    if (line.ev === "message") model.arrows.push({ ...line, access: line.answers === undefined ? answered.get(line.id) : undefined });
+    if (line.ev === "message") model.arrows.push({ ...line, token: shown(line.token), access: line.answers === undefined ? answered.get(line.id) : undefined });
   }
 }
 
