@@ -21,7 +21,7 @@ def metrics(port: int, *, host: str = "127.0.0.1") -> tuple[Hook, str]:
     from prometheus_client import CollectorRegistry  # isort: skip
 
     registry = CollectorRegistry()
-    return Metrics(registry), _serve(registry, port, host)
+    return Metrics(registry), serve(registry, port, host=host)
 
 
 def counters(port: int, *names: str, host: str = "127.0.0.1") -> tuple[Callable[..., None], str]:
@@ -37,10 +37,11 @@ def counters(port: int, *names: str, host: str = "127.0.0.1") -> tuple[Callable[
         for name, number in more.items():
             made[name].inc(number)
 
-    return count, _serve(registry, port, host)
+    return count, serve(registry, port, host=host)
 
 
-def _serve(registry: "CollectorRegistry", port: int, host: str) -> str:
+def serve(registry: "CollectorRegistry", port: int, *, host: str = "127.0.0.1") -> str:
+    """Serve what a registry collects; the address. ConfigError if the port cannot be had."""
     from prometheus_client import start_http_server
 
     try:

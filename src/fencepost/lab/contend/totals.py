@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from fencepost.errors import ConfigError
-
 
 class Totals:
     """A collector that adds up what each process has counted so far."""
@@ -33,18 +31,13 @@ class Totals:
                 metric.add_sample(sample, dict(labels), value)
             yield metric
 
-    def serve(self, port: int, *, host: str = "127.0.0.1") -> str:
+    def serve(self, port: int) -> str:
         """Serve them while this process runs; the address. ConfigError if that cannot be."""
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "metrics need the package 'prometheus_client': pip install 'fencepost[metrics]'"
-            ) from error
+        import fencepost.metrics  # noqa: F401 - it names the pip command if prometheus_client is missing
+        from fencepost.lab.serving import serve
+
+        from prometheus_client import CollectorRegistry  # isort: skip
+
         registry = CollectorRegistry()
         registry.register(self)
-        try:
-            server, _ = start_http_server(port, host, registry)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot serve metrics on {host} port {port}: {error}; choose another") from error
-        return f"http://{host}:{server.server_port}/metrics"
+        return serve(registry, port)
