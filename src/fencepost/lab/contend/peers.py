@@ -13,7 +13,6 @@ from math import inf
 from typing import Any, ClassVar
 
 from fencepost.drive import boottime
-from fencepost.errors import BackendError
 from fencepost.events import Hook
 from fencepost.lab.contend.clients import Client, Held
 from fencepost.url import parse
@@ -233,8 +232,3 @@ class Etcd3gw(Peer):
 
     async def release(self, held: Held) -> bool:
         return bool(held.lease.release())
-
-
-def failure(error: Exception, client: str) -> BackendError:
-    """What a peer's own error says, in our terms."""
-    return BackendError(f"{client}: {type(error).__name__}: {error}", backend=client, ambiguous=True)
