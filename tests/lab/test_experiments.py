@@ -1,7 +1,11 @@
 """Experiments on real servers and processes: they show what they claim, and notice when it is not so."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import fencepost
 from fencepost.lab.checks import check
 from fencepost.lab.experiments import chosen, experiments
 from fencepost.lab.history import load
+from fencepost.lab.servers.processes import family_of, state_of, wait_until
 from tests.lab.command import held, lab, needs
 
 PACKAGE = Path(fencepost.__file__).parent
@@ -103,3 +108,16 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
     assert done.code == 1, done.said
     assert not all(each["held"] for each in done.facts["claims"])
     assert "Traceback" not in str(done.facts["claims"])
+
+
+def test_a_run_that_is_told_to_end_takes_its_processes_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "fencepost", "lab", "run", "pause", "--backend", "sqlite"]
+    environment = dict(os.environ, TMPDIR=str(tmp_path))
+    with subprocess.Popen([*command, "--out", str(tmp_path / "out")], env=environment) as process:
+        # Two resource services and four workers, besides the run itself.
+        assert wait_until(lambda: len(family_of(process.pid)) == 7, timeout=60)
+        family = family_of(process.pid)
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert wait_until(lambda: all(state_of(pid) in ("gone", "Z") for pid in family), timeout=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
