@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from fencepost.lab.servers.processes import ROOT, dying_with_us, wait_until
 
@@ -14,14 +14,14 @@ from fencepost.lab.servers.processes import ROOT, dying_with_us, wait_until
 class Peer:
     """A process whose lines are collected as it prints them; it never outlives the test."""
 
-    def __init__(self, command: Sequence[str], *, cwd: Path = ROOT) -> None:
+    def __init__(self, command: Sequence[str], *, cwd: Path = ROOT, errors: IO[str] | None = None) -> None:
         self.said: list[str] = []
         self.process = subprocess.Popen(
             command,
             cwd=cwd,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors or subprocess.DEVNULL,
             text=True,
             bufsize=1,
             preexec_fn=dying_with_us(),

@@ -118,11 +118,11 @@ class Passed:
     still: float
 
 
-def storm(name: str, *, grants: int, kills: int, patience: float) -> Passed:
+def storm(name: str, *, grants: int, kills: int, patience: float, processes: int = 8) -> Passed:
     """Run one; AssertionError if a token did not grow, or if the lock stood still for good."""
     with STORMS[name]() as weather, tempfile.TemporaryDirectory(prefix="fencepost-storm-") as folder:
         begun = time.monotonic()
-        with Swarm(weather.url, secrets.token_hex(4), Path(folder) / "notes", weather.ttl) as swarm:
+        with Swarm(weather.url, secrets.token_hex(4), Path(folder) / "notes", weather.ttl, processes) as swarm:
             swarm.reach(grants // 4, patience)
             for _ in range(kills // 2):
                 swarm.kill_holder(patience)

@@ -48,7 +48,12 @@ class Swarm:
 
     def spawn(self) -> None:
         arguments = [self.url, self.name, str(self.file), str(self.ttl)]
-        self.workers.append(Peer([sys.executable, "-m", "tests.backends.swarm", *arguments]))
+        with self._errors.open("a") as errors:
+            self.workers.append(Peer([sys.executable, "-m", "tests.backends.swarm", *arguments], errors=errors))
+
+    @property
+    def _errors(self) -> Path:
+        return self.file.with_suffix(".errors")
 
     def notes(self) -> list[Note]:
         with self.file.open() as lines:
@@ -64,10 +69,14 @@ class Swarm:
         return sorted((note for note in self.notes() if note.what == "got"), key=lambda note: note.at)
 
     def reach(self, count: int, timeout: float) -> None:
-        """Wait for that many grants in all; the swarm must never stand still for good."""
-        assert wait_until(lambda: len(self.grants()) >= count, timeout=timeout, poll=0.1), (
-            f"{len(self.grants())} grants"
-        )
+        """Wait for that many grants in all; it must never stand still for good, nor lose any but the killed."""
+
+        def there() -> bool:
+            ended = [worker.process.poll() for worker in self.workers if worker.process.poll() is not None]
+            assert not ended, f"{len(ended)} of {self.size} ended by themselves: {self._errors.read_text()[-2000:]}"
+            return len(self.grants()) >= count
+
+        assert wait_until(there, timeout=timeout, poll=0.1), f"{len(self.grants())} grants"
 
     def kill_holder(self, timeout: float) -> None:
         """SIGKILL a process that holds the lock, and start another one for it."""
