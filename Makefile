@@ -40,8 +40,10 @@ servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
 
-torture: setup ## Pauses, kills and guarded increments, at full size
+torture: setup ## Pauses and kills at full size: guarded increments, then a fleet for 5 min on Redis and on etcd
 	$(PY) -m tests.torture $(ARGS)
+	$(PY) -m tests.fleet.run --backend redis
+	$(PY) -m tests.fleet.run --backend etcd
 
 storm: setup servers ## Tokens over 10,000 grants, killed holders and killed leaders (ARGS="etcd")
 	$(PY) -m tests.backends.storm $(ARGS)

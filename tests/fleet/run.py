@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import os
 import random
 import secrets
 import signal
@@ -29,7 +30,7 @@ from fencepost.fleet.plan import prefix, view
 from fencepost.lab.checks import Report, check
 from fencepost.lab.history import FORMAT, Line, lines
 from fencepost.lab.ownership import Watch
-from fencepost.lab.servers.processes import STILL, dying_with_us, state_of
+from fencepost.lab.servers.processes import STILL, state_of
 from fencepost.lab.stores import store
 from tests.fleet.resource import Resource
 
@@ -130,6 +131,7 @@ class Fleet:
             "face": "sync" if len(self.workers) % 2 else "aio",
             "resource": self.resource.address,
             "work": self.plan.work,
+            "parent": os.getpid(),
         }
         with self.log.open("ab") as errors:
             handle = await asyncio.create_subprocess_exec(
@@ -137,7 +139,6 @@ class Fleet:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
-                preexec_fn=dying_with_us(),
             )
         worker = self.workers[name] = Process(name, handle)
         self._tasks.append(asyncio.create_task(self._hear(worker)))

@@ -5,8 +5,13 @@ the fleet must be in balance again.
 """
 
 import gc
+import os
 from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from random import Random
 from typing import Any
 
@@ -199,6 +204,16 @@ def play(seed: int, size: Size | None = None) -> tuple[Outcome, list[Line]]:
             gc.enable()
     outcome.seed = seed
     return outcome, fleet.world.trace
+
+
+def play_many(seeds: Iterable[int], size: Size | None = None, workers: int | None = None) -> list[Outcome]:
+    """Run many seeds, on all cores; what came of each."""
+    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return list(pool.map(partial(_outcome, size=size), seeds))
+
+
+def _outcome(seed: int, size: Size | None) -> Outcome:
+    return play(seed, size)[0]
 
 
 def facts(outcomes: list[Outcome]) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""`fencepost fleet`, and the example, as processes."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from examples import partitioned_consumer as example
+
+import fencepost
+from fencepost.fleet import Partitions
+from fencepost.lab.servers.processes import STILL, dying_with_us, state_of, wait_until
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+
+
+def fence(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run([sys.executable, "-m", "fencepost", *arguments], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def test_show_tells_who_owns_what(tmp_path: Path) -> None:
+    where = f"sqlite://{tmp_path}/locks.db"
+    with fencepost.connect(where, ttl=30) as locks, Partitions(locks, "orders", 3, member="first") as mine:
+        assert wait_until(lambda: len(list(mine)) == 3, timeout=PATIENCE)
+        told: dict[str, Any] = json.loads(fence("fleet", "show", "orders", "--backend", where, "--json"))
+        assert [(each["name"], each["owns"]) for each in told["members"]] == [("first", [0, 1, 2])]
+        assert [each["token"] for each in told["partitions"]] == [partition.token for partition in mine]
+        assert told["unowned"] == []
+        locks.evict("orders/1")
+        by_hand = locks.acquire("orders/1")
+        said = fence("fleet", "show", "orders", "--backend", where).splitlines()
+        assert said[0] == "orders: 1 members, 3 partitions, 0 unowned"
+        assert said[1].startswith("  first  ")
+        assert f"    1  no member, holder {by_hand.holder}  token {by_hand.token}, " in said[3]
+        by_hand.release()
+    assert fence("fleet", "show", "orders", "--backend", where) == "orders: 0 members, 0 partitions, 0 unowned\n"
+
+
+def test_simulated_fleets_keep_their_promises() -> None:
+    told = json.loads(fence("fleet", "sim", "--seeds", "6", "--members", "24", "--partitions", "30", "--json"))
+    assert (told["seeds"], told["failed"]) == (6, [])
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(tmp_path / example.DATABASE, timeout=30)) as conn:
+        conn.executescript(example.TABLES)
+        yield conn
+
+
+class Consumer:
+    """The example, as a process in the folder of its queue."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "examples" / "partitioned_consumer.py"), "2"],
+            cwd=folder,
+            env=os.environ | {"FENCEPOST_URL": f"sqlite://{folder}/locks.db"},
+            stdout=subprocess.DEVNULL,
+            preexec_fn=dying_with_us(),
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+def test_the_example_handles_each_message_once_and_in_order(queue: sqlite3.Connection, tmp_path: Path) -> None:
+    def handled(of: Consumer | None = None) -> int:
+        where = "" if of is None else f" WHERE worker = {of.process.pid}"
+        number: int = queue.execute(f"SELECT count(*) FROM handled{where}").fetchone()[0]
+        return number
+
+    def produce(messages: int) -> None:
+        with queue:
+            for number in range(messages):
+                example.send(queue, f"customer {number % 23}", f"order {number}")
+
+    consumers = [Consumer(tmp_path) for _ in range(3)]
+    killed, frozen, rest = consumers
+    try:
+        produce(200)
+        assert wait_until(lambda: all(map(handled, consumers)), timeout=PATIENCE), "each gets a share"
+        killed.signal(signal.SIGKILL)
+        frozen.signal(signal.SIGSTOP)
+        assert wait_until(lambda: state_of(frozen.process.pid) in STILL, timeout=PATIENCE)
+        produce(200)
+        assert wait_until(lambda: handled() == 400, timeout=PATIENCE), "one takes over from two"
+        frozen.signal(signal.SIGCONT)
+        before = handled(frozen)
+        produce(200)
+        assert wait_until(lambda: handled() == 600, timeout=PATIENCE)
+        for each in (frozen, rest):
+            each.signal(signal.SIGTERM)
+            assert each.process.wait(PATIENCE) == 0
+        assert handled(frozen) >= before
+    finally:
+        for each in consumers:
+            each.process.kill()
+            each.process.wait()
+    order = [row[0] for row in queue.execute("SELECT message FROM handled ORDER BY rowid")]
+    assert sorted(order) == list(range(1, 601)), "each message, once"
+    for number in range(example.PARTITIONS):
+        mine = {row[0] for row in queue.execute("SELECT id FROM message WHERE partition = ?", (number,))}
+        in_order = [message for message in order if message in mine]
+        assert in_order == sorted(in_order)

@@ -1,0 +1,278 @@
+"""What a worker of a fleet is promised, through both faces."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost import ambient, fleet, sync
+from fencepost.errors import ConfigError, NotAcquired
+from fencepost.fleet import Partition, Partitions
+from fencepost.fleet.plan import member as member_lock
+from fencepost.lab.servers.processes import wait_until
+
+TTL = 1.2
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/locks.db"
+
+
+@pytest.fixture
+def connect(where: str) -> Iterator[Callable[[], sync.Locks]]:
+    """As another program would."""
+    opened: list[sync.Locks] = []
+
+    def one() -> sync.Locks:
+        opened.append(fencepost.connect(where, ttl=TTL))
+        return opened[-1]
+
+    yield one
+    for each in opened:
+        each.close()
+
+
+def numbers(mine: Partitions | fleet.aio.Partitions) -> list[int]:
+    return [partition.number for partition in mine]
+
+
+def soon(done: Callable[[], object], what: str) -> None:
+    assert wait_until(lambda: bool(done()), timeout=PATIENCE, poll=0.01), f"never came: {what}"
+
+
+class Diary:
+    """Callbacks that remember."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, int, int]] = []
+
+    def assign(self, partition: Partition) -> None:
+        self.lines.append(("assign", partition.number, partition.token))
+
+    def revoke(self, partition: Partition) -> None:
+        self.lines.append(("lost" if partition.lost else "revoke", partition.number, partition.token))
+
+    def of(self, number: int) -> list[str]:
+        return [what for what, each, _ in self.lines if each == number]
+
+
+def test_one_worker_owns_all_and_two_share_evenly(connect: Callable[[], sync.Locks]) -> None:
+    with Partitions(connect(), "orders", 5) as one:
+        soon(lambda: numbers(one) == [0, 1, 2, 3, 4], "all for one")
+        with Partitions(connect(), "orders", 5) as two:
+            soon(lambda: sorted([len(numbers(one)), len(numbers(two))]) == [2, 3], "a fair share for each")
+            assert sorted(numbers(one) + numbers(two)) == [0, 1, 2, 3, 4]
+        soon(lambda: numbers(one) == [0, 1, 2, 3, 4], "all for one again")
+
+
+def test_more_workers_than_partitions_leaves_some_idle(connect: Callable[[], sync.Locks]) -> None:
+    with Partitions(connect(), "orders", 1) as one, Partitions(connect(), "orders", 1) as two:
+        soon(lambda: numbers(one) + numbers(two) == [0], "an owner for the only one")
+
+
+def test_a_partition_is_revoked_before_it_is_assigned_elsewhere(connect: Callable[[], sync.Locks]) -> None:
+    old, new = Diary(), Diary()
+    finish, revoking = threading.Event(), threading.Event()
+
+    def slowly(partition: Partition) -> None:
+        revoking.set()
+        assert finish.wait(PATIENCE)
+        assert not partition.lost, "it is kept for as long as it takes"
+        old.revoke(partition)
+
+    with Partitions(connect(), "orders", 2, assign=old.assign, revoke=slowly) as one:
+        soon(lambda: len(numbers(one)) == 2, "both")
+        with Partitions(connect(), "orders", 2, assign=new.assign, revoke=new.revoke) as two:
+            assert revoking.wait(PATIENCE)
+            time.sleep(1.5 * TTL)  # longer than a lease lasts unrenewed
+            assert numbers(two) == []
+            finish.set()
+            soon(lambda: len(numbers(two)) == 1, "the hand-over")
+            (moved,) = numbers(two)
+            assert old.of(moved) == ["assign", "revoke"]
+            (taken,) = (token for what, number, token in new.lines if what == "assign" and number == moved)
+            assert taken > max(token for _, number, token in old.lines if number == moved)
+
+
+def test_each_assign_has_its_revoke_also_when_the_worker_leaves(connect: Callable[[], sync.Locks]) -> None:
+    diary = Diary()
+    with Partitions(connect(), "orders", 3, assign=diary.assign, revoke=diary.revoke) as mine:
+        soon(lambda: len(numbers(mine)) == 3, "all")
+    assert all(diary.of(number) == ["assign", "revoke"] for number in range(3))
+    assert connect().list("orders/") == [], "nothing is left behind"
+
+
+def test_a_lost_partition_is_told_and_taken_again(connect: Callable[[], sync.Locks]) -> None:
+    diary, admin = Diary(), connect()
+    with Partitions(connect(), "orders", 2, assign=diary.assign, revoke=diary.revoke) as mine:
+        soon(lambda: len(numbers(mine)) == 2, "both")
+        assert admin.evict("orders/1")
+        soon(lambda: diary.of(1) == ["assign", "lost", "assign"], "it comes back under another token")
+        assert diary.of(0) == ["assign"]
+
+
+def test_a_worker_that_lost_its_membership_joins_again(connect: Callable[[], sync.Locks]) -> None:
+    admin = connect()
+    with Partitions(connect(), "orders", 2, member="w") as mine:
+        soon(lambda: len(numbers(mine)) == 2, "both")
+        gone = admin.evict(member_lock("orders", 2, "w"))
+        assert gone
+        soon(lambda: admin.status(member_lock("orders", 2, "w")), "it is a member again")
+        soon(lambda: len(numbers(mine)) == 2, "it owns both still, or again")
+
+
+def test_work_runs_while_a_partition_is_owned_and_guards_find_its_lease(connect: Callable[[], sync.Locks]) -> None:
+    seen: dict[int, fencepost.Lease | None] = {}
+    mine = Partitions(connect(), "orders", 2)
+
+    def work(partition: Partition) -> None:
+        seen[partition.number] = ambient.find(partition.name)
+        if len(seen) == 2:
+            mine.stop()  # from within: it must not wait for itself
+        partition.stop.wait()
+
+    mine.run(work)
+    assert [lease.name for _, lease in sorted(seen.items()) if lease] == ["orders/0", "orders/1"]
+
+
+def test_failing_work_and_callbacks_are_logged_and_tried_again(
+    connect: Callable[[], sync.Locks], caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: dict[str, int] = {}
+
+    def fail(what: str, partition: Partition) -> None:
+        tries[what] = tries.get(what, 0) + 1
+        if partition.number == 0:
+            raise ValueError(what)
+
+    def work(partition: Partition) -> None:
+        if tries.get("work", 0) > 2:
+            mine.stop()
+        fail("work", partition)
+
+    mine = Partitions(connect(), "orders", 2, revoke=lambda partition: fail("revoke", partition))
+    with caplog.at_level(logging.ERROR, "fencepost"):
+        mine.run(work)
+    said = [record.message for record in caplog.records]
+    assert any("the work on orders/0 failed" in line for line in said)
+    assert any("orders/0 was not revoked cleanly" in line for line in said)
+    assert not any("orders/1" in line for line in said)
+
+
+def test_a_failing_assign_gives_the_partition_up_without_revoke(
+    connect: Callable[[], sync.Locks], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+
+    def assign(partition: Partition) -> None:
+        calls.append("assign")
+        if len(calls) == 1:
+            raise ValueError("not yet")
+
+    with Partitions(connect(), "orders", 1, assign=assign, revoke=lambda partition: calls.append("revoke")) as mine:
+        soon(lambda: calls == ["assign", "assign"] and numbers(mine) == [0], "the second try")
+    assert calls == ["assign", "assign", "revoke"]
+
+
+def test_workers_must_agree_on_how_many_partitions_there_are(connect: Callable[[], sync.Locks]) -> None:
+    with (
+        Partitions(connect(), "orders", 4, member="four"),
+        pytest.raises(ConfigError, match=r"four works on 'orders' with 4 partitions, not 8"),
+    ):
+        Partitions(connect(), "orders", 8).__enter__()
+
+
+def test_two_workers_cannot_share_a_name(connect: Callable[[], sync.Locks]) -> None:
+    with Partitions(connect(), "orders", 1, member="w"), pytest.raises(NotAcquired):
+        Partitions(connect(), "orders", 1, member="w", ttl=0.3).__enter__()
+
+
+def test_what_cannot_be_meant_is_refused(connect: Callable[[], sync.Locks]) -> None:
+    async def later(partition: Partition) -> None: ...
+
+    with pytest.raises(ConfigError, match="at least one partition"):
+        Partitions(connect(), "orders", 0)
+    with pytest.raises(ConfigError, match=r"fencepost\.fleet\.aio"):
+        Partitions(connect(), "orders", 1, assign=later)
+    with Partitions(connect(), "orders", 1) as mine, pytest.raises(ConfigError, match="started before"):
+        mine.__enter__()
+
+
+def test_locks_that_are_closed_first_end_the_worker(connect: Callable[[], sync.Locks]) -> None:
+    locks, diary = connect(), Diary()
+    with Partitions(locks, "orders", 2, assign=diary.assign, revoke=diary.revoke) as mine:
+        soon(lambda: len(numbers(mine)) == 2, "both")
+        locks.close()
+    assert sorted(diary.of(0) + diary.of(1)) == ["assign", "assign", "lost", "lost"]
+
+
+# The asyncio face.
+
+
+async def until(done: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        await asyncio.sleep(0.01)
+
+
+def test_both_faces_share_a_group(where: str, connect: Callable[[], sync.Locks]) -> None:
+    told: list[str] = []
+
+    async def assign(partition: fleet.aio.Partition) -> None:
+        await asyncio.sleep(0)
+        told.append(f"+{partition.number}")
+
+    async def revoke(partition: fleet.aio.Partition) -> None:
+        await asyncio.sleep(0)
+        told.append(f"-{partition.number}")
+
+    async def main() -> None:
+        async with fencepost.aio.connect(where, ttl=TTL) as locks:
+            with Partitions(connect(), "orders", 4) as other:
+                await until(lambda: len(numbers(other)) == 4, "all for one")
+                async with fleet.aio.Partitions(locks, "orders", 4, assign=assign, revoke=revoke) as mine:
+                    await until(lambda: len(numbers(mine)) == 2 == len(numbers(other)), "a fair share for each")
+                    owned = numbers(mine)
+            assert told == [*(f"+{number}" for number in owned), *told[2:]]
+            assert sorted(told[2:]) == sorted(f"-{number}" for number in owned)
+
+    asyncio.run(main())
+
+
+def test_losing_a_partition_cancels_its_work(where: str) -> None:
+    ends: list[str] = []
+
+    async def work(partition: fleet.aio.Partition) -> None:
+        try:
+            await (partition.stop.wait() if ends else asyncio.sleep(3600))
+        except asyncio.CancelledError:
+            ends.append("cancelled" if partition.lost else "stopped")
+            raise
+
+    async def main() -> None:
+        async with fencepost.aio.connect(where, ttl=TTL) as locks:
+            mine = fleet.aio.Partitions(locks, "orders", 1)
+            running = asyncio.create_task(mine.run(work))
+            await until(lambda: numbers(mine) == [0], "it is owned")
+            (first,) = [partition.token for partition in mine]
+            await locks.evict("orders/0")
+            await until(lambda: [p for p in mine if p.token > first], "it is owned again")
+            assert ends == ["cancelled"]
+            mine.stop()
+            await running
+
+    asyncio.run(_timed(main()))
+
+
+async def _timed(job: Awaitable[Any]) -> None:
+    async with asyncio.timeout(PATIENCE * 2):
+        await job

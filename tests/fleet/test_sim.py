@@ -1,0 +1,60 @@
+"""Fleets in the simulated world. At full size: `fencepost fleet sim --seeds 1000`."""
+
+from collections.abc import Mapping, Sequence
+from random import SystemRandom
+
+import pytest
+
+from fencepost.fleet import group, plan
+from fencepost.fleet.plan import shares
+from fencepost.guards.memory import Guard
+from fencepost.lab.history import digest
+from fencepost.sim.fleet import Size, facts, play
+
+SMALL = Size(workers=24, hosts=5, partitions=30)
+
+
+def test_any_seed_keeps_its_promises_and_is_stressed() -> None:
+    start = SystemRandom().randrange(10**6)
+    outcomes = [play(seed, SMALL)[0] for seed in range(start, start + 12)]
+    assert not [(each.seed, each.violations[:3]) for each in outcomes if each.violations]
+    told = facts(outcomes)
+    assert told["overlapping_beliefs"] > 0
+    assert told["stale_refused"] > 0
+
+
+def test_two_hundred_workers_on_twelve_hosts() -> None:
+    outcome, _ = play(1)
+    assert outcome.violations == []
+    assert outcome.counts["fleet:join"] >= 200
+
+
+def test_a_seed_gives_the_same_world_again() -> None:
+    assert digest(play(3, SMALL)[1]) == digest(play(3, SMALL)[1])
+
+
+def found(seeds: range) -> set[str]:
+    """Which promises were broken in the first of these seeds that broke any."""
+    for seed in seeds:
+        if broken := {each.check for each in play(seed, SMALL)[0].violations}:
+            return broken
+    return set()
+
+
+def test_a_resource_that_admits_everybody_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guard, "enter", lambda *_: None)
+    monkeypatch.setattr(Guard, "write", lambda *_: True)
+    assert found(range(5)) == {"data"}
+
+
+def test_orphans_that_nobody_minds_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group.Group, "_orphans", lambda *_: [])
+    assert found(range(40)) == {"liveness"}
+
+
+def test_workers_that_keep_what_they_have_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        return {member: [*numbers, *shares(count, owned)[member]] for member, numbers in owned.items()}
+
+    monkeypatch.setattr(plan, "shares", greedy)
+    assert found(range(5)) == {"balance"}
