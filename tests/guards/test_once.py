@@ -22,7 +22,7 @@ Scenario = Callable[[Any, str, Kind], Awaitable[None]]
 
 
 @asynccontextmanager
-async def entered(block: Block) -> Any:
+async def entered(block: Block[Run]) -> Any:
     if is_async(block._conn):  # type: ignore[attr-defined]  # only the databases' blocks come here
         async with block as run:
             yield run
@@ -155,6 +155,19 @@ def test_two_at_once_in_postgres_the_second_waits_and_gets_the_result(postgres_u
     assert [(each.done, each.result) for each in got] == [(True, "first")]
 
 
+def test_in_postgres_it_waits_no_longer_than_lock_timeout(postgres_url: str, thing: str) -> None:
+    with psycopg.connect(postgres_url) as conn, psycopg.connect(postgres_url) as impatient:
+        impatient.execute("SET lock_timeout = '50ms'")
+        with once(conn, thing) as run:
+            with pytest.raises(BackendError, match="at work for longer"), once(impatient, thing):
+                pytest.fail("never both")
+            run.result = "first"
+            impatient.execute("SELECT 1")  # the savepoint was rolled back, and the caller's transaction goes on
+        impatient.rollback()
+        with once(impatient, thing) as run:
+            assert (run.done, run.result) == (True, "first")
+
+
 def test_two_at_once_in_sqlite_the_second_waits_for_as_long_as_its_connection_does(tmp_path: Path, thing: str) -> None:
     path = tmp_path / "app.sqlite3"
     with closing(sqlite3.connect(path)) as conn, closing(sqlite3.connect(path, timeout=0.05)) as impatient:
@@ -172,7 +185,7 @@ def test_a_connection_of_the_other_kind_is_told_so(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="use 'with'"):
             asyncio.run(block.__aenter__())
         with pytest.raises(ConfigError, match=r"keep= is for Redis"):
-            once(conn, "run", keep=1)
+            once(conn, "run", keep=1)  # type: ignore[call-overload]
         with pytest.raises(ConfigError, match="run id cannot be empty"):
             once(conn, "")
 

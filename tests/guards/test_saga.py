@@ -140,6 +140,27 @@ def test_a_saga_that_somebody_is_at_work_on_is_left_alone(conn: Any, locks: Any)
     assert said == ["do a", "do b"]
 
 
+def test_one_that_cannot_go_on_does_not_keep_the_others_from_it(conn: Any, locks: Any) -> None:
+    def interrupted(task: Task) -> None:
+        raise KeyboardInterrupt
+
+    for id, steps in (("1", ["a", "old"]), ("2", ["a", "b"])):
+        with pytest.raises(KeyboardInterrupt):
+            Saga("order", [Step(steps[0], say), Step(steps[1], interrupted)]).run(locks, conn, id)
+    saga = Saga("order", [Step("a", say), Step("b", say)])
+    with pytest.raises(ConfigError, match="saga order 1 was begun with the steps"):
+        saga.resume(locks, conn)
+    assert saga.find(conn, "2").state == "done"
+
+
+def test_a_loss_that_is_not_its_own_is_a_failure_like_any_other(conn: Any, locks: Any) -> None:
+    def loses(task: Task) -> None:
+        raise LeaseLost("another lock", task.lease.token + 1, "released")
+
+    with pytest.raises(Compensated, match="another lock"):
+        Saga("order", [Step("a", loses)]).run(locks, conn, "1")
+
+
 def test_asyncio_on_postgres(postgres_url: str) -> None:
     async def say_later(task: Task) -> str:
         await asyncio.sleep(0)

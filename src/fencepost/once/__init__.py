@@ -10,19 +10,25 @@ Often it is all the coordination a job needs: no lock, no lease, nothing to expi
 """
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, overload
 
 from fencepost.drive import run as _run
 from fencepost.errors import ConfigError
+from fencepost.guards import redis
 from fencepost.guards.connections import is_async
+from fencepost.once.redis import Commands, Script
 from fencepost.once.run import Block, Run
 from fencepost.once.sql import Rows
 from fencepost.once.sql import purge as _purge
 
-__all__ = ["Block", "Run", "once", "purge"]
+__all__ = ["Block", "Commands", "Run", "once", "purge"]
 
 
-def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block:
+@overload
+def once(guard: redis.Guard, id: str, *, keep: float | timedelta | None = None) -> Block[Commands]: ...
+@overload
+def once(guard: Any, id: str) -> Block[Run]: ...
+def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block[Any]:
     """A block whose effect is made by the first attempt at the run called ``id``, and by no other.
 
     ``guard`` is a connection to SQLite or Postgres, as ``guards.sqlite`` and ``guards.postgres`` take, or a
@@ -32,13 +38,10 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
     are carried out as the block ends unless another attempt was faster; ``keep`` is how long Redis remembers.
 
     Raises ConfigError for an id that cannot be one, for a result that JSON cannot carry, and in a Postgres that was
-    not prepared (``fencepost guard install URL``); BackendError if SQLite's write lock was not had in time.
+    not prepared (``fencepost guard install URL``); BackendError if an earlier attempt was at work for longer than
+    SQLite's timeout or Postgres's lock_timeout.
     """
-    from fencepost.guards import redis
-
     if isinstance(guard, redis.Guard):
-        from fencepost.once.redis import Script
-
         return Script(guard, id, keep)
     if keep is not None:
         raise ConfigError("keep= is for Redis; a database remembers until purge()")

@@ -8,7 +8,7 @@ does there and the answer that is remembered commit together, before the answer 
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeAlias
 
 from fencepost.errors import BackendError, ConfigError
@@ -66,12 +66,14 @@ class Once:
                 answer = await self._answer(conn, id, request, scope, body)
         except http.Undone as undone:
             answer = undone.answer
-        except BackendError as error:
-            answer = http.problem(409, str(error))
         return await _send(answer, send)
 
     async def _answer(self, conn: Any, id: str, request: str, scope: Scope, body: bytes) -> http.Answer:
-        async with once(conn, id) as run:
+        async with AsyncExitStack() as stack:
+            try:
+                run = await stack.enter_async_context(once(conn, id))
+            except BackendError as error:
+                return http.problem(409, str(error))
             if run.done:
                 return http.recalled(run.result, request)
             answer = await self._serve({**scope, "fencepost.conn": conn}, body)

@@ -30,14 +30,12 @@ class Commands(Run):
         self._commands.append(command)
 
 
-class Script(Block):
+class Script(Block[Commands]):
     """A block whose commands are carried out as it ends, unless another attempt was faster: then it is ``done``.
 
     A block that raises sends nothing. If a later command of several fails, Redis cannot take back those before it: the
     run is remembered as broken off, and this attempt and all later ones raise BackendError.
     """
-
-    _run: Commands
 
     def __init__(self, guard: Guard, id: str, keep: float | timedelta | None) -> None:
         self._link = guard.link

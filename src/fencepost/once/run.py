@@ -2,7 +2,7 @@
 
 import json
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fencepost import check
 from fencepost.drive import run
@@ -45,10 +45,13 @@ class Run:
             ) from error
 
 
-class Block:
+R = TypeVar("R", bound=Run)
+
+
+class Block(Generic[R]):
     """A ``with`` block around one run; ``async with`` for asyncio connections and clients."""
 
-    _run: Run
+    _run: R
     _async: bool
 
     async def _begin(self) -> None:
@@ -57,7 +60,7 @@ class Block:
     async def _end(self, cause: tuple[Any, Any, Any]) -> None:
         raise NotImplementedError
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> R:
         if self._async:
             raise ConfigError("this connection is asyncio's; use 'async with'")
         run(self._begin())
@@ -68,7 +71,7 @@ class Block:
     ) -> None:
         run(self._end((kind, error, trace)))
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> R:
         if not self._async:
             raise ConfigError("this connection blocks; use 'with'")
         await self._begin()

@@ -4,7 +4,9 @@ import sys
 import time
 from typing import Any
 
+from fencepost.errors import BackendError
 from fencepost.guards.connections import is_async
+from fencepost.guards.postgres_ask import state
 from fencepost.guards.sqlite_ask import Table
 from fencepost.once import rows
 from fencepost.once.run import Block, Run
@@ -27,7 +29,7 @@ _COUNT = "SELECT count(*) FROM fencepost_run WHERE at < %s"
 _PURGE = "DELETE FROM fencepost_run WHERE at < %s"
 
 
-class Rows(Block):
+class Rows(Block[Run]):
     """A transaction, or a savepoint in the caller's, in which a run and its effect become true together."""
 
     def __init__(self, conn: Any, id: str) -> None:
@@ -41,8 +43,14 @@ class Rows(Block):
         await self._around.__aenter__()
         try:
             await self._claim()
-        except BaseException:
+        except BaseException as error:
             await self._around.__aexit__(*sys.exc_info())
+            if isinstance(error, Exception) and state(error) == "55P03":  # lock not available
+                raise BackendError(
+                    f"another attempt at run {self._run.id!r} was at work for longer than lock_timeout; try again",
+                    backend="postgres",
+                    ambiguous=False,
+                ) from error
             raise
 
     async def _claim(self) -> None:

@@ -7,7 +7,7 @@ The connection of a request's transaction is ``environ["fencepost.conn"]``.
 
 import io
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
@@ -60,12 +60,14 @@ class Once:
                 answer = self._answer(conn, id, request, environ, body)
         except http.Undone as undone:
             answer = undone.answer
-        except BackendError as error:
-            answer = http.problem(409, str(error))
         return _send(answer, start)
 
     def _answer(self, conn: Any, id: str, request: str, environ: Environ, body: bytes) -> http.Answer:
-        with once(conn, id) as run:
+        with ExitStack() as stack:
+            try:
+                run = stack.enter_context(once(conn, id))
+            except BackendError as error:
+                return http.problem(409, str(error))
             if run.done:
                 return http.recalled(run.result, request)
             answer = self._serve({**environ, "fencepost.conn": conn, "wsgi.input": io.BytesIO(body)})

@@ -63,7 +63,8 @@ class Saga:
     def resume(self, locks: Any, conn: Any, *, ttl: float | timedelta | None = None) -> Any:
         """Go on with every saga of this name that was interrupted; how each of them now stands, by id.
 
-        Those that somebody is at work on, and those that are stuck, are left alone.
+        Those that somebody is at work on, and those that are stuck, are left alone. Raises ConfigError, after all
+        others, if one was begun with other steps.
         """
         return self._face(conn, self._resume(locks, conn, ttl))
 
@@ -95,6 +96,7 @@ class Saga:
 
     async def _resume(self, locks: Any, conn: Any, ttl: float | timedelta | None) -> dict[str, State]:
         stands: dict[str, State] = {}
+        alien: ConfigError | None = None
         async for id in ledger.unfinished(conn, self.name):
             try:
                 await self._held(locks, conn, id, ..., {"ttl": ttl, "timeout": 0})
@@ -105,6 +107,10 @@ class Saga:
                 stands[id] = "stuck"
             except (NotAcquired, LeaseLost, StaleToken):
                 pass  # somebody else is at work on it
+            except ConfigError as error:
+                alien = alien or error
+        if alien is not None:
+            raise alien
         return stands
 
     async def _held(
@@ -187,9 +193,9 @@ class Saga:
         task = Task(id=record.id, args=record.args, results=record.results, key=key, conn=conn, lease=lease)
         try:
             return plain(await settle(call(task)), f"result of {step.name!r}")
-        except (LeaseLost, StaleToken):
-            raise  # this coordinator was replaced: the step did not fail, and another goes on with it
         except Exception as error:
+            if isinstance(error, (LeaseLost, StaleToken)) and error.token == lease.token:
+                raise  # this coordinator was replaced: the step did not fail, and another goes on with it
             raise _Failed(error) from error
 
 
