@@ -7,8 +7,10 @@ appends one line to FILE for each grant and one for each release: who, the token
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -76,7 +78,15 @@ class Swarm:
             assert not ended, f"{len(ended)} of {self.size} ended by themselves: {self._errors.read_text()[-2000:]}"
             return len(self.grants()) >= count
 
-        assert wait_until(there, timeout=timeout, poll=0.1), f"{len(self.grants())} grants"
+        assert wait_until(there, timeout=timeout, poll=0.1), f"{len(self.grants())} grants; {self._stacks()}"
+
+    def _stacks(self) -> str:
+        """Where everybody stands, and the end of what they had to say before."""
+        size = self._errors.stat().st_size
+        for worker in self.workers:
+            worker.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: self._errors.read_text()[size:].count("(most recent call first)") >= self.size, timeout=5)
+        return self._errors.read_text()[-20_000:]
 
     def kill_holder(self, timeout: float) -> None:
         """SIGKILL a process that holds the lock, and start another one for it."""
@@ -140,6 +150,7 @@ def work(url: str, name: str, file: str, ttl: float, going: Callable[[], bool]) 
 
 
 def main(url: str, name: str, file: str, ttl: str) -> None:
+    faulthandler.register(signal.SIGUSR1)
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     work(url, name, file, float(ttl), lambda: True)
 
