@@ -97,6 +97,7 @@ def test_a_coordinator_that_lost_its_lease_moves_nothing_and_the_step_did_not_fa
         saga.run(locks, conn, "1")
     assert said == ["taken", "do b", "do a"], "the zombie came as far as its call, and no further"
     assert saga.run(locks, conn, "1") == {"a": None, "b": "b"}
+    assert saga.find(conn, "1").undone == []
 
 
 def test_what_cannot_be_meant_is_refused(conn: Any, locks: Any) -> None:

@@ -162,6 +162,27 @@ def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> N
     assert every_moment(run, go_on) == 20
 
 
+def test_a_retry_by_hand_can_be_killed_as_well(world: World) -> None:
+    def retry(id: str, fate: Fate) -> None:
+        with world.locks() as locks, closing(world.connect(fate)) as conn, pytest.raises(Compensated, match="ship: "):
+            world.saga(fate, fails=True).retry(locks, conn, id)
+
+    def run(id: str, fate: Fate) -> None:
+        world.closes_for_refunds(True)
+        with world.locks() as locks, closing(world.connect(Fate())) as conn, pytest.raises(Stuck):
+            world.saga(Fate(), fails=True).run(locks, conn, id)
+        world.closes_for_refunds(False)
+        retry(id, fate)
+
+    def go_on(id: str) -> None:
+        world.free(id)
+        assert lives(lambda fate: retry(id, fate), None)
+        assert world.effects(id) == ["charge", "refund"]
+
+    # unstuck, the refund asked, noted, reserve undone
+    assert every_moment(run, go_on) == 8
+
+
 def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -> None:
     id = secrets.token_hex(4)
     child = os.fork()

@@ -7,6 +7,8 @@ from typing import assert_type
 import fencepost
 from fencepost import aio, errors, sync
 from fencepost.backend import Status
+from fencepost.guards.redis import Guard
+from fencepost.once import Commands, Run, once
 from fencepost.rule import Stamp, Verdict, judge
 
 
@@ -19,6 +21,14 @@ def the_rule(mark: Stamp | None) -> None:
 def the_errors(error: errors.StaleToken) -> None:
     family: tuple[errors.Refused, errors.FencepostError, Exception] = (error, error, error)
     assert_type(family[0].verdict, Verdict)
+
+
+def run_once(conn: object, guard: Guard) -> None:
+    with once(conn, "billing/2026-11") as run:
+        assert_type(run, Run)
+        assert_type(run.done, bool)
+    with once(guard, "billing/2026-11", keep=timedelta(days=90)) as commands:
+        assert_type(commands, Commands)
 
 
 def blocking() -> None:
