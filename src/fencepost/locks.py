@@ -122,6 +122,9 @@ class Core(Generic[L]):
                 break
             # This process slept through the whole lease on its way here; it is worth nothing.
             await self._leave(name, holder)
+            if self.driver.now() >= start + patience:  # where every answer comes that late, asking again never ends
+                self.emit("timeout", name, seconds=self.driver.now() - start)
+                return None
         self._renewals.watch(lease)
         if self._closed:  # just now: whoever closed them may not have seen this lease
             await self._release_quietly(lease, _CLOSED)

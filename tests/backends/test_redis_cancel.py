@@ -8,10 +8,11 @@ import pytest
 
 import fencepost
 from fencepost import aio
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, NotAcquired
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import HOST, wait_until
-from tests.backends.conftest import Own, until
+from tests.backends.conftest import PATIENCE, Own, until
+from tests.conformance.faces import FACES, Client
 
 
 class Cancelled:
@@ -109,6 +110,24 @@ def test_a_request_that_arrives_after_its_holder_left_is_refused(own_redis: Own,
         assert wait_until(lambda: own_redis.requests() == before + 1, timeout=10), "it was to arrive after all"
         assert own_redis.keys() == {"lock:a\x1fgone"}
         assert 0 < own_redis.client.pttl("lock:a\x1fgone") <= 60_000
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_grant_that_arrives_after_its_ttl_is_none_and_asking_for_it_ends(own_redis: Own, face: str) -> None:
+    async def whole(url: str) -> None:
+        client = Client(face, url)
+        assert await (await client.acquire("a")).release()
+        proxy.slow(0.3)
+        assert await client.try_acquire("a", ttl=0.2) is None
+        with pytest.raises(NotAcquired):
+            await client.acquire("a", ttl=0.2, timeout=0.1)
+        assert proxy.slowed > 0
+        proxy.slow(0)
+        assert await (await client.acquire("a", timeout=PATIENCE)).release()
+        await client.close()
+
+    with Proxy(own_redis.server.port) as proxy:
+        asyncio.run(whole(f"redis://{proxy.address}"))
 
 
 def test_one_who_could_not_leave_does_so_as_soon_as_the_server_answers(
