@@ -120,9 +120,9 @@ def _active(outcome: Outcome, server: Redis, settings: Settings, room: Room) -> 
         axes.set_ylabel("used_memory, MB")
         axes.axvspan(0, laid, color=plots.SKY, alpha=0.2, label="being laid")
         right = axes.twinx()
-        stale = [watch.overdue(each, ttl) for each in watch.samples]
+        stale = [watch.overdue(each, ttl) / 1000 for each in watch.samples]
         right.plot(at, stale, color=plots.RED, marker="", label="expired, not reclaimed")
-        right.set_ylabel("locks expired, not reclaimed")
+        right.set_ylabel("thousands of locks")
         right.grid(visible=False)
         right.set_ylim(bottom=0)
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, fontsize=9)

@@ -11,7 +11,8 @@ from fencepost.errors import ConfigError
 from fencepost.lab.gen.keys import Batch, batches
 from fencepost.lab.gen.stores import Facts, Ground, Laid, ground
 
-_GRACE = 120.0  # seconds after the last ttl within which a store that reclaims at all has reclaimed
+# After the last ttl, a store that reclaims at all has done so within these seconds and a second for so many locks.
+_GRACE, _PACE = 60.0, 25_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,8 @@ def _outlive(store: Ground, done: Result, end: float) -> Facts:
     """The store once nothing is left in it that expires, beyond what was there before."""
     time.sleep(max(end - time.monotonic(), 0.0))
     wanted = done.before.get("expiring", 0)
-    while (facts := store.facts()).get("expiring", wanted) > wanted and time.monotonic() < end + _GRACE:
+    while (facts := store.facts()).get(
+        "expiring", wanted
+    ) > wanted and time.monotonic() < end + _GRACE + done.order.keys / _PACE:
         time.sleep(0.2)
     return facts
