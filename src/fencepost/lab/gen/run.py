@@ -115,8 +115,7 @@ def _outlive(store: Ground, done: Result, end: float) -> Facts:
     """The store once nothing is left in it that expires, beyond what was there before."""
     time.sleep(max(end - time.monotonic(), 0.0))
     wanted = done.before.get("expiring", 0)
-    while (facts := store.facts()).get(
-        "expiring", wanted
-    ) > wanted and time.monotonic() < end + _GRACE + done.order.keys / _PACE:
+    until = end + _GRACE + done.order.keys / _PACE
+    while (facts := store.facts()).get("expiring", wanted) > wanted and time.monotonic() < until:
         time.sleep(0.2)
     return facts
