@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fencepost import ambient
+from fencepost import ambient, sharing
 from fencepost import url as _url
 from fencepost.backend import Status
 from fencepost.drive import Asyncio
@@ -59,7 +59,7 @@ class Body:
 
     __slots__ = ("_before", "_cancelled", "_late", "_pending", "lease", "task")
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, *, found: bool = True) -> None:
         task = asyncio.current_task()
         assert task is not None, "an asyncio lock is held by a task"
         self.lease = lease
@@ -69,7 +69,8 @@ class Body:
         self._late: asyncio.CancelledError | None = None
         self._before = lease._on_loss  # of the block around this one, where it holds the same lease
         lease._on_loss = self._cancel
-        ambient.push(lease)
+        if found:
+            ambient.push(lease)
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -106,17 +107,26 @@ class Lock:
         self._locks = locks
         self._options = options
         self._reentrant = reentrant
+        self._alone = "limit" not in options  # a guard must not take a share for the lock
         self._bodies: dict[asyncio.Task[Any], list[Body]] = {}
         self.name = name
+
+    async def acquire(self) -> Lease:
+        """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
+        return await self._locks._acquire(self.name, **self._options)
+
+    async def try_acquire(self) -> Lease | None:
+        """A lease if it is to be had at this moment, else None."""
+        return await self._locks._core.acquire(self.name, **self._options | {"timeout": 0})
 
     async def __aenter__(self) -> Lease:
         task, entered = asyncio.current_task(), self._locks._core.entered
         lease = entered.again(task, self.name) if self._reentrant else None
         if lease is None:
-            lease = await self._locks.acquire(self.name, **self._options)
+            lease = await self.acquire()
             if self._reentrant:
                 entered.first(task, lease)
-        body = Body(lease)
+        body = Body(lease, found=self._alone)
         self._bodies.setdefault(body.task, []).append(body)
         return lease
 
@@ -186,7 +196,10 @@ class Locks:
         BackendError, ConfigError; whatever it raises, and when it is cancelled, it leaves neither a
         lock nor a queue entry.
         """
-        lease = await self._core.acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
+        return await self._acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
+
+    async def _acquire(self, name: str, *, timeout: float | timedelta | None, **options: Any) -> Lease:
+        lease = await self._core.acquire(name, timeout=timeout, **options)
         if lease is None:
             raise NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
         return lease
@@ -201,6 +214,40 @@ class Locks:
     ) -> Lease | None:
         """A lease if the lock is free at this moment, else None."""
         return await self._core.acquire(name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold)
+
+    def shared(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lock:
+        """The lock called ``name``, held together with others who share it; ``lock(name)`` excludes them all.
+
+        First come, first served: who waits for the lock alone is not overtaken by those who share it and
+        came later. ConfigError where the backend cannot promise it.
+        """
+        return self.semaphore(name, sharing.EVERYBODY, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lock:
+        """The lock called ``name``, held by at most ``permits`` at once, first come, first served.
+
+        Everybody is to say the same number. ConfigError where the backend cannot promise it.
+        """
+        limit = sharing.limit(self._core, permits)
+        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "limit": limit}
+        return Lock(self, name, options)
 
     def terms(
         self, name: str, *, ttl: float | timedelta | None = None, metadata: str = ""

@@ -45,6 +45,8 @@ class Promises:
     """What wakes a waiter, and what waiting costs."""
     observe: str = f"asks every {LOOK:g} s"
     """What tells one who only looks that a lock, or a leader, has changed."""
+    shared: bool = False
+    """Locks can be shared, and semaphores had: first come, first served, among sharers and others alike."""
     min_ttl: float = 0.001
     max_ttl: float = 1e9
     bump: bool = True
@@ -77,6 +79,9 @@ class Status:
     token: int
     remaining: float
     waiters: tuple[str, ...]
+    sharers: tuple[str, ...] = ()
+    """Who shares the lock, first come first; empty if one holds it alone. Of a shared lock, ``holder`` is the first
+    of them, ``token`` the newest one's, ``remaining`` that of the last to expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,18 @@ class Backend(ABC):
 
         A waiter that finds its entry gone joins again by itself.
         """
+
+    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
+        """Grant a share of the lock, or join its queue and return None, as ``take`` does.
+
+        A share is granted beside fewer than ``limit`` others, and past nobody who waits. Only asked for where
+        ``promises.shared``; shares are renewed, released and left like any hold.
+        """
+        raise NotImplementedError
+
+    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
+        """Wait in the queue joined by ``take_share``, as ``wait`` does."""
+        raise NotImplementedError
 
     @abstractmethod
     async def leave(self, name: str, holder: str) -> None:

@@ -97,10 +97,12 @@ class Core(Generic[L]):
         max_hold: float | timedelta | None,
         holders: Callable[[], str] | None = None,
         make: "Callable[[Core[L], str, str, Grant, bool, float | None], L] | None" = None,
+        limit: int | None = None,
     ) -> L | None:
         """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
 
         ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
+        With a ``limit`` it is a share, of at most as many.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
@@ -113,7 +115,7 @@ class Core(Generic[L]):
             self.emit("attempt", name)
         while True:
             holder = (holders or self._holders)()
-            grant = await self._obtain(name, holder, seconds, start + patience, patience > 0)
+            grant = await self._obtain(name, holder, seconds, start + patience, patience > 0, limit)
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
@@ -133,11 +135,17 @@ class Core(Generic[L]):
             self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
         return lease
 
-    async def _obtain(self, name: str, holder: str, ttl: float, until: float, queue: bool) -> Grant | None:
+    async def _obtain(
+        self, name: str, holder: str, ttl: float, until: float, queue: bool, limit: int | None
+    ) -> Grant | None:
         backend = self.backend
         queued = False
         try:
-            grant = await backend.take(name, holder, ttl, self.queue_limit if queue else None)
+            most = self.queue_limit if queue else None
+            if limit is None:
+                grant = await backend.take(name, holder, ttl, most)
+            else:
+                grant = await backend.take_share(name, holder, ttl, limit, most)
             if grant is None and queue:
                 queued = True
                 self._waits.enter()
@@ -146,8 +154,12 @@ class Core(Generic[L]):
                 if left <= 0:
                     await backend.leave(name, holder)
                     return None
+                patience = None if left == inf else left
                 with self._waits.inside():
-                    grant = await backend.wait(name, holder, ttl, None if left == inf else left)
+                    if limit is None:
+                        grant = await backend.wait(name, holder, ttl, patience)
+                    else:
+                        grant = await backend.wait_share(name, holder, ttl, limit, patience)
             return grant
         except (ConfigError, QueueFull, GeneratorExit):
             raise

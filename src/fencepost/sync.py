@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fencepost import ambient
+from fencepost import ambient, sharing
 from fencepost import url as _url
 from fencepost.backend import Status
 from fencepost.drive import Blocking, run
@@ -64,18 +64,28 @@ class Lock:
         self._locks = locks
         self._options = options
         self._reentrant = reentrant
+        self._alone = "limit" not in options  # a guard must not take a share for the lock
         self._held: dict[int, list[Lease]] = {}  # by thread: one Lock serves many at once
         self.name = name
+
+    def acquire(self) -> Lease:
+        """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
+        return self._locks._acquire(self.name, **self._options)
+
+    def try_acquire(self) -> Lease | None:
+        """A lease if it is to be had at this moment, else None."""
+        return run(self._locks._core.acquire(self.name, **self._options | {"timeout": 0}))
 
     def __enter__(self) -> Lease:
         thread, entered = threading.get_ident(), self._locks._core.entered
         lease = entered.again(thread, self.name) if self._reentrant else None
         if lease is None:
-            lease = self._locks.acquire(self.name, **self._options)
+            lease = self.acquire()
             if self._reentrant:
                 entered.first(thread, lease)
         self._held.setdefault(thread, []).append(lease)
-        ambient.push(lease)
+        if self._alone:
+            ambient.push(lease)
         return lease
 
     def __exit__(
@@ -147,7 +157,10 @@ class Locks:
         at most; with ``renew=False`` it ends after its ttl. Raises NotAcquired, QueueFull,
         BackendError, ConfigError; whatever it raises, it leaves neither a lock nor a queue entry.
         """
-        lease = run(self._core.acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold))
+        return self._acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
+
+    def _acquire(self, name: str, *, timeout: float | timedelta | None, **options: Any) -> Lease:
+        lease = run(self._core.acquire(name, timeout=timeout, **options))
         if lease is None:
             raise NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
         return lease
@@ -162,6 +175,40 @@ class Locks:
     ) -> Lease | None:
         """A lease if the lock is free at this moment, else None."""
         return run(self._core.acquire(name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold))
+
+    def shared(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lock:
+        """The lock called ``name``, held together with others who share it; ``lock(name)`` excludes them all.
+
+        First come, first served: who waits for the lock alone is not overtaken by those who share it and
+        came later. ConfigError where the backend cannot promise it.
+        """
+        return self.semaphore(name, sharing.EVERYBODY, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+    ) -> Lock:
+        """The lock called ``name``, held by at most ``permits`` at once, first come, first served.
+
+        Everybody is to say the same number. ConfigError where the backend cannot promise it.
+        """
+        limit = sharing.limit(self._core, permits)
+        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "limit": limit}
+        return Lock(self, name, options)
 
     def terms(
         self, name: str, *, ttl: float | timedelta | None = None, metadata: str = ""

@@ -94,6 +94,15 @@ class Client:
         raw = await self._call(self.raw.try_acquire, name, **options)
         return None if raw is None else Hold(raw, self._call)
 
+    async def share(self, name: str, permits: int | None = None, **options: Any) -> Hold:
+        lock = self.raw.shared(name, **options) if permits is None else self.raw.semaphore(name, permits, **options)
+        return Hold(await self._call(lock.acquire), self._call)
+
+    async def try_share(self, name: str, permits: int | None = None, **options: Any) -> Hold | None:
+        lock = self.raw.shared(name, **options) if permits is None else self.raw.semaphore(name, permits, **options)
+        raw = await self._call(lock.try_acquire)
+        return None if raw is None else Hold(raw, self._call)
+
     async def block(self, name: str, body: Callable[[Hold], Awaitable[T]], **options: Any) -> T:
         """Run ``body`` inside ``with lock(name)``; on the blocking face the block's thread waits for it."""
         lock = self.raw.lock(name, **options)

@@ -85,6 +85,9 @@ async def obey(client: Client, holds: dict[str, Hold], verb: str, arguments: lis
     if verb == "acquire":
         holds[name] = await client.acquire(name, **arguments[1])
         return {"token": holds[name].token, "holder": holds[name].holder}
+    if verb == "share":
+        holds[name] = await client.share(name, **arguments[1])
+        return {"token": holds[name].token, "holder": holds[name].holder}
     if verb == "release":
         return await holds.pop(name).release()
     if verb == "wait_lost":

@@ -1,82 +1,15 @@
 """Locks of one process, in its memory: for tests, and for programs that run alone."""
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.drive import Driver, Signal
-from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.backends.memory_store import SHARED, Lock, Share, Store, Waiter
+from fencepost.drive import Driver
+from fencepost.errors import ConfigError, QueueFull
 from fencepost.lease import Grant
-from fencepost.rule import MAX_TOKEN
 from fencepost.url import Address
 
-
-@dataclass(slots=True)
-class _Waiter:
-    ttl: float
-    signal: Signal
-
-
-@dataclass(slots=True)
-class _Lock:
-    holder: str
-    token: int
-    expires: float
-    waiters: dict[str, _Waiter] = field(default_factory=dict)  # by holder, in the order they came
-
-
-class _Store:
-    """What all connections to one ``memory://name`` share."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Lock()
-        self.locks: dict[str, _Lock] = {}
-        self.observers: dict[str, list[Signal]] = {}
-        self.token = 0
-
-    def grant(self, name: str, holder: str, ttl: float, now: float) -> Grant:
-        if self.token == MAX_TOKEN:
-            raise BackendError("no token is left", backend="memory", ambiguous=False)
-        self.token += 1
-        lock = self.locks.get(name)
-        if lock is None:
-            self.locks[name] = _Lock(holder, self.token, now + ttl)
-        else:
-            lock.holder, lock.token, lock.expires = holder, self.token, now + ttl
-        if self.observers:
-            self.tell(name)
-        return Grant(self.token, ttl, now)
-
-    def hand_over(self, name: str, now: float) -> None:
-        """Give a lock that has become free to its first waiter, or forget it."""
-        lock = self.locks[name]
-        if not lock.waiters:
-            del self.locks[name]
-            if self.observers:
-                self.tell(name)
-            return
-        holder = next(iter(lock.waiters))
-        waiter = lock.waiters.pop(holder)
-        self.grant(name, holder, waiter.ttl, now)
-        waiter.signal.set()
-        for behind in lock.waiters.values():  # the new first one has to mind the new deadline
-            behind.signal.set()
-            break
-
-    def tell(self, name: str) -> None:
-        """Wake those who watch the lock."""
-        for signal in self.observers.pop(name, ()):
-            signal.set()
-
-    def sweep(self, name: str, now: float) -> None:
-        """Hand an expired lock on."""
-        lock = self.locks.get(name)
-        if lock is not None and now >= lock.expires:
-            self.hand_over(name, now)
-
-
-_stores: dict[str, _Store] = {}
+_stores: dict[str, Store] = {}
 
 
 class Memory(Backend):
@@ -91,6 +24,7 @@ class Memory(Backend):
         clock="this host's boot-time clock",
         token="one counter for all locks",
         wakeup="the releasing thread wakes the next waiter; the first in line also wakes at the holder's deadline",
+        shared=True,
         observe="whoever changes the lock tells its observers",
     )
 
@@ -100,7 +34,7 @@ class Memory(Backend):
         if address.path.strip("/") or len(address.hosts) > 1 or address.user:
             raise ConfigError("a memory URL is memory:// or memory://name")
         self._name = address.hosts[0][0] if address.hosts else ""
-        self._store = _stores.setdefault(self._name, _Store())
+        self._store = _stores.setdefault(self._name, Store())
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
         store = self._store
@@ -110,13 +44,32 @@ class Memory(Backend):
             lock = store.locks.get(name)
             if lock is None:
                 return store.grant(name, holder, ttl, now)
-            if queue is not None:
-                if len(lock.waiters) >= queue:
-                    raise QueueFull(name, queue)
-                lock.waiters[holder] = _Waiter(ttl, self.driver.signal())
+            self._join(name, lock, holder, Waiter(ttl, self.driver.signal()), queue)
             return None
 
+    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
+        store = self._store
+        with store.gate:
+            now = self.driver.now()
+            store.sweep(name, now)
+            grant = store.share(name, holder, ttl, limit, now)
+            if grant is None:
+                self._join(name, store.locks[name], holder, Waiter(ttl, self.driver.signal(), limit), queue)
+            return grant
+
+    def _join(self, name: str, lock: Lock, holder: str, waiter: Waiter, queue: int | None) -> None:
+        if queue is not None:
+            if len(lock.waiters) >= queue:
+                raise QueueFull(name, queue)
+            lock.waiters[holder] = waiter
+
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        return await self._wait(name, holder, ttl, None, timeout)
+
+    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
+        return await self._wait(name, holder, ttl, limit, timeout)
+
+    async def _wait(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
         store = self._store
         until = None if timeout is None else self.driver.now() + timeout
         while True:
@@ -124,11 +77,13 @@ class Memory(Backend):
                 now = self.driver.now()
                 store.sweep(name, now)
                 lock = store.locks.get(name)
+                if lock is not None and lock.holder == holder:
+                    return Grant(lock.token, ttl, lock.expires - ttl)
+                if limit is not None and (grant := store.share(name, holder, ttl, limit, now)):
+                    return grant
                 if lock is None:
                     return store.grant(name, holder, ttl, now)
-                if lock.holder == holder:
-                    return Grant(lock.token, ttl, lock.expires - ttl)
-                waiter = lock.waiters.setdefault(holder, _Waiter(ttl, self.driver.signal()))
+                waiter = lock.waiters.setdefault(holder, Waiter(ttl, self.driver.signal(), limit))
                 nap = None if until is None else until - now
                 if next(iter(lock.waiters)) == holder:
                     left = lock.expires - now
@@ -139,15 +94,8 @@ class Memory(Backend):
             await waiter.signal.wait(nap)
 
     async def leave(self, name: str, holder: str) -> None:
-        store = self._store
-        with store.gate:
-            lock = store.locks.get(name)
-            if lock is None:
-                return
-            if lock.holder == holder:
-                store.hand_over(name, self.driver.now())
-            elif lock.waiters.pop(holder, None) and lock.waiters:
-                next(iter(lock.waiters.values())).signal.set()
+        with self._store.gate:
+            self._store.leave(name, holder, self.driver.now())
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         store = self._store
@@ -156,8 +104,13 @@ class Memory(Backend):
             now = self.driver.now()
             for name, holder, token, ttl in holds:
                 lock = store.locks.get(name)
-                if lock and lock.holder == holder and lock.token == token and now < lock.expires:
-                    lock.expires = now + ttl
+                held: Lock | Share | None = lock
+                if lock and lock.holder != holder:
+                    held = lock.sharers.get(holder)
+                if held and held.token == token and now < held.expires:
+                    held.expires = now + ttl
+                    if lock and held is not lock:
+                        lock.expires = min(share.expires for share in lock.sharers.values())
                     answers.append(Renewal.RENEWED)
                 else:
                     answers.append(Renewal.LOST)
@@ -168,20 +121,26 @@ class Memory(Backend):
         with store.gate:
             now = self.driver.now()
             lock = store.locks.get(name)
-            if lock is None or lock.holder != holder or lock.token != token:
+            if lock is not None and lock.holder == holder and lock.token == token:
+                held = now < lock.expires
+                store.hand_over(name, now)
+                return held
+            share = lock.sharers.get(holder) if lock else None
+            if lock is None or share is None or share.token != token:
                 return False
-            held = now < lock.expires
-            store.hand_over(name, now)
-            return held
+            del lock.sharers[holder]
+            store.part(name, now)
+            return now < share.expires
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         store = self._store
         with store.gate:
             now = self.driver.now()
             return [
-                Status(key, lock.holder, lock.token, lock.expires - now, tuple(lock.waiters))
+                status
                 for key, lock in sorted(store.locks.items())
-                if now < lock.expires and (key == name if name is not None else key.startswith(prefix))
+                if (key == name if name is not None else key.startswith(prefix))
+                and (status := _status(key, lock, now)).remaining > 0
             ]
 
     async def changed(self, name: str, token: int | None) -> None:
@@ -231,6 +190,14 @@ class Memory(Backend):
     def forked(self) -> None:
         # The child's copy is of no use to anybody else: it starts afresh, past the parent's tokens.
         if _stores[self._name] is self._store:
-            _stores[self._name] = _Store()
+            _stores[self._name] = Store()
             _stores[self._name].token = self._store.token
         self._store = _stores[self._name]
+
+
+def _status(name: str, lock: Lock, now: float) -> Status:
+    if lock.holder != SHARED:
+        return Status(name, lock.holder, lock.token, lock.expires - now, tuple(lock.waiters))
+    longest = max(share.expires for share in lock.sharers.values())
+    live = tuple(holder for holder, share in lock.sharers.items() if now < share.expires)
+    return Status(name, live[0] if live else "", lock.token, longest - now, tuple(lock.waiters), live)

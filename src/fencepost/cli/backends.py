@@ -16,7 +16,7 @@ def backends(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/backends.md.")] = False,
 ) -> None:
-    """Print what each backend promises: fairness, consensus, failover, clock, token source, ttl limits."""
+    """Print what each backend promises: fairness, sharing, consensus, failover, clock, token source, ttl limits."""
     rows = promised()
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -62,7 +62,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
     """The rows as the documents show them: yes and no side by side, what needs words below each other."""
     from fencepost.backend import Promises
 
-    short = ["reach", "fair", "consensus", "bump", "ttl"]
+    short = ["reach", "fair", "shared", "consensus", "bump", "ttl"]
     long = [field.name for field in fields(Promises) if field.name not in {*short, "min_ttl", "max_ttl"}]
     lines = [f"| backend | {' | '.join(short)} |", "|---" * (len(short) + 1) + "|"]
     for row in rows:

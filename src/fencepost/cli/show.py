@@ -16,7 +16,7 @@ def show(
     backend: Backend = None,
     as_json: Json = False,
 ) -> None:
-    """Show a lock: holder, token, ttl left, and its waiters in order. JSON null means that it is free."""
+    """Show a lock: holder or sharers, token, ttl left, and its waiters in order. JSON null means that it is free."""
     import fencepost
     from fencepost.cli import told
 
@@ -28,5 +28,7 @@ def show(
         print(f"{name}  free")
     else:
         print(told.line(status))
+        for sharer in status.sharers:
+            print(f"  shared by {sharer}")
         for place, waiter in enumerate(status.waiters, 1):
             print(f"  {place}. {waiter}")

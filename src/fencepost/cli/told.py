@@ -17,4 +17,5 @@ def fact(status: Status) -> dict[str, Any]:
 def line(status: Status) -> str:
     """A status in one line."""
     waiting = f", {len(status.waiters)} waiting" if status.waiters else ""
-    return f"{status.name}  token {status.token}, holder {status.holder}, {status.remaining:.1f} s left{waiting}"
+    held = f"shared by {len(status.sharers)}" if status.sharers else f"holder {status.holder}"
+    return f"{status.name}  token {status.token}, {held}, {status.remaining:.1f} s left{waiting}"

@@ -31,16 +31,16 @@ def watch(
             print(time.strftime("%H:%M:%S"), told.line(status) if status else f"{name}  free", flush=True)
 
     until = None if duration is None else time.monotonic() + duration
-    known: dict[str, tuple[int, tuple[str, ...]]] = {}
+    known: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {}
     with fencepost.connect(backend) as locks:
         while True:
             held = {status.name: status for status in locks.list(prefix)}
             for name in sorted(known.keys() | held.keys()):
                 status = held.get(name)
-                seen = status and (status.token, status.waiters)
+                seen = status and (status.token, status.sharers, status.waiters)
                 if seen != known.get(name):
                     show(name, status)
-            known = {name: (status.token, status.waiters) for name, status in held.items()}
+            known = {name: (status.token, status.sharers, status.waiters) for name, status in held.items()}
             left = every if until is None else min(every, until - time.monotonic())
             if left <= 0:
                 return
