@@ -5,6 +5,8 @@ from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from typing import Any
 
+Wake = Callable[["Reply"], object]
+
 
 class Reply:
     """What one task waits for, and a protocol's ``data_received`` brings.
@@ -16,7 +18,7 @@ class Reply:
 
     # Not in __init__, nor slots: one is made for every request, and few of these are ever changed.
     _asyncio_future_blocking = False
-    _wakes: tuple[tuple[Callable[["Reply"], object], Context], ...] = ()
+    _wakes: tuple[tuple[Wake, Context], ...] = ()
     _done = False
     _error: BaseException | None = None
     _value: Any = None
@@ -44,46 +46,34 @@ class Reply:
             self._loop.call_soon(wake, self, context=context)
         return True
 
-    # What the task calls
+    # What a task calls, and asyncio.wait
 
     def __await__(self) -> Generator["Reply", None, Any]:
         if not self._done:
             self._asyncio_future_blocking = True
             yield self
-        if self._error is not None:
-            raise self._error
-        return self._value
+        return self.result()
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
 
-    def add_done_callback(self, wake: Callable[["Reply"], object], *, context: Context | None = None) -> None:
+    def add_done_callback(self, wake: Wake, *, context: Context | None = None) -> None:
         # Not "context or ...": an empty one is false.
         self._wakes += ((wake, copy_context() if context is None else context),)
 
+    def remove_done_callback(self, wake: Wake) -> None:
+        self._wakes = tuple(each for each in self._wakes if each[0] != wake)
+
     def cancel(self, msg: str | None = None) -> bool:
         return self.fail(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+
+    def done(self) -> bool:
+        return self._done
+
+    def exception(self) -> BaseException | None:
+        return self._error
 
     def result(self) -> Any:
         if self._error is not None:
             raise self._error
         return self._value
-
-
-class Forward:
-    """Passes an answer on to a future, for one who waits for several at once."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: "asyncio.Future[Any]") -> None:
-        self._future = future
-
-    def bring(self, value: Any) -> None:
-        if not self._future.done():  # else: whoever asked was cancelled
-            self._future.set_result(value)
-
-    def fail(self, error: BaseException) -> bool:
-        if self._future.done():
-            return False
-        self._future.set_exception(error)
-        return True

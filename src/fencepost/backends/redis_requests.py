@@ -25,8 +25,7 @@ class Requests:
             size, length = len(holder), len(entry)
         else:
             size, length = len(holder.encode()), len(entry.encode())
-        head = f"{self._take}{keys.to_take}${size}\r\n{holder}\r\n{amounts}"
-        return f"{head}${length}\r\n{entry}{_TO_KEEP}".encode()
+        return f"{self._take}{keys.to_take}${size}\r\n{holder}\r\n{amounts}${length}\r\n{entry}{_TO_KEEP}".encode()
 
     def release(self, keys: Keys, own: str) -> bytes:
         size = len(own) if own.isascii() else len(own.encode())

@@ -13,7 +13,7 @@ from hiredis import PushNotification, Reader
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis_dial import NOTHING, Dial, Place, keep_alive, pack
-from fencepost.backends.redis_reply import Forward, Reply
+from fencepost.backends.redis_reply import Reply
 
 
 class Stream(asyncio.Protocol):
@@ -28,11 +28,11 @@ class Stream(asyncio.Protocol):
         self._hear = hear
         self._lost = lost
         self.loop = asyncio.get_running_loop()
-        self._pending: deque[Reply | Forward] = deque()
+        self._pending: deque[Reply] = deque()
         self._held: list[bytes] = []
         self._gets: Callable[[], Any]
         self._watch: asyncio.TimerHandle | None = None
-        self._waiting: Reply | Forward | None = None
+        self._waiting: Reply | None = None
         self._gone = asyncio.Event()
         self.place = place
         self.open = False
@@ -98,27 +98,18 @@ class Stream(asyncio.Protocol):
 
     def call(self, request: bytes) -> Reply:
         """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop."""
-        reply = Reply(self.loop)
-        self._send(request, reply)
-        return reply
-
-    def send(self, request: bytes) -> "asyncio.Future[Any]":
-        """The same, for one who waits for several at once."""
-        future = self.loop.create_future()
-        self._send(request, Forward(future))
-        return future
-
-    async def calls(self, requests: Sequence[bytes]) -> list[Any]:
-        replies = list(map(self.call, requests))
-        return [await reply for reply in replies]
-
-    def _send(self, request: bytes, reply: Reply | Forward) -> None:
         if not self.open:
             self._dial.fail(self.place, "the connection was closed", ambiguous=False)
+        reply = Reply(self.loop)
         self._post(request)
         self._pending.append(reply)
         if self._watch is None:
             self._watch = self.loop.call_later(self._dial.timeout / 2, self._check)
+        return reply
+
+    async def calls(self, requests: Sequence[bytes]) -> list[Any]:
+        replies = list(map(self.call, requests))
+        return [await reply for reply in replies]
 
     def _post(self, request: bytes) -> None:
         if self._held:

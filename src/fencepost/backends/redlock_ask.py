@@ -5,11 +5,12 @@ import select
 import threading
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from fencepost.backends.redis_dial import Dial, Place
 from fencepost.backends.redis_nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis_pool import Pool, Socket
+from fencepost.backends.redis_reply import Reply
 from fencepost.backends.redis_stream import Stream
 from fencepost.drive import run
 from fencepost.errors import BackendError
@@ -125,39 +126,39 @@ def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], unti
 async def _tasks(asked: Asked, dial: Dial) -> Answers:
     until = monotonic() + dial.timeout
     wires = await _streams([node for node, _, _ in asked if isinstance(node, TaskNode)], until)
-    sent: list[list[asyncio.Future[Any]] | BackendError] = []
+    sent: list[list[Reply] | BackendError] = []
     try:
         for (_, place, requests), wire in zip(asked, wires, strict=True):
             if not isinstance(wire, Stream):
                 sent.append(wire or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False))
                 continue
             try:
-                sent.append([wire.send(request) for request in requests])
+                sent.append([wire.call(request) for request in requests])
             except BackendError as error:
                 sent.append(error)
-        futures = [future for each in sent if isinstance(each, list) for future in each]
-        if futures:
-            await asyncio.wait(futures, timeout=max(until - monotonic(), 0.0))
+        replies = [reply for each in sent if isinstance(each, list) for reply in each]
+        if replies:
+            # A Reply has what asyncio.wait asks of a future.
+            await asyncio.wait(cast("list[asyncio.Future[Any]]", replies), timeout=max(until - monotonic(), 0.0))
         return [
             _collect(each, node, dial.error(place, _LATE, ambiguous=True)) if isinstance(each, list) else each
             for each, (node, place, _) in zip(sent, asked, strict=True)
         ]
     finally:
         for each in sent:
-            for future in each if isinstance(each, list) else ():
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # or asyncio complains that nobody asked
+            for reply in each if isinstance(each, list) else ():
+                reply.cancel()
 
 
-def _collect(futures: list["asyncio.Future[Any]"], node: Node, late: BackendError) -> list[Any] | BackendError:
-    if not all(future.done() for future in futures):
+def _collect(replies: list[Reply], node: Node, late: BackendError) -> list[Any] | BackendError:
+    if not all(reply.done() for reply in replies):
         node.close()
         return late
-    for future in futures:
-        failure = future.exception()
+    for reply in replies:
+        failure = reply.exception()
         if isinstance(failure, BackendError):
             return failure
-    return [future.result() for future in futures]
+    return [reply.result() for reply in replies]
 
 
 async def _streams(nodes: Sequence[TaskNode], until: float) -> list[Stream | BackendError | None]:
