@@ -187,3 +187,30 @@ def test_what_is_no_line_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(lines([RUN]) + text + "\n")
     with pytest.raises(ConfigError, match=":2 is not a line"):
         list(load(path))
+
+
+UNTOLD = RUN | {"journal": False}
+"""A run whose resource keeps no journal: only what clients were told is known."""
+
+
+def test_without_a_journal_the_acknowledged_writes_must_agree_among_themselves() -> None:
+    good = [UNTOLD, wrote(1, "A", 1, 1, 1), wrote(2, "A", 1, 2, 2), wrote(3, "B", 2, 1, 3)]
+    report = check(good)
+    assert report.ok
+    assert (report.counts["applied"], report.counts["lost_updates"]) == (3, 0)
+    over_the_same = check([*good, wrote(4, "C", 3, 1, 3)])
+    assert [each.what for each in over_the_same.violations] == [
+        "B1 and C1 both wrote over version 2 of 'k': one is lost"
+    ]
+    assert over_the_same.counts["lost_updates"] == 1
+    older = check([*good, wrote(4, "A", 1, 3, 4)])
+    assert [each.check for each in older.violations] == ["data"]
+
+
+def test_a_lock_without_tokens_is_held_to_exclusion_alone() -> None:
+    def held(t: float, who: str, until: float) -> Line:
+        return acquired(t, who, 0, until=until) | {"token": None}
+
+    history = [RUN, held(1, "A", 6), held(3, "B", 8)]
+    assert {each.check for each in check(history, ["exclusion"]).violations} == {"exclusion"}
+    assert check([RUN, held(1, "A", 2), held(3, "B", 8)], ["exclusion"]).ok

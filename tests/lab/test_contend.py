@@ -82,6 +82,13 @@ def test_an_open_load_beyond_the_ceiling_builds_a_backlog_and_waits_count_from_t
     assert told["waiting_at_end"]["count"] > 100
 
 
+def test_an_open_load_below_the_ceiling_keeps_its_schedule(redis_server: Endpoint) -> None:
+    plan = Plan(backend=redis_server.url, contenders=10, rate=40, work=0, warmup=0, duration=2)
+    asked = sorted(turn[1] for turn in contend(plan).turns)
+    assert len(asked) == 80
+    assert all(t >= number / 40 for number, t in enumerate(asked)), "nobody comes before his time"
+
+
 def test_a_store_that_stalls_is_felt_by_all_who_were_due(tmp_path: Path) -> None:
     """What a closed loop would leave out: it would have met the stall once."""
     with Redis() as server:
