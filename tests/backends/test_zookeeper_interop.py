@@ -86,7 +86,7 @@ def parties(
         if request.param == "kazoo":
             return kazoo_lock(url, path)
         classes = request.getfixturevalue("recipe_classes")
-        return Recipe([program("JAVA"), "-Xmx64m", "-cp", classes, "Recipe", address(url), path])
+        return Recipe([program("JAVA"), "-Xmx64m", "-cp", classes, "Recipe", address(url), path, "10000"])
 
     with fencepost.connect(f"{url}{root}?layout={request.param}", ttl=LONG) as locks:
         if request.param == "zookeeper":
@@ -152,7 +152,7 @@ def test_a_killed_java_holder_is_followed(zookeeper_server: Endpoint, recipe_cla
         before = locks.acquire(name)
         before.release()
         command = [program("JAVA"), "-Xmx64m", "-cp", recipe_classes, "Recipe", address(url), f"{root}/{name}"]
-        with Recipe(command) as other:
+        with Recipe([*command, "2000"]) as other:
             other.ask()
             assert wait_until(other.has_it, timeout=PATIENCE)
             other.kill()

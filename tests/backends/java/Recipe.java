@@ -4,10 +4,10 @@ import org.apache.zookeeper.ZooKeeper;
 import org.apache.zookeeper.recipes.lock.LockListener;
 import org.apache.zookeeper.recipes.lock.WriteLock;
 
-/** ZooKeeper's own lock recipe, on the lines of its standard input: lock, unlock. */
+/** ZooKeeper's own lock recipe: hosts, path and session timeout (ms); its standard input has the lines lock, unlock. */
 public class Recipe {
     public static void main(String[] args) throws Exception {
-        ZooKeeper zk = new ZooKeeper(args[0], 10_000, event -> { });
+        ZooKeeper zk = new ZooKeeper(args[0], Integer.parseInt(args[2]), event -> { });
         WriteLock lock = new WriteLock(zk, args[1], ZooDefs.Ids.OPEN_ACL_UNSAFE, new LockListener() {
             public void lockAcquired() { System.out.println("acquired"); }
             public void lockReleased() { System.out.println("released"); }
