@@ -154,6 +154,21 @@ def test_one_that_cannot_go_on_does_not_keep_the_others_from_it(conn: Any, locks
     assert saga.find(conn, "2").state == "done"
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_a_step_that_learns_of_the_loss_of_its_lease_has_not_failed(conn: Any, locks: Any, external: bool) -> None:
+    def learns(task: Task) -> str:
+        if not said:
+            said.append("lost")
+            raise LeaseLost(task.lease.name, task.lease.token, "its deadline has passed")
+        return say(task)
+
+    saga = Saga("order", [Step("a", learns, say, external=external)])
+    with pytest.raises(LeaseLost):
+        saga.run(locks, conn, "1")
+    assert saga.find(conn, "1").state == "running"
+    assert saga.run(locks, conn, "1") == {"a": "a"}
+
+
 def test_a_loss_that_is_not_its_own_is_a_failure_like_any_other(conn: Any, locks: Any) -> None:
     def loses(task: Task) -> None:
         raise LeaseLost("another lock", task.lease.token + 1, "released")
