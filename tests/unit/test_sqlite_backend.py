@@ -184,12 +184,21 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> 
     assert path.read_bytes() == before
 
 
+def test_an_older_schema_is_brought_up_to_date_and_keeps_its_tokens(path: Path) -> None:
+    last = max(tokens(path))
+    db = sqlite3.connect(path)
+    db.executescript("DROP TABLE share; ALTER TABLE waiter DROP COLUMN share; PRAGMA user_version = 1;")
+    db.close()
+    with fencepost.connect(f"sqlite://{path}") as locks, locks.shared("name") as lease:
+        assert lease.token > last
+
+
 def test_a_newer_schema_is_refused(path: Path) -> None:
     tokens(path)
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 2")
+    db.execute("PRAGMA user_version = 3")
     db.close()
-    with fencepost.connect(f"sqlite://{path}") as locks, pytest.raises(ConfigError, match="schema 2"):
+    with fencepost.connect(f"sqlite://{path}") as locks, pytest.raises(ConfigError, match="schema 3"):
         locks.acquire("a")
 
 

@@ -4,21 +4,20 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from fencepost import check
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import wake
 from fencepost.backends.sqlite_doctor import examine
 from fencepost.backends.sqlite_file import File
+from fencepost.backends.sqlite_line import SHARED, Line, Wakes
 from fencepost.drive import Driver
-from fencepost.errors import BackendError, ConfigError, FencepostError, QueueFull
+from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
-from fencepost.rule import MAX_TOKEN
 from fencepost.url import Address
 
 T = TypeVar("T")
-Wakes: TypeAlias = list[tuple[str, str]]  # mailbox and holder of who is to be woken after the commit
 
 _LOOK = """SELECT token, expires, holder, EXISTS (SELECT 1 FROM waiter WHERE waiter.holder = ?)
     FROM lock WHERE name = ?"""
@@ -43,6 +42,7 @@ class SQLite(Backend):
         token="one kept counter for all locks of the file",
         wakeup="the releasing process wakes the next waiter through a Unix socket; besides, one waiter of each "
         "process reads the file whenever the holder's deadline passes",
+        shared=True,
     )
 
     def __init__(self, address: Address, driver: Driver) -> None:
@@ -55,13 +55,26 @@ class SQLite(Backend):
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
         self._mailbox = wake.Mailbox(self._folder)
         self._lines = wake.Lines()
+        self._line = Line(self._file.path, self._folder, self._mailbox)
 
     # The contract
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
         return await self._offload(self._take, name, holder, ttl, queue)
 
+    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
+        asked = await self._offload(self._take_share, name, holder, ttl, limit, queue)
+        return asked if isinstance(asked, Grant) else None
+
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        return await self._wait(name, holder, timeout, self._look, name, holder, ttl)
+
+    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
+        return await self._wait(name, holder, timeout, self._look_share, name, holder, ttl, limit)
+
+    async def _wait(
+        self, name: str, holder: str, timeout: float | None, look: Callable[..., Grant | float], *args: object
+    ) -> Grant | None:
         now = self.driver.now
         until = None if timeout is None else now() + timeout
         signal = self.driver.signal()
@@ -70,7 +83,7 @@ class SQLite(Backend):
         try:
             while True:
                 signal.clear()
-                found = await self._offload(self._look, name, holder, ttl)
+                found = await self._offload(look, *args)
                 if isinstance(found, Grant):
                     return found
                 nap = None if until is None else until - now()
@@ -130,10 +143,10 @@ class SQLite(Backend):
         wakes: Wakes = []
         with self._file.writing() as db:
             since = self.driver.now()
-            token = self._grant(db, name, holder, since + ttl)
+            token = self._line.grant(db, name, holder, since + ttl)
             if not token:
-                self._sweep(db, name, since, wakes)
-                token = self._grant(db, name, holder, since + ttl)
+                self._line.sweep(db, name, since, wakes)
+                token = self._line.grant(db, name, holder, since + ttl)
             if not token:
                 # A waiter that mends its place in the line may find that it was just handed the lock.
                 row = db.execute(
@@ -142,7 +155,7 @@ class SQLite(Backend):
                 if row:
                     token, since = row[0], row[1] - ttl
                 elif queue is not None:
-                    self._join(db, name, holder, ttl, queue)
+                    self._line.join(db, name, holder, ttl, queue)
         self._wake(wakes)
         if not token:
             return None
@@ -160,6 +173,37 @@ class SQLite(Backend):
         # The holder is overdue, or this waiter's own entry is gone: mend it, then look again.
         return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
 
+    def _take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | float:
+        """A share, or a place in line: then the instant at which the first of the present holders expires."""
+        wakes: Wakes = []
+        with self._file.writing() as db:
+            now = self.driver.now()
+            self._line.sweep(db, name, now, wakes)
+            row = db.execute("SELECT holder FROM lock WHERE name = ?", (name,)).fetchone()
+            if row and row[0] == SHARED:
+                self._line.admit(db, name, now, wakes)  # the head of the line may have died
+            grant = self._line.share(db, name, holder, ttl, limit, now)
+            if grant is None:
+                if queue is not None:
+                    self._line.join(db, name, holder, ttl, queue, limit)
+                (expires,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
+        self._wake(wakes)
+        if grant is None:
+            return float(expires)
+        self._file.cover(grant.token)
+        return grant
+
+    def _look_share(self, name: str, holder: str, ttl: float, limit: int) -> Grant | float:
+        for token, expires in self._file.read(
+            "SELECT token, expires FROM share WHERE name = ? AND holder = ?", name, holder
+        ):
+            self._file.cover(token)
+            return Grant(token, ttl, expires - ttl)
+        for _, expires, owner, queued in self._file.read(_LOOK, holder, name):
+            if queued and owner != SHARED and self.driver.now() < expires:
+                return float(expires)
+        return self._take_share(name, holder, ttl, limit, 2**62)
+
     def _release(self, name: str, holder: str, token: int) -> bool:
         if self._file.write(_FREE, name, token, holder, self.driver.now()):
             return True
@@ -169,9 +213,16 @@ class SQLite(Backend):
             row = db.execute(
                 "SELECT expires FROM lock WHERE name = ? AND token = ? AND holder = ?", (name, token, holder)
             ).fetchone()
-            if row is None:
-                return False
-            self._hand_over(db, name, now, wakes)
+            if row is not None:
+                self._line.hand_over(db, name, now, wakes)
+            else:
+                row = db.execute(
+                    "DELETE FROM share WHERE name = ? AND token = ? AND holder = ? RETURNING expires",
+                    (name, token, holder),
+                ).fetchone()
+                if row is None:
+                    return False
+                self._line.part(db, name, now, wakes)
         self._wake(wakes)
         return bool(now < row[0])
 
@@ -179,34 +230,51 @@ class SQLite(Backend):
         wakes: Wakes = []
         with self._file.writing() as db:
             db.execute("DELETE FROM waiter WHERE holder = ?", (holder,))
-            if db.execute("SELECT 1 FROM lock WHERE name = ? AND holder = ?", (name, holder)).fetchone():
-                self._hand_over(db, name, self.driver.now(), wakes)
+            db.execute("DELETE FROM share WHERE name = ? AND holder = ?", (name, holder))
+            row = db.execute("SELECT holder FROM lock WHERE name = ?", (name,)).fetchone()
+            if row and row[0] == holder:
+                self._line.hand_over(db, name, self.driver.now(), wakes)
+            elif row and row[0] == SHARED:
+                self._line.part(db, name, self.driver.now(), wakes)
         self._wake(wakes)
 
     def _renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         with self._file.writing() as db:
             now = self.driver.now()
-            return [
-                Renewal.RENEWED
-                if db.execute(
-                    "UPDATE lock SET expires = ? WHERE name = ? AND token = ? AND holder = ? AND expires > ?",
-                    (now + ttl, name, token, holder, now),
-                ).rowcount
-                else Renewal.LOST
-                for name, holder, token, ttl in holds
-            ]
+            return [Renewal.RENEWED if self._extend(db, hold, now) else Renewal.LOST for hold in holds]
+
+    def _extend(self, db: sqlite3.Connection, hold: Hold, now: float) -> bool:
+        name, holder, token, ttl = hold
+        only = "SET expires = ? WHERE name = ? AND token = ? AND holder = ? AND expires > ?"
+        args = (now + ttl, name, token, holder, now)
+        if db.execute(f"UPDATE lock {only}", args).rowcount:
+            return True
+        shared = db.execute(f"UPDATE share {only}", args).rowcount > 0
+        if shared:
+            self._line.settle(db, name)
+        return shared
 
     def _status(self, name: str | None, prefix: str) -> list[Status]:
         only, what = ("name = ?1", name) if name is not None else ("substr(name, 1, length(?1)) = ?1", prefix)
         now = self.driver.now()
         rows = self._file.read(
-            f"SELECT name, holder, token, expires - ?2 FROM lock WHERE {only} AND expires > ?2 ORDER BY name", what, now
+            f"SELECT name, holder, token, expires - ?2 FROM lock WHERE {only} AND (expires > ?2 OR holder = '') "
+            "AND name != '' ORDER BY name",
+            what,
+            now,
         )
         line = "SELECT holder FROM waiter WHERE name = ? ORDER BY ticket"
-        return [
-            Status(lock, holder, token, left, tuple(waiter for (waiter,) in self._file.read(line, lock)))
-            for lock, holder, token, left in rows
-        ]
+        found = []
+        for lock, holder, token, left in rows:
+            waiters = tuple(waiter for (waiter,) in self._file.read(line, lock))
+            if holder != SHARED:
+                found.append(Status(lock, holder, token, left, waiters))
+            elif shares := self._file.read(
+                "SELECT holder, expires - ? FROM share WHERE name = ? AND expires > ? ORDER BY token", now, lock, now
+            ):
+                sharers = tuple(sharer for sharer, _ in shares)
+                found.append(Status(lock, sharers[0], token, max(rest for _, rest in shares), waiters, sharers))
+        return found
 
     def _evict(self, name: str) -> Status | None:
         wakes: Wakes = []
@@ -214,7 +282,7 @@ class SQLite(Backend):
             with self._file.writing() as db:
                 if not db.execute("SELECT 1 FROM lock WHERE name = ? AND token = ?", (name, status.token)).fetchone():
                     return None
-                self._hand_over(db, name, self.driver.now(), wakes)
+                self._line.hand_over(db, name, self.driver.now(), wakes)
             self._wake(wakes)
             return status
         return None
@@ -226,59 +294,6 @@ class SQLite(Backend):
     def _wake(self, wakes: Wakes) -> None:
         for mailbox, holder in wakes:
             wake.wake(self._folder, mailbox, holder)
-
-    # Pieces of a transaction
-
-    def _grant(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
-        """Mint a token for a lock without a row; 0 if it has one."""
-        token = db.execute("SELECT token FROM lock WHERE name = ''").fetchone()[0] + 1
-        if token > MAX_TOKEN:
-            raise BackendError(f"{str(self._file.path)!r} has no token left", backend=self.scheme, ambiguous=False)
-        if not db.execute("INSERT OR IGNORE INTO lock VALUES (?, ?, ?, ?)", (name, token, holder, expires)).rowcount:
-            return 0
-        db.execute("UPDATE lock SET token = ? WHERE name = ''", (token,))
-        return int(token)
-
-    def _sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
-        """Hand an expired lock on."""
-        if db.execute("SELECT 1 FROM lock WHERE name = ? AND expires <= ?", (name, now)).fetchone():
-            self._hand_over(db, name, now, wakes)
-
-    def _hand_over(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
-        """Give the lock to its first live waiter, forgetting dead ones before it; free it if there is none."""
-        (minded,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
-        db.execute("DELETE FROM lock WHERE name = ?", (name,))
-        dead: set[str] = set()
-        while row := db.execute(
-            "SELECT ticket, holder, ttl, mailbox FROM waiter WHERE name = ? ORDER BY ticket LIMIT 1", (name,)
-        ).fetchone():
-            ticket, holder, ttl, mailbox = row
-            db.execute("DELETE FROM waiter WHERE ticket = ?", (ticket,))
-            if mailbox not in dead and wake.alive(self._folder, mailbox):
-                self._grant(db, name, holder, now + ttl)
-                wakes.append((mailbox, holder))
-                if now + ttl < minded:
-                    wakes += self._minders(db, name)
-                return
-            dead.add(mailbox)
-
-    def _minders(self, db: sqlite3.Connection, name: str) -> Wakes:
-        """One waiter of each process, to tell of a deadline that comes earlier than the one they mind."""
-        rows = db.execute("SELECT mailbox, holder, min(ticket) FROM waiter WHERE name = ? GROUP BY mailbox", (name,))
-        return [(mailbox, holder) for mailbox, holder, _ in rows]
-
-    def _join(self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int) -> None:
-        count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"
-        if db.execute(count, (name, holder)).fetchone()[0] >= queue:
-            boxes = db.execute("SELECT DISTINCT mailbox FROM waiter WHERE name = ?", (name,)).fetchall()
-            gone = [box for box in boxes if not wake.alive(self._folder, box[0])]
-            db.executemany("DELETE FROM waiter WHERE mailbox = ?", gone)
-            if db.execute(count, (name, holder)).fetchone()[0] >= queue:
-                raise QueueFull(name, queue)
-        db.execute(
-            "INSERT OR IGNORE INTO waiter (name, holder, ttl, mailbox) VALUES (?, ?, ?, ?)",
-            (name, holder, ttl, self._mailbox.open()),
-        )
 
 
 def _default() -> Path:

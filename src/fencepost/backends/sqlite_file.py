@@ -15,7 +15,14 @@ from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
 
 _APPLICATION = 0x66656E63  # "fenc", in the file's header
-_VERSION = 1
+_VERSION = 2
+_SHARE = """CREATE TABLE share (
+        name TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        token INTEGER NOT NULL,
+        expires REAL NOT NULL,
+        PRIMARY KEY (name, holder)
+    ) STRICT, WITHOUT ROWID"""
 _SCHEMA = (
     """CREATE TABLE lock (
         name TEXT PRIMARY KEY,
@@ -28,15 +35,19 @@ _SCHEMA = (
         name TEXT NOT NULL,
         holder TEXT NOT NULL UNIQUE,
         ttl REAL NOT NULL,
-        mailbox TEXT NOT NULL
+        mailbox TEXT NOT NULL,
+        share INTEGER
     ) STRICT""",
     "CREATE INDEX waiter_in_line ON waiter (name, ticket)",
+    _SHARE,
     # No lock is called '': that row holds the last token. In the page of the locks, a grant writes one page, not two.
     "INSERT INTO lock VALUES ('', 0, '', 0)",
     # One row: the boot that deadlines count from, and the tokens that are reserved on disk.
     "CREATE TABLE issuer (boot TEXT NOT NULL, reserved INTEGER NOT NULL) STRICT",
     "INSERT INTO issuer VALUES ('', 0)",
 )
+_UPGRADES = {1: ("ALTER TABLE waiter ADD COLUMN share INTEGER", _SHARE)}
+"""What leads from an earlier schema to the next."""
 # Tokens are reserved on disk in blocks of this many, so that handing one out needs no fsync of its own.
 _BLOCK = 10_000
 
@@ -153,7 +164,7 @@ class File:
             if ours or version or self._patiently(db, "SELECT 1 FROM sqlite_schema").fetchone():
                 raise ConfigError(f"{str(self.path)!r} is somebody else's database; give locks a file of their own")
             return True
-        if version != _VERSION:
+        if version != _VERSION and version not in _UPGRADES:
             raise ConfigError(
                 f"{str(self.path)!r} has schema {version}, this fencepost knows {_VERSION}: upgrade fencepost"
             )
@@ -165,11 +176,17 @@ class File:
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
             db.execute(f"PRAGMA user_version = {_VERSION}")
+        ((version,),) = db.execute("PRAGMA user_version")
+        for older in range(version, _VERSION):
+            for statement in _UPGRADES[older]:
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {older + 1}")
         (boot,) = db.execute("SELECT boot FROM issuer").fetchone()
         if boot != boot_id():
             # All who held or waited ended with the earlier boot. Tokens go on past any they may have had.
             db.execute("DELETE FROM lock WHERE name != ''")
             db.execute("DELETE FROM waiter")
+            db.execute("DELETE FROM share")
             db.execute("UPDATE lock SET token = max(token, (SELECT reserved FROM issuer)) WHERE name = ''")
             db.execute("UPDATE issuer SET boot = ?", (boot_id(),))
 

@@ -1,0 +1,151 @@
+"""Pieces of a transaction on an SQLite file: minting, handing over, sharing, and the line in front of a lock.
+
+A lock that one holds alone has a row with its holder. One that is shared has a row without: its sharers are rows of
+their own, and its deadline is that of the first of them to expire.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import TypeAlias
+
+from fencepost.backends import wake
+from fencepost.errors import BackendError, QueueFull
+from fencepost.lease import Grant
+from fencepost.rule import MAX_TOKEN
+
+Wakes: TypeAlias = list[tuple[str, str]]  # mailbox and holder of who is to be woken after the commit
+
+SHARED = ""
+_HEAD = "SELECT ticket, holder, ttl, mailbox, share FROM waiter WHERE name = ? ORDER BY ticket LIMIT 1"
+
+
+class Line:
+    """What every transaction does alike. Each method takes the connection whose transaction it is part of."""
+
+    def __init__(self, path: Path, folder: Path, mailbox: wake.Mailbox) -> None:
+        self._path = path
+        self._folder = folder
+        self._mailbox = mailbox
+
+    def grant(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
+        """Mint a token for a lock without a row; 0 if it has one."""
+        token = db.execute("SELECT token FROM lock WHERE name = ''").fetchone()[0] + 1
+        if token > MAX_TOKEN:
+            raise BackendError(f"{str(self._path)!r} has no token left", backend="sqlite", ambiguous=False)
+        if not db.execute("INSERT OR IGNORE INTO lock VALUES (?, ?, ?, ?)", (name, token, holder, expires)).rowcount:
+            return 0
+        db.execute("UPDATE lock SET token = ? WHERE name = ''", (token,))
+        return int(token)
+
+    def share(self, db: sqlite3.Connection, name: str, holder: str, ttl: float, limit: int, now: float) -> Grant | None:
+        """A share, unless somebody is in the way: who holds alone, who waits, or too many who share."""
+        mine = db.execute("SELECT token, expires FROM share WHERE name = ? AND holder = ?", (name, holder)).fetchone()
+        if mine:
+            return Grant(mine[0], ttl, mine[1] - ttl)
+        if row := db.execute("SELECT holder FROM lock WHERE name = ?", (name,)).fetchone():
+            in_the_way = row[0] != SHARED or db.execute("SELECT 1 FROM waiter WHERE name = ?", (name,)).fetchone()
+            if in_the_way or self._sharers(db, name) >= limit:
+                return None
+        return Grant(self._seat(db, name, holder, now + ttl), ttl, now)
+
+    def _sharers(self, db: sqlite3.Connection, name: str) -> int:
+        return int(db.execute("SELECT count(*) FROM share WHERE name = ?", (name,)).fetchone()[0])
+
+    def _seat(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
+        """One more sharer of a lock that is free or shared; its token."""
+        db.execute("DELETE FROM lock WHERE name = ?", (name,))
+        token = self.grant(db, name, SHARED, expires)
+        db.execute("INSERT INTO share VALUES (?, ?, ?, ?)", (name, holder, token, expires))
+        self.settle(db, name)
+        return token
+
+    def settle(self, db: sqlite3.Connection, name: str) -> None:
+        """Let a shared lock expire with the first of its sharers."""
+        db.execute(
+            "UPDATE lock SET expires = (SELECT min(expires) FROM share WHERE share.name = lock.name) "
+            "WHERE name = ? AND holder = ''",
+            (name,),
+        )
+
+    def sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
+        """Hand on what has expired."""
+        row = db.execute("SELECT holder FROM lock WHERE name = ? AND expires <= ?", (name, now)).fetchone()
+        if row and row[0] == SHARED:
+            db.execute("DELETE FROM share WHERE name = ? AND expires <= ?", (name, now))
+            self.part(db, name, now, wakes)
+        elif row:
+            self.hand_over(db, name, now, wakes)
+
+    def part(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
+        """A sharer, or one who stood in the way of others, is gone: let in who may come now."""
+        if not self._sharers(db, name):
+            self.hand_over(db, name, now, wakes)
+            return
+        self.settle(db, name)
+        self.admit(db, name, now, wakes)
+
+    def admit(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
+        """Let in from the head of a shared lock's line who may share it, forgetting the dead."""
+        (minded,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
+        dead: set[str] = set()
+        count = self._sharers(db, name)
+        while row := db.execute(_HEAD, (name,)).fetchone():
+            ticket, holder, ttl, mailbox, limit = row
+            alive = mailbox not in dead and wake.alive(self._folder, mailbox)
+            if alive and (limit is None or count >= limit):
+                break
+            db.execute("DELETE FROM waiter WHERE ticket = ?", (ticket,))
+            if not alive:
+                dead.add(mailbox)
+                continue
+            self._seat(db, name, holder, now + ttl)
+            wakes.append((mailbox, holder))
+            count += 1
+        if db.execute("SELECT 1 FROM lock WHERE name = ? AND expires < ?", (name, minded)).fetchone():
+            wakes += self._minders(db, name)
+
+    def hand_over(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
+        """Give the lock to its first live waiter, forgetting dead ones before it; free it if there is none.
+
+        One who shares takes those behind it along.
+        """
+        (minded,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
+        db.execute("DELETE FROM lock WHERE name = ?", (name,))
+        db.execute("DELETE FROM share WHERE name = ?", (name,))
+        dead: set[str] = set()
+        while row := db.execute(_HEAD, (name,)).fetchone():
+            ticket, holder, ttl, mailbox, limit = row
+            db.execute("DELETE FROM waiter WHERE ticket = ?", (ticket,))
+            if mailbox not in dead and wake.alive(self._folder, mailbox):
+                if limit is None:
+                    self.grant(db, name, holder, now + ttl)
+                else:
+                    self._seat(db, name, holder, now + ttl)
+                wakes.append((mailbox, holder))
+                if now + ttl < minded:
+                    wakes += self._minders(db, name)
+                if limit is not None:
+                    self.admit(db, name, now, wakes)
+                return
+            dead.add(mailbox)
+
+    def _minders(self, db: sqlite3.Connection, name: str) -> Wakes:
+        """One waiter of each process, to tell of a deadline that comes earlier than the one they mind."""
+        rows = db.execute("SELECT mailbox, holder, min(ticket) FROM waiter WHERE name = ? GROUP BY mailbox", (name,))
+        return [(mailbox, holder) for mailbox, holder, _ in rows]
+
+    def join(
+        self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int, limit: int | None = None
+    ) -> None:
+        """Take the last place in line, unless this holder has one; QueueFull if so many live ones wait already."""
+        count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"
+        if db.execute(count, (name, holder)).fetchone()[0] >= queue:
+            boxes = db.execute("SELECT DISTINCT mailbox FROM waiter WHERE name = ?", (name,)).fetchall()
+            gone = [box for box in boxes if not wake.alive(self._folder, box[0])]
+            db.executemany("DELETE FROM waiter WHERE mailbox = ?", gone)
+            if db.execute(count, (name, holder)).fetchone()[0] >= queue:
+                raise QueueFull(name, queue)
+        db.execute(
+            "INSERT OR IGNORE INTO waiter (name, holder, ttl, mailbox, share) VALUES (?, ?, ?, ?, ?)",
+            (name, holder, ttl, self._mailbox.open(), limit),
+        )
