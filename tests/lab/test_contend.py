@@ -123,8 +123,8 @@ def test_a_process_stopped_past_its_ttl_is_refused_with_the_guard_and_does_harm_
             ttl=0.5,
             work=0.02,
             warmup=0,
-            duration=4,
-            pause=1.5,
+            duration=3,
+            pause=1.2,
             resource=service.url,
             fence=fence == "on",
             history=True,
@@ -191,7 +191,7 @@ PEERS = [
 def test_peers_meet_the_same_load(client: str, server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     backend = request.getfixturevalue(server).url
-    plan = Plan(backend=backend, client=client, contenders=6, duration=1, warmup=0, work=0.001, history=True)
+    plan = Plan(backend=backend, client=client, contenders=6, duration=0.6, warmup=0, work=0.001, history=True)
     told = report.summary(contend(plan, history=path))
     assert told["sections"] > 0
     assert told["failures"] == {}
@@ -200,8 +200,8 @@ def test_peers_meet_the_same_load(client: str, server: str, request: pytest.Fixt
 
 
 def test_one_who_barges_in_is_seen(redis_server: Endpoint) -> None:
-    spin = found(backend=redis_server.url, client="redis-spin", contenders=30, duration=1.5)
-    queued = found(backend=redis_server.url, contenders=30, duration=1.5)
+    spin = found(backend=redis_server.url, client="redis-spin", contenders=30, duration=1)
+    queued = found(backend=redis_server.url, contenders=30, duration=1)
     assert spin["order"]["overtakes"] > 0 == queued["order"]["overtakes"]
     assert spin["order"]["tau"] < queued["order"]["tau"]
     assert spin["share"]["jain"] < queued["share"]["jain"]

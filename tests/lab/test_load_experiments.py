@@ -12,7 +12,7 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     (experiment,) = chosen(["contention"])
     settings = experiment.settings(quick=True, backend="redis") | {
         "contenders": [4, 40],
-        "duration": 1.0,
+        "duration": 0.8,
         "alone": 300,
         "peers": ["redis-spin", "no such peer"],
     }
@@ -28,13 +28,16 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     assert len(outcome.tables[0].rows) == 4
 
 
-def test_a_queue_serves_in_turn_and_spinning_does_not(tmp_path: Path) -> None:
+def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
     needs("REDIS_SERVER")
-    done = lab("run", "fairness", "--quick", "--backend", "redis", "--json", "--out", str(tmp_path))
-    held(done)
-    assert "fairness" in done.facts["slo"]
-    assert done.facts["figures"]["redis-spin on redis"]["order"]["overtakes"] > 0
-    assert (tmp_path / "fairness-order.svg").exists()
+    (experiment,) = chosen(["fairness"])
+    settings = experiment.settings(quick=True, backend="redis") | {"duration": 1.5, "peers": ["redis-spin"]}
+    with Room() as room:
+        outcome = experiment.run(settings, room)
+    assert outcome.ok, outcome.claims
+    assert "fairness" in outcome.slo
+    assert outcome.figures["redis-spin on redis"]["order"]["overtakes"] > 0
+    assert {plot.name for plot in outcome.plots} == {"order", "tail"}
 
 
 def test_entering_again_is_the_same_lease_and_its_loss_is_told_at_every_level(tmp_path: Path) -> None:
