@@ -7,7 +7,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from hiredis import PushNotification, Reader
 
@@ -65,8 +65,7 @@ class Stream(asyncio.Protocol):
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # as uvloop's is in all but its class
         raw = transport.get_extra_info("socket")
         if raw.family != socket.AF_UNIX:
             keep_alive(raw)
