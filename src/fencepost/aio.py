@@ -12,9 +12,9 @@ from fencepost import ambient, sharing
 from fencepost import url as _url
 from fencepost.backend import Status
 from fencepost.drive import Asyncio
-from fencepost.errors import ConfigError, NotAcquired
+from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.locks import Core
+from fencepost.locks import Core, late
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
@@ -113,7 +113,10 @@ class Lock:
 
     async def acquire(self) -> Lease:
         """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
-        return await self._locks._acquire(self.name, **self._options)
+        lease = await self._locks._core.acquire(self.name, **self._options)
+        if lease is None:
+            raise late(self.name, self._options["timeout"])
+        return lease
 
     async def try_acquire(self) -> Lease | None:
         """A lease if it is to be had at this moment, else None."""
@@ -196,12 +199,9 @@ class Locks:
         BackendError, ConfigError; whatever it raises, and when it is cancelled, it leaves neither a
         lock nor a queue entry.
         """
-        return await self._acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
-
-    async def _acquire(self, name: str, *, timeout: float | timedelta | None, **options: Any) -> Lease:
-        lease = await self._core.acquire(name, timeout=timeout, **options)
+        lease = await self._core.acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
         if lease is None:
-            raise NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
+            raise late(name, timeout)
         return lease
 
     async def try_acquire(

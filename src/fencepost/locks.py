@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from fencepost import check
 from fencepost.backend import Backend, Status
 from fencepost.drive import Driver, Ended, Waits
-from fencepost.errors import BackendError, ConfigError, LeaseLost, QueueFull
+from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.holders import random_holder
 from fencepost.lease import Grant
@@ -37,6 +37,11 @@ PARTING = 2.0
 
 L = TypeVar("L", bound=Held)
 T = TypeVar("T")
+
+
+def late(name: str, timeout: float | timedelta | None) -> NotAcquired:
+    """What a face raises once ``timeout`` has passed."""
+    return NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
 
 
 def _closed() -> ConfigError:
