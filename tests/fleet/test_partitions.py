@@ -12,7 +12,7 @@ import pytest
 
 import fencepost
 from fencepost import ambient, fleet, sync
-from fencepost.errors import ConfigError, NotAcquired
+from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.fleet import Partition, Partitions
 from fencepost.fleet.plan import member as member_lock
 from fencepost.lab.servers.processes import wait_until
@@ -115,6 +115,35 @@ def test_a_partition_that_moves_is_never_without_an_owner(connect: Callable[[], 
 
             soon(shared, "a fair share for each")
             assert not any(looks), "the next owner stood in line before it was released"
+
+
+def test_what_nobody_stands_in_line_for_is_kept(connect: Callable[[], sync.Locks]) -> None:
+    admin = connect()
+    with (
+        Partitions(connect(), "orders", 4) as one,
+        admin.lock(member_lock("orders", 4, "a member that never takes anything")),
+    ):
+        soon(lambda: len(numbers(one)) == 4, "nobody else takes them")
+        with Partitions(connect(), "orders", 4) as two:
+            soon(lambda: len(numbers(two)) == 1, "its share of four among three")
+            for _ in range(50):
+                assert fleet.view("orders", admin.list("orders/")).unowned == []
+            assert len(numbers(one)) == 3
+
+
+def test_a_loss_ends_the_wait_for_it_long_before_the_deadline(where: str) -> None:
+    ended = threading.Event()
+    with (
+        fencepost.connect(where, ttl=10 * PATIENCE) as locks,
+        Partitions(locks, "orders", 1, revoke=lambda partition: ended.set()) as mine,
+    ):
+        soon(lambda: numbers(mine) == [0], "it is owned")
+        (owned,) = mine
+        locks.evict("orders/0")
+        with pytest.raises(LeaseLost):
+            owned.lease.renew()
+        assert owned.stop
+        assert ended.wait(PATIENCE)
 
 
 def test_each_assign_has_its_revoke_also_when_the_worker_leaves(connect: Callable[[], sync.Locks]) -> None:

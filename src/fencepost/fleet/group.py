@@ -211,7 +211,7 @@ class Group(Generic[L, P]):
         """The partitions to take or keep; whoever serves another is told to stop."""
         slots = self._slots.copy()
         # What the listing says of this worker may be old; it knows itself.
-        mine = {number for number, slot in slots.items() if slot.owned is not None}
+        mine = {number for number, slot in slots.items() if slot.owned is not None and not slot.owned.lease.over}
         owned = {mark: [n for n in held if n < self.count and n not in mine] for mark, held in found.owned.items()}
         owned[self._mark] = sorted(mine)
         wanted = plan.shares(self.count, owned)[self._mark] + self._orphans(found, mine)
@@ -259,9 +259,7 @@ class Group(Generic[L, P]):
                 if self._core._closed:
                     return None
                 raise
-            if lease is not None and slot.signal.is_set():
-                await self._core._release_quietly(lease)
-            elif lease is not None:
+            if lease is not None:
                 return lease
         return None
 
