@@ -34,7 +34,8 @@ SERVERS: dict[str, Callable[[], AbstractContextManager[Running]]] = {
     "redlock": _redlock,
     "etcd": lambda: EtcdCluster(args=QUICK_ETCD),
     "zookeeper": ZooKeeper,
-    "consul": Consul,
+    # A waiter is one connection, and Consul lets one address have 200 unless told otherwise.
+    "consul": lambda: Consul(args=["-hcl", "limits { http_max_conns_per_client = 4096 }"]),
     "postgres": Postgres,
 }
 _PROGRAMS = {"redlock": ("redis",), "zookeeper": ("zookeeper", "java")}

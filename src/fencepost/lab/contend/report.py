@@ -29,6 +29,7 @@ def summary(result: Result) -> dict[str, Any]:
         "work": plan.work,
         "elapsed": result.elapsed,
         "interrupted": result.interrupted,
+        "acquired": result.counts["acquired"],
         "sections": sections,
         "throughput": sections / result.elapsed if result.elapsed else 0.0,
         "ceiling": 1 / cost if cost and plan.keys == 1 else None,
