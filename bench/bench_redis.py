@@ -22,9 +22,9 @@ from fencepost.lab.servers import HOST, Redis
 TTL = 30.0
 
 
-def raw_requests() -> tuple[bytes, Callable[[bytes], bytes]]:
+def raw_requests(name: str = "lock") -> tuple[bytes, Callable[[bytes], bytes]]:
     """Fencepost's own two requests, with everything packed in advance but the token."""
-    parts, keys = scripts("clock"), Layout("raw:", "clock", False).keys("lock")[:4]
+    parts, keys = scripts("clock"), Layout("raw:", "clock", False).keys(name)[:4]
     holder = secrets.token_hex(16)
     lock, queue, _, counter = keys
 
@@ -205,17 +205,29 @@ def uncontended_asyncio_core() -> Iterator[Sides]:
 
 @bench("redis: 256 tasks x 8, each its own lock, vs redis-py", aim=1 / 12, iterations=1, rounds=15)
 def distinct() -> Iterator[Sides]:
+    names = [f"lock {number}" for number in range(256)]
+    packed = {name: raw_requests(name) for name in names}
     with quiet() as server, looped(server.url) as (loop, locks, client):
         ours, peer = sections(locks, client)
+        loop.run_until_complete(ours("lock"))
+        wire: Any = locks._core.backend._nodes.only.wire  # type: ignore[attr-defined]
 
-        async def batch(section: Section) -> None:
+        async def bare(name: str) -> None:
+            take, release = packed[name]
+            assert await wire.call(release(await wire.call(take))) == 1
+
+        def side(section: Section) -> Callable[[], None]:
             async def task(name: str) -> None:
                 for _ in range(8):
                     await section(name)
 
-            await asyncio.gather(*(task(f"lock {number}") for number in range(256)))
+            async def batch() -> None:
+                await asyncio.gather(*map(task, names))
+
+            return lambda: loop.run_until_complete(batch())
 
         yield {
-            "fencepost": lambda: loop.run_until_complete(batch(ours)),
-            "redis-py asyncio Lock": lambda: loop.run_until_complete(batch(peer)),
+            "fencepost": side(ours),
+            "its connection, two EVALSHA": side(bare),
+            "redis-py asyncio Lock": side(peer),
         }
