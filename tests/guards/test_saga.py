@@ -16,8 +16,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 import fencepost
+from fencepost.cli import app as root
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
 from fencepost.saga import Compensated, Saga, Step, Stuck, Task
 
@@ -221,19 +223,17 @@ SHOP = """
 """
 
 
-def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path) -> None:
+def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
-    env = {
-        **os.environ,
-        "FENCEPOST_DATABASE": f"sqlite:///{tmp_path}/app.sqlite3",
-        "FENCEPOST_URL": f"sqlite:{tmp_path}/locks.sqlite3",
-    }
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("FENCEPOST_DATABASE", f"sqlite:///{tmp_path}/app.sqlite3")
+    monkeypatch.setenv("FENCEPOST_URL", f"sqlite:{tmp_path}/locks.sqlite3")
 
     def cli(*args: str, code: int = 0) -> str:
-        command = [sys.executable, "-m", "fencepost", *(() if args[0] == "break" else ("saga",)), *args]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
-        return done.stdout + done.stderr
+        done = CliRunner().invoke(root.app, [*(() if args[0] == "break" else ("saga",)), *args])
+        assert done.exit_code == code, done.output
+        return done.output
 
     program = (
         "import sqlite3, sys, fencepost, shop\n"
@@ -241,7 +241,7 @@ def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path) -> None:
     )
 
     def shop(id: str) -> int:
-        return subprocess.run([sys.executable, "-c", program, id], cwd=tmp_path, env=env, stderr=-3).returncode
+        return subprocess.run([sys.executable, "-c", program, id], stderr=subprocess.DEVNULL).returncode
 
     assert cli("ls") == ""
     (tmp_path / "die").touch()
