@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -17,6 +18,7 @@ from examples import partitioned_consumer as example
 import fencepost
 from fencepost.fleet import Partitions
 from fencepost.lab.servers.processes import STILL, dying_with_us, state_of, wait_until
+from tests.conftest import Endpoint
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -61,11 +63,12 @@ def queue(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 class Consumer:
     """The example, as a process in the folder of its queue."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, locks: str) -> None:
+        self._folder = folder
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "examples" / "partitioned_consumer.py"), "2"],
             cwd=folder,
-            env=os.environ | {"FENCEPOST_URL": f"sqlite://{folder}/locks.db"},
+            env=os.environ | {"FENCEPOST_URL": locks},
             stdout=subprocess.DEVNULL,
             preexec_fn=dying_with_us(),
         )
@@ -73,8 +76,22 @@ class Consumer:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        """SIGSTOP it, but not inside a transaction: SQLite would let nobody else write."""
+        while True:
+            self.signal(signal.SIGSTOP)
+            assert wait_until(lambda: state_of(self.process.pid) in STILL, timeout=PATIENCE)
+            with closing(sqlite3.connect(self._folder / example.DATABASE, timeout=1)) as conn:
+                try:
+                    conn.execute("BEGIN IMMEDIATE")
+                    return
+                except sqlite3.OperationalError:
+                    self.signal(signal.SIGCONT)
 
-def test_the_example_handles_each_message_once_and_in_order(queue: sqlite3.Connection, tmp_path: Path) -> None:
+
+def test_the_example_handles_each_message_once_and_in_order(
+    queue: sqlite3.Connection, tmp_path: Path, redis_server: Endpoint
+) -> None:
     def handled(of: Consumer | None = None) -> int:
         where = "" if of is None else f" WHERE worker = {of.process.pid}"
         number: int = queue.execute(f"SELECT count(*) FROM handled{where}").fetchone()[0]
@@ -82,7 +99,7 @@ def test_the_example_handles_each_message_once_and_in_order(queue: sqlite3.Conne
 
     def produce() -> None:
         with queue:
-            for number in range(50):
+            for number in range(16):
                 example.send(queue, f"customer {number % 23}", f"order {number}")
 
     def sent() -> int:
@@ -98,13 +115,13 @@ def test_the_example_handles_each_message_once_and_in_order(queue: sqlite3.Conne
 
         return wait_until(more, timeout=PATIENCE, poll=0.2)
 
-    consumers = [Consumer(tmp_path) for _ in range(3)]
+    locks = f"{redis_server.url}?prefix={secrets.token_hex(4)}:"
+    consumers = [Consumer(tmp_path, locks) for _ in range(3)]
     killed, frozen, rest = consumers
     try:
         assert each_handles_some(*consumers)
         killed.signal(signal.SIGKILL)
-        frozen.signal(signal.SIGSTOP)
-        assert wait_until(lambda: state_of(frozen.process.pid) in STILL, timeout=PATIENCE)
+        frozen.freeze()
         produce()
         assert wait_until(lambda: handled() == sent(), timeout=PATIENCE), "one takes over from two"
         frozen.signal(signal.SIGCONT)
