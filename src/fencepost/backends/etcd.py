@@ -1,15 +1,16 @@
 """Locks in etcd, in the layout of etcd's own Mutex: ``etcdctl lock`` and Go's concurrency package mix with these."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
-from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backend import Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import etcd_keys as keys
 from fencepost.backends import etcd_view as view
 from fencepost.backends.etcd_doctor import examine
 from fencepost.backends.etcd_keeper import Entry, Session
 from fencepost.backends.etcd_rpc import Rpc
 from fencepost.backends.etcd_session import Sessions
+from fencepost.backends.etcd_shares import Found, Shares
 from fencepost.backends.etcd_watch import Watches
 from fencepost.backends.etcd_wire import RANGE, TXN, LeaseGone, Outage, Sent
 from fencepost.backends.proto import etcd_pb2 as pb
@@ -22,7 +23,7 @@ from fencepost.url import Address
 _BATCH = 100
 
 
-class Etcd(Backend):
+class Etcd(Shares):
     """``etcd://host:2379``, ``etcd://h1,h2,h3:2379``, ``etcd://user:password@host``.
 
     Options: ``ca=``, ``cert=``, ``key=`` (files; any of them, or ``tls=1``, means TLS) and ``timeout=``,
@@ -39,6 +40,7 @@ class Etcd(Backend):
         clock="the leader's; a new leader lengthens leases, never shortens them",
         token="the create revision of the holder's key",
         wakeup="each waiter watches the key before its own, all on one stream, and reads once when it is gone",
+        shared=True,
         observe="a watch on the holder's key, or on all keys of a free lock",
         min_ttl=1.0,
         bump=False,
@@ -119,6 +121,18 @@ class Etcd(Backend):
         return None
 
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        async def rejoin(entry: Entry | None) -> Grant | None:
+            return await self._rejoin(entry, name, holder, ttl)
+
+        return await self._wait(holder, timeout, self._look, rejoin)
+
+    async def _wait(
+        self,
+        holder: str,
+        timeout: float | None,
+        look: Callable[[Entry], Awaitable[Found]],
+        rejoin: Callable[[Entry | None], Awaitable[Grant | None]],
+    ) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self.driver.signal()
@@ -129,17 +143,17 @@ class Etcd(Backend):
             signal.clear()
             try:
                 if entry is None or entry.session.gone or not entry.revision:
-                    grant = await self._rejoin(entry, name, holder, ttl)
+                    grant = await rejoin(entry)
                     if grant is not None:
                         return grant
                     continue
                 entry.signal = signal
-                found = await self._look(entry)
+                found = await look(entry)
                 if isinstance(found, Grant):
                     return found
                 if found is not None:
-                    key, revision = found
-                    watch = self._watches.add(key, revision, signal)
+                    key, until_key, revision = found
+                    watch = self._watches.add(key, revision, signal, until_key)
                 left = until - now()
                 if left <= 0:
                     return None
@@ -169,7 +183,7 @@ class Etcd(Backend):
             self._sessions.lose(entry.session, "etcd no longer knows its session")
             return None
 
-    async def _look(self, entry: Entry) -> Grant | tuple[bytes, int] | None:
+    async def _look(self, entry: Entry) -> Found:
         """A grant; or else the key before ours, and the revision to watch it from; None to look again."""
         session, start = entry.session, keys.prefix(entry.name)
         self._sessions.freshen(session)
@@ -181,7 +195,7 @@ class Etcd(Backend):
         if before and not keys.contends(before[0], start):
             before = [kv for kv in await view.line(self._rpc, entry.name) if kv.create_revision < entry.revision][-1:]
         if before:
-            return before[0].key, answer.header.revision + 1
+            return before[0].key, b"", answer.header.revision + 1
         return await self._grant(entry)
 
     async def _grant(self, entry: Entry) -> Grant | None:

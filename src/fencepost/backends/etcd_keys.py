@@ -3,11 +3,14 @@
 A contender for ``name`` is a key ``name/<lease id in hex>`` that carries that lease; the oldest create
 revision owns the lock and is its token. A second contender under the same lease adds its holder's id:
 ``name/<lease id in hex>-<holder>``. The value is the holder's id, or, as in etcd's own Election, what a
-candidate proposes: its metadata, with its id in the key. To etcd's own clients every key under ``name/``
-is a contender; here only the direct children that carry a lease are, for ``name/other/<lease>`` belongs to
-the lock ``name/other``.
+candidate proposes: its metadata, with its id in the key. A sharer's key ends with ``~`` and how many may
+hold beside each other: it waits for those before it that do not, and if there are that many.
+
+To etcd's own clients every key under ``name/`` is a contender; here only the direct children that carry a
+lease are, for ``name/other/<lease>`` belongs to the lock ``name/other``.
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from fencepost import holders
@@ -41,7 +44,7 @@ def native(kv: KV) -> bool:
 def holder(kv: KV) -> str:
     """Who contends under this key; etcd's own clients leave no name, so their lease stands for them."""
     said = kv.value.decode(errors="replace")
-    identity = kv.key.rpartition(b"/")[2].partition(b"-")[2].decode(errors="replace")
+    identity = kv.key.rpartition(b"/")[2].partition(b"-")[2].partition(b"~")[0].decode(errors="replace")
     if said == identity or (not identity and holders.ours(said)):
         return said or f"{kv.lease:x}"
     try:
@@ -50,13 +53,27 @@ def holder(kv: KV) -> str:
         return identity or f"{kv.lease:x}"  # somebody proposes more than a holder can carry
 
 
-def spell(lock: str, lease: int, holder: str, *, alone: bool) -> tuple[bytes, bytes]:
+def spell(lock: str, lease: int, holder: str, limit: int | None, *, alone: bool) -> tuple[bytes, bytes]:
     """The key and the value of a contender; ``alone``: no other one has the lease's own key."""
     identity, proposal = holders.split(holder)
     key = prefix(lock) + b"%x" % lease
-    if proposal or not alone:
+    if proposal or limit or not alone:
         key += b"-" + identity.encode()
+    if limit:
+        key += b"~%d" % limit
     return key, (proposal or identity).encode()
+
+
+def limit(key: bytes) -> int | None:
+    """How many may hold beside the sharer whose key this is, with it; None for who holds alone."""
+    most = key.rpartition(b"/")[2].rpartition(b"~")[2]
+    return int(most) if b"~" in key.rpartition(b"/")[2] and most.isdigit() else None
+
+
+def blocking(before: Sequence[KV], most: int) -> list[KV]:
+    """Of those before a sharer, who is in its way: who wants the lock alone, or all, if there is no room."""
+    alone = [kv for kv in before if limit(kv.key) is None]
+    return alone or (list(before) if len(before) >= most else [])
 
 
 def name(key: bytes) -> str:
@@ -128,6 +145,11 @@ def ask(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
 def look(lock: str, key: bytes, revision: int) -> pb.TxnRequest:
     """This contender's own key, and the one before it."""
     return pb.TxnRequest(success=[own(key), before(lock, revision)])
+
+
+def look_all(lock: str) -> pb.TxnRequest:
+    """All contenders."""
+    return pb.TxnRequest(success=[pb.RequestOp(request_range=line(lock))])
 
 
 def remove(key: bytes, value: bytes = b"", revision: int = 0) -> pb.TxnRequest:

@@ -40,7 +40,7 @@ class Sessions(Keeper):
     def find(self, holder: str) -> Entry | None:
         return self._entries.get(holder)
 
-    async def enter(self, name: str, holder: str, ttl: float) -> Entry:
+    async def enter(self, name: str, holder: str, ttl: float, limit: int | None = None) -> Entry:
         """A key to put for ``holder``, under a session of at least ``ttl``; opens one if need be."""
         asked = ceil(ttl)
         while True:
@@ -49,7 +49,7 @@ class Sessions(Keeper):
                 for session in self._sessions.values():
                     if session.asked == asked and not session.doubtful and now < session.since + session.ttl:
                         self._freshen(session)
-                        return self._claim(session, name, holder)
+                        return self._claim(session, name, holder, limit)
                 opening = self._openings.get(asked)
                 mine = opening is None
                 if opening is None:
@@ -77,9 +77,9 @@ class Sessions(Keeper):
                 del self._openings[asked]
             opening.signal.set()
 
-    def _claim(self, session: Session, name: str, holder: str) -> Entry:
+    def _claim(self, session: Session, name: str, holder: str, limit: int | None) -> Entry:
         alone = keys.prefix(name) + b"%x" % session.id not in session.entries
-        key, value = keys.spell(name, session.id, holder, alone=alone)
+        key, value = keys.spell(name, session.id, holder, limit, alone=alone)
         entry = Entry(name, holder, session, key, value)
         session.entries[key] = self._entries[holder] = entry
         return entry

@@ -27,13 +27,26 @@ async def status(rpc: Rpc, name: str | None, prefix: str) -> list[Status]:
         lines = await _lines(rpc, prefix)
     left: dict[int, float] = {}  # by lease: the locks of one process share its session
     statuses = []
-    for each, (first, *others) in sorted(lines.items()):
-        if first.lease not in left:
-            left[first.lease] = await _left(rpc, first.lease)
-        if left[first.lease] > 0:
-            waiters = tuple(map(keys.holder, others))
-            statuses.append(Status(each, keys.holder(first), first.create_revision, left[first.lease], waiters))
+    for each, contenders in sorted(lines.items()):
+        waiters = waiting(contenders)
+        holding = contenders[: len(contenders) - len(waiters)]
+        for kv in holding:
+            if kv.lease not in left:
+                left[kv.lease] = await _left(rpc, kv.lease)
+        if remaining := max(left[kv.lease] for kv in holding):
+            token, told = holding[-1].create_revision, tuple(map(keys.holder, holding))
+            sharers = told if keys.limit(holding[0].key) else ()
+            statuses.append(Status(each, told[0], token, remaining, tuple(map(keys.holder, waiters)), sharers))
     return statuses
+
+
+def waiting(line: list[keys.KV]) -> list[keys.KV]:
+    """Of all contenders, who does not hold yet: all behind the first, or behind those who share."""
+    for place, kv in enumerate(line):
+        most = keys.limit(kv.key)
+        if place and (most is None or keys.limit(line[0].key) is None or place >= most):
+            return line[place:]
+    return []
 
 
 async def _left(rpc: Rpc, lease: int) -> float:
@@ -50,11 +63,14 @@ async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: 
     found = await rpc.call(RANGE, keys.line(name))
     start = keys.prefix(name)
     first = next((kv for kv in found.kvs if keys.contends(kv, start)), None)
+    if first and keys.limit(first.key):
+        await driver.sleep(LOOK)
+        return
     if (first.create_revision if first else None) != token:
         return
     signal = driver.signal()
     key, until = (first.key, b"") if first else (start, keys.end(start))
-    watch = watches.add(key, found.header.revision + 1, signal, until=until)
+    watch = watches.add(key, found.header.revision + 1, signal, until, puts=not first)
     try:
         await signal.wait()
         if watch.refused:
@@ -85,10 +101,11 @@ async def _lines(rpc: Rpc, prefix: str) -> dict[str, list[keys.KV]]:
 
 
 async def evict(rpc: Rpc, name: str) -> Status | None:
-    """Delete the holder's key, whoever it is; the hold that this ended."""
+    """Delete the holder's key, whoever it is, or those of all sharers; the hold that this ended."""
     for found in await status(rpc, name, ""):
-        for kv in await line(rpc, name):
-            if kv.create_revision == found.token:
-                answer = await rpc.call(TXN, keys.remove(kv.key, revision=found.token))
-                return found if answer.succeeded else None
+        ended = False
+        for kv in await line(rpc, name, keys_only=False):
+            if kv.create_revision == found.token or keys.holder(kv) in found.sharers:
+                ended |= (await rpc.call(TXN, keys.remove(kv.key, revision=kv.create_revision))).succeeded
+        return found if ended else None
     return None

@@ -31,12 +31,12 @@ class Watches:
         self._watches: dict[int, Watch] = {}
         self._stream: Stream[pb.WatchRequest, pb.WatchResponse] | None = None
 
-    def add(self, key: bytes, revision: int, signal: Signal, *, until: bytes = b"") -> Watch:
+    def add(self, key: bytes, revision: int, signal: Signal, until: bytes = b"", *, puts: bool = False) -> Watch:
         """Set ``signal`` once the key is deleted at ``revision`` or later, or that can no longer be told.
 
-        With ``until``, once any key from the one up to the other is put.
+        With ``until``, any key from the one up to the other; with ``puts``, once it is put.
         """
-        ignored = pb.WatchCreateRequest.NODELETE if until else pb.WatchCreateRequest.NOPUT
+        ignored = pb.WatchCreateRequest.NODELETE if puts else pb.WatchCreateRequest.NOPUT
         create = pb.WatchCreateRequest(key=key, range_end=until, start_revision=revision, filters=[ignored])
         with self._gate:
             watch = Watch(next(self._numbers), signal)

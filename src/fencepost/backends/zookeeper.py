@@ -42,6 +42,7 @@ class ZooKeeper(Backend):
         clock="the leader's clock expires sessions; a lease lasts three quarters of its session's timeout",
         token="the zxid that created the holder's node",
         wakeup="each waiter watches the one before it; nobody polls",
+        shared=True,
         observe="a watch on the holder's node, or on the line of a free lock",
         min_ttl=1.0,
         bump=False,
@@ -64,18 +65,24 @@ class ZooKeeper(Backend):
     # The contract
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        return await self._take(name, holder, ttl, None, queue)
+
+    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
+        return await self._take(name, holder, ttl, limit, queue)
+
+    async def _take(self, name: str, holder: str, ttl: float, limit: int | None, queue: int | None) -> Grant | None:
         session = await self._session(ttl)
         since = self.driver.now()
-        place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost)
+        place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost, limit)
         try:
             await place.join(self._settings, self.driver)
         except BackendError as error:
             if not error.ambiguous:
                 del self._places[holder]
             raise
-        if not place.ahead:
+        if not place.blocking:
             return self._hold(place, since)
-        if queue is not None and len(place.ahead) <= queue:
+        if queue is not None and names.waiting(place.ahead) < queue:
             return None
         await self.leave(name, holder)
         if queue is None:
@@ -83,6 +90,12 @@ class ZooKeeper(Backend):
         raise QueueFull(name, queue)
 
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        return await self._wait(name, holder, ttl, None, timeout)
+
+    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
+        return await self._wait(name, holder, ttl, limit, timeout)
+
+    async def _wait(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         place = self._places.get(holder)
@@ -94,10 +107,11 @@ class ZooKeeper(Backend):
                     await self.leave(name, holder)
                     session = await self._session(ttl)
                     since = now()
-                    place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost)
+                    place = Place(name, holder, self._folder(name), session, ttl, self._lost, limit)
+                    self._places[holder] = place
                     await place.join(self._settings, self.driver)
                 seen = False
-                if not place.ahead:
+                if not place.blocking:
                     return self._hold(place, since)
                 if since >= until or not await place.passed(self.driver, until - now()):
                     return None
@@ -181,14 +195,15 @@ class ZooKeeper(Backend):
         await changed(await self._session(), self.driver, self._folder(name), token)
 
     async def evict(self, name: str) -> Status | None:
-        for status, path in await self._line(name):
-            [deleted] = await (await self._session()).ask(Delete(path, -1))
-            if isinstance(deleted.error, NoNodeError):
+        for status, paths in await self._line(name):
+            deleted = await (await self._session()).ask(*(Delete(path, -1) for path in paths))
+            if all(isinstance(each.error, NoNodeError) for each in deleted):
                 return None
-            deleted.get()
-            place = self._places.get(status.holder)
-            if place is not None:
-                self._lost(place, "it was evicted")
+            for each, holder in zip(deleted, status.sharers or (status.holder,), strict=True):
+                if not isinstance(each.error, NoNodeError):
+                    each.get()
+                if place := self._places.get(holder):
+                    self._lost(place, "it was evicted")
             return status
         return None
 
@@ -297,14 +312,15 @@ class ZooKeeper(Backend):
             if place.session is session and place.ended:
                 self._drop(place)
 
-    async def _line(self, name: str) -> list[tuple[Status, str]]:
-        """The lock as the leader sees it, and the path of its holder's node; empty if nobody holds it."""
+    async def _line(self, name: str) -> list[tuple[Status, list[str]]]:
+        """The lock as the leader sees it, and the paths of its holders' nodes; empty if nobody holds it."""
         line = await contenders(await self._session(), self._folder(name))
         if not line:
             return []
-        first, *waiters = line
-        left = self._overdue.left(first.holder)
-        remaining = first.ttl if left is None else left
-        return [
-            (Status(name, first.holder, first.token, remaining, tuple(each.holder for each in waiters)), first.path)
-        ]
+        nodes = [each.path.rpartition("/")[2] for each in line]
+        split = len(line) - names.waiting(nodes)
+        holding, waiters = line[:split], tuple(each.holder for each in line[split:])
+        sharers = tuple(each.holder for each in holding) if names.limit(nodes[0]) else ()
+        remaining = max(each.ttl if (left := self._overdue.left(each.holder)) is None else left for each in holding)
+        status = Status(name, holding[0].holder, holding[-1].token, remaining, waiters, sharers)
+        return [(status, [each.path for each in holding])]

@@ -8,6 +8,7 @@ from kazoo.exceptions import NoNodeError, SessionExpiredError
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
 
 from fencepost import check, holders
+from fencepost.backend import LOOK
 from fencepost.backends import zookeeper_names as names
 from fencepost.backends.zookeeper_session import Reply, Session, sets
 from fencepost.backends.zookeeper_url import Settings
@@ -21,16 +22,37 @@ _DELETED = "DELETED"
 class Place:
     """A holder's node in the line of its lock, from before it is asked for until it is surely gone."""
 
-    __slots__ = ("_lost", "_stem", "_wake", "ahead", "created", "ended", "folder", "holder", "name", "session", "ttl")
+    __slots__ = (
+        "_lost",
+        "_stem",
+        "_wake",
+        "ahead",
+        "created",
+        "ended",
+        "folder",
+        "holder",
+        "limit",
+        "name",
+        "session",
+        "ttl",
+    )
 
     def __init__(
-        self, name: str, holder: str, folder: str, session: Session, ttl: float, lost: Callable[["Place", str], None]
+        self,
+        name: str,
+        holder: str,
+        folder: str,
+        session: Session,
+        ttl: float,
+        lost: Callable[["Place", str], None],
+        limit: int | None = None,
     ) -> None:
         self.name = name
         self.holder = holder
         self.folder = folder
         self.session = session
         self.ttl = session.lasts(ttl)
+        self.limit = limit  # of a sharer: how many may hold at once
         self.created: Reply | None = None
         self.ahead: list[str] = []  # who stood before it when last seen, first come first
         self.ended = False  # nobody wants it any more; it is dropped as soon as the connection allows
@@ -47,6 +69,11 @@ class Place:
         return str(created.value[0])
 
     @property
+    def blocking(self) -> list[str]:
+        """Who of those ahead is in its way."""
+        return names.blocking(self.ahead, self.limit)
+
+    @property
     def token(self) -> int:
         """The zxid that created its node: larger than that of every node before it."""
         assert self.created is not None
@@ -60,7 +87,8 @@ class Place:
         data = (told or f"{self.holder} {self.ttl:g}").encode()
         while True:
             answered = driver.signal()
-            self._stem = f"{folder}/{names.LAYOUTS[settings.layout](identity, session.id)}"
+            stem = names.LAYOUTS[settings.layout](identity, session.id)
+            self._stem = f"{folder}/{names.share(identity, self.limit) if self.limit else stem}"
             self.created = session.send(Create2(self._stem, data, settings.acl, _EPHEMERAL_SEQUENTIAL))
             listed = session.send(GetChildren(folder, None), sets(answered))
             await session.answered(answered)
@@ -98,7 +126,14 @@ class Place:
     async def passed(self, driver: Driver, left: float) -> bool:
         """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
         self._wake = wake = driver.signal()
-        [seen] = await self.session.ask(GetData(f"{self.folder}/{self.ahead[-1]}", self._woken))
+        last = self.blocking[-1]
+        if self.limit and names.limit(last):
+            # Any of them may make room.
+            [seen] = await self.session.ask(GetChildren(self.folder, self._woken))
+            if seen.error is None and not set(self.ahead) <= set(seen.value):
+                return True
+        else:
+            [seen] = await self.session.ask(GetData(f"{self.folder}/{last}", self._woken))
         if isinstance(seen.error, NoNodeError):
             return True
         seen.get()
@@ -161,6 +196,9 @@ async def changed(session: Session, driver: Driver, folder: str, token: int | No
         wake.set()
 
     line = await contenders(session, folder)
+    if line and names.limit(line[0].path):
+        await driver.sleep(LOOK)
+        return
     if (line[0].token if line else None) != token:
         return
     if line:

@@ -8,6 +8,8 @@ from uuid import UUID
 
 from fencepost.errors import ConfigError
 
+EVERYBODY = 2**31 - 1
+"""The limit of a shared lock."""
 _WRAP = 2**31
 # So close to the wrap, or past it, numbers no longer tell who came first.
 _EDGE = _WRAP - 2**20
@@ -22,13 +24,44 @@ LAYOUTS: dict[str, Callable[[str, int], str]] = {
 """What our nodes are called before their number, so that other clients count them: by holder and session id."""
 
 
-_IDENTITY = re.compile(r"([0-9a-f]{32})(?:__lock__|-)-?\d{9,10}$|_c_([0-9a-f-]{36})-lock-", re.ASCII)
+_SHARE = re.compile(r"(?:__(\d+))?__rlock__-?\d{9,10}$", re.ASCII)
+_IDENTITY = re.compile(
+    r"([0-9a-f]{32})(?:__lock__|(?:__\d+)?__rlock__|-)-?\d{9,10}$|_c_([0-9a-f-]{36})-lock-", re.ASCII
+)
 
 
 def identity(node: str) -> str:
     """Who made a node, by its name: an id of 32 hex digits, or else the node's own name."""
     match = _IDENTITY.search(node)
     return (match[1] or match[2].replace("-", "")) if match else node
+
+
+def share(identity: str, limit: int) -> str:
+    """What a sharer's node is called before its number, in every layout: as kazoo's ReadLock, with the limit if any."""
+    return f"{identity}__rlock__" if limit == EVERYBODY else f"{identity}__{limit}__rlock__"
+
+
+def limit(node: str) -> int | None:
+    """How many may hold beside the sharer whose node this is, with it; None for who holds alone."""
+    match = _SHARE.search(node)
+    return int(match[1] or EVERYBODY) if match else None
+
+
+def blocking(before: list[str], most: int | None) -> list[str]:
+    """Of those before a contender, who is in its way; a sharer minds others only if there is no room."""
+    if most is None:
+        return before
+    alone = [node for node in before if limit(node) is None]
+    return alone or (before if len(before) >= most else [])
+
+
+def waiting(line: list[str]) -> int:
+    """How many of a line do not hold yet: all behind the first, or behind those who share."""
+    for place, node in enumerate(line):
+        most = limit(node)
+        if place and (most is None or limit(line[0]) is None or place >= most):
+            return len(line) - place
+    return 0
 
 
 def layout(value: str) -> str:
