@@ -15,6 +15,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.redis import Guard
 from fencepost.once import once
 from tests.conftest import Endpoint
+from tests.guards.mortal import Fate, lives
 
 
 @pytest.fixture
@@ -148,4 +149,34 @@ def test_a_lost_answer_is_made_good_by_another_attempt(client: Any, redis_server
         assert caught.value.ambiguous
     with once(Guard(client), tag) as run:
         assert (run.done, run.result) == (True, "made")
+    assert client.get(f"n:{tag}") == "1"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_process_killed_around_its_script_neither_loses_nor_doubles_the_run(
+    client: Any, redis_server: Endpoint, tag: str, when: str
+) -> None:
+    class Mortal(redis.Redis):
+        fate: Fate
+
+        def execute_command(self, *args: Any, **options: Any) -> Any:
+            if args[0] not in ("EVALSHA", "EVAL"):
+                return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            self.fate.passes("before")
+            answer = super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            self.fate.passes("after")
+            return answer
+
+    def attempt(fate: Fate) -> None:
+        with Mortal.from_url(redis_server.url) as mortal:
+            mortal.fate = fate
+            with once(Guard(mortal), tag) as run:
+                if not run.done:
+                    run.execute("INCR", f"n:{tag}")
+
+    with once(Guard(client), f"warm/{tag}"):
+        pass  # the script is known from here on
+    assert not lives(attempt, (when, 1))
+    assert client.get(f"n:{tag}") == (None if when == "before" else "1")
+    assert lives(attempt, None)
     assert client.get(f"n:{tag}") == "1"
