@@ -6,7 +6,8 @@ import random
 import pytest
 
 from tests.conformance.backends import BACKENDS, Row
-from tests.fleet.run import Failed, Fleet, Plan, run
+from tests.fleet.run import run
+from tests.fleet.stage import Failed, Fleet, Plan
 
 ROWS = [row for row in BACKENDS if row.promises.reach != "one process" and row.variant in ("", "cluster")]
 
