@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from fencepost.lab.servers.processes import ROOT, dying_with_us, wait_until
+from fencepost.lab.servers.processes import ROOT, wait_until
 
 
 class Peer:
@@ -16,15 +16,16 @@ class Peer:
 
     def __init__(self, command: Sequence[str], *, cwd: Path = ROOT, errors: IO[str] | None = None) -> None:
         self.said: list[str] = []
+        # Not by a preexec_fn: the fork that it takes runs Python in a child of a process whose gRPC is in full swing,
+        # and now and then that aborts.
         self.process = subprocess.Popen(
-            command,
+            ["setpriv", "--pdeathsig", "KILL", *command],
             cwd=cwd,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors or subprocess.DEVNULL,
             text=True,
             bufsize=1,
-            preexec_fn=dying_with_us(),
         )
         self._listener = background(self._listen)
 
