@@ -66,7 +66,7 @@ class Candidate(Generic[T]):
         pause, longest = _RETRY
         while True:
             try:
-                term = await self._core.acquire(
+                term: T | None = await self._core.acquire(
                     self._name,
                     ttl=self._ttl,
                     timeout=None,
