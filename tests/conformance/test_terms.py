@@ -139,7 +139,7 @@ async def test_losing_the_term_cancels_its_block_and_the_loop_goes_on(store: Sto
                 if len(led) == 2:
                     break
                 await there.evict(store.name)
-                await asyncio.Event().wait()
+                await asyncio.wait_for(asyncio.Event().wait(), store.patience)
                 raise AssertionError("it is cancelled there")
             assert ambient.held() == ()
             assert term.lost

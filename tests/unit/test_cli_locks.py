@@ -66,6 +66,15 @@ def test_ls_lists_what_is_held(locks: sync.Locks, where: str) -> None:
     ]
 
 
+def test_sharers_are_shown(locks: sync.Locks, where: str) -> None:
+    with locks.shared("catalog") as one, locks.shared("catalog") as two:
+        assert f"catalog  token {two.token}, shared by 2, " in fence("ls", "--backend", where).stdout
+        shown = fence("show", "catalog", "--backend", where).stdout.splitlines()
+        assert shown[1:] == [f"  shared by {one.holder}", f"  shared by {two.holder}"]
+        (told,) = json.loads(fence("ls", "--backend", where, "--json").stdout)
+        assert told["sharers"] == [one.holder, two.holder]
+
+
 def test_show_names_the_holder_and_the_waiters_in_order(locks: sync.Locks, where: str) -> None:
     assert fence("show", "job", "--backend", where).stdout == "job  free\n"
     assert json.loads(fence("show", "job", "--backend", where, "--json").stdout) is None
