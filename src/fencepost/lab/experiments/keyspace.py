@@ -66,7 +66,7 @@ def _active(outcome: Outcome, server: Redis, settings: Settings, room: Room) -> 
     before, after, gone = done["before"], done["after"], done["expired"]
     held, left = (each["used_memory"] - before["used_memory"] for each in (after, gone))
     per_lock = held / max(after["expiring"], 1)
-    laid = next((each.at for each in watch.samples if each.facts["expiring"] >= after["expiring"]), last)
+    laid = next((each.at for each in watch.samples if watch.laid(each.at) >= done["laid"]), last)
     overdue = max((watch.overdue(each, ttl) for each in watch.samples if each.at > laid), default=0)
     late = max((each.at for each in watch.samples if each.facts["expiring"] > 0), default=0.0) - laid - ttl
     slowest = max(each.answer for each in watch.samples)

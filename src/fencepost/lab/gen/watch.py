@@ -38,10 +38,10 @@ class Watch:
 
     def overdue(self, sample: Sample, ttl: float) -> int:
         """Locks that had expired by then and still took up room, as far as the samples tell when each was laid."""
-        live = self._laid(sample.at) - self._laid(sample.at - ttl)
+        live = self.laid(sample.at) - self.laid(sample.at - ttl)
         return max(round(sample.facts["expiring"] - live), 0)
 
-    def _laid(self, at: float) -> float:
+    def laid(self, at: float) -> float:
         """How many locks had been laid by an instant: those that are there, and those that are gone since."""
         samples = self.samples
         index = bisect_left(samples, at, key=lambda sample: sample.at)
