@@ -8,8 +8,10 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import bench
+from bench import page
 from bench.harness import Bench, Fact, Result, facts, measure, registry
 
 
@@ -40,6 +42,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only benches whose name contains every word")
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds: a smoke test, not a measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of tables")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="also write the ratios to FILE, as Markdown")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--list", action="store_true", help="name the benches and stop")
     parser.add_argument("--seed", type=int, default=None, help="fixes the order of the sides")
@@ -77,6 +80,8 @@ def main() -> int:
         found_facts.append({"bench": subject.name, "value": value, "aim": subject.aim, "met": met})
         if not options.json:
             print(f"{subject.name}\n  {value:.3g}  aim <= {subject.aim:g}: {'met' if met else 'MISSED'}", flush=True)
+    if options.page:
+        page.write(options.page, " ".join(["python -m bench", *sys.argv[1:]]), results, found_facts)
     every = [{**asdict(result), "met": result.met} for result in results] + found_facts
     if options.json:
         print(json.dumps(every, indent=2))

@@ -3,7 +3,9 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from bench import page
 from bench.harness import Bench, Sides, bench, measure, registry
 
 
@@ -46,3 +48,16 @@ def test_sides_are_interleaved_round_by_round_between_setup_and_clean_up() -> No
     assert len(rounds) == 9, "a warm-up and eight rounds"
     assert all(sorted(each) == ["fast"] * 4 + ["slow"] * 4 for each in rounds)
     assert len({each[0] for each in rounds}) == 2, "the order is drawn anew"
+
+
+def test_the_page_tells_the_ratios_and_which_aim_was_missed(tmp_path: Path) -> None:
+    clock = Clock()
+    results = measure(registered(clock, aim=1.5), rounds=8, order=random.Random(1), clock=lambda: clock.now)
+    page.write(
+        tmp_path / "speed.md", "python -m bench x", results, [{"bench": "n", "value": 2, "aim": 2.5, "met": True}]
+    )
+    text = (tmp_path / "speed.md").read_text()
+    assert "`python -m bench x`" in text
+    assert "| slow | 2.00 | 2.00 .. 2.00 | at most 1.5: **missed** |" in text
+    assert "| fast | 1.00 | 1.00 .. 1.00 |  |" in text
+    assert "| n | 2 | at most 2.5: met |" in text
