@@ -60,6 +60,7 @@ class Postgres(Backend):
         "while the row is locked",
         wakeup="NOTIFY to the session of the next waiter alone, and it carries the grant; besides, one waiter of "
         "each process asks whenever the holder's deadline passes",
+        shared=True,
     )
 
     def __init__(self, address: Address, driver: Driver) -> None:
@@ -75,12 +76,13 @@ class Postgres(Backend):
         self._poll: float = options.get("poll", 0.1)
         self._listen = _listen(options.get("listen"))
         self._take = Call(self._schema, "take", 5)
+        self._take_share = Call(self._schema, "take_share", 6)
         self._release = Call(self._schema, "release", 3)
         self._links = Links(
             conninfo(address, self._patience),
             driver,
             schema=self._schema,
-            calls=(self._take, self._release),
+            calls=(self._take, self._take_share, self._release),
             limit=options.get("pool", 8),
             patience=self._patience,
         )
@@ -97,24 +99,29 @@ class Postgres(Backend):
             listen=listen,
         )
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         if queue is not None and self._ear.id is not None:
-            return await self._join(Waiter(name, holder, self.driver.signal()), ttl, queue)
+            return await self._join(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
         sent = self.driver.now()
-        answer = await self._ask(name, holder, ttl, queue, None)
+        answer = await self._ask(name, holder, ttl, limit, queue, None)
         if answer[0] == _BUSY:
             return None
         if answer[0] == _DEAF:
             assert queue is not None, "one that does not queue need not hear"
-            return await self._join(Waiter(name, holder, self.driver.signal()), ttl, queue)
+            return await self._join(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
         return self._granted(answer, sent, ttl)
+
+    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
+        return await self.take(name, holder, ttl, queue, limit)
 
     async def _join(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
         """Take the lock or a place in its queue; the place that one has already is kept."""
         while (process := self._ear.expect(waiter)) is None:
             await self._ear.open(self.driver)
         sent = self.driver.now()
-        answer = await self._ask(waiter.name, waiter.holder, ttl, queue, process)
+        answer = await self._ask(waiter.name, waiter.holder, ttl, waiter.limit, queue, process)
         if answer[0] == 0:
             _, clock, expires = answer
             waiter.base = sent, clock
@@ -125,12 +132,15 @@ class Postgres(Backend):
             raise QueueFull(waiter.name, queue)
         return self._granted(answer, sent, ttl)
 
-    async def _ask(self, name: str, holder: str, ttl: float, queue: int | None, process: int | None) -> list[int]:
+    async def _ask(
+        self, name: str, holder: str, ttl: float, limit: int | None, queue: int | None, process: int | None
+    ) -> list[int]:
         answer = await self._links.call(
-            self._take,
+            self._take if limit is None else self._take_share,
             name,
             holder,
             repr(ttl),
+            *(() if limit is None else (str(limit),)),
             None if queue is None else str(queue),
             None if process is None else str(process),
         )
@@ -148,10 +158,12 @@ class Postgres(Backend):
         local, clock = base
         return Grant(token, ttl, min(local + (expires - clock) / 1e6 - ttl, self.driver.now()))
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         now = self.driver.now
         until = None if timeout is None else now() + timeout
-        waiter = self._ear.find(holder) or Waiter(name, holder, self.driver.signal(), doubtful=True)
+        waiter = self._ear.find(holder) or Waiter(name, holder, self.driver.signal(), limit, doubtful=True)
         line = self._lines.setdefault(name, {})
         line[holder] = waiter.signal
         pause = 0.0
@@ -191,6 +203,9 @@ class Postgres(Backend):
             elif self._lines.get(name) is line:
                 del self._lines[name]
 
+    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
+        return await self.wait(name, holder, ttl, timeout, limit)
+
     async def leave(self, name: str, holder: str) -> None:
         self._ear.forget(holder)
         try:
@@ -226,11 +241,11 @@ class Postgres(Backend):
         return await self._links.call(self._release, name, holder, str(token)) == "t"
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
-        rows = await self._links.rows(f"SELECT * FROM {self._schema}.status(%s, %s)", name, prefix)
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.held(%s, %s)", name, prefix)
         return [_status(row) for row in rows]
 
     async def evict(self, name: str) -> Status | None:
-        rows = await self._links.rows(f"SELECT * FROM {self._schema}.evict(%s)", name)
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.oust(%s)", name)
         return _status(rows[0]) if rows else None
 
     async def bump(self, name: str, above: int) -> None:
@@ -262,9 +277,9 @@ def _listen(option: str | None) -> tuple[Address | None, bool | None]:
     return way, True
 
 
-def _status(row: tuple[str, str, int, float, list[str]]) -> Status:
-    name, holder, token, remaining, waiters = row
-    return Status(name, holder, token, remaining, tuple(waiters))
+def _status(row: tuple[str, str, int, float, list[str], list[str]]) -> Status:
+    name, holder, token, remaining, waiters, sharers = row
+    return Status(name, holder, token, remaining, tuple(waiters), tuple(sharers))
 
 
 def _passing(error: BackendError) -> bool:

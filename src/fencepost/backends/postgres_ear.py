@@ -31,6 +31,8 @@ class Waiter:
     name: str
     holder: str
     signal: Signal
+    limit: int | None = None
+    """How many sharers there may be at most, with this one; None: it wants the lock for itself."""
     grant: tuple[int, int] | None = None
     """Token and the server's instant of expiry, once they have come."""
     doubtful: bool = False
@@ -201,11 +203,13 @@ class Ear:
 
     def _ask(self, link: BlockingLink) -> None:
         """Look for news that were lost, or, where there are none to be had, for all of them."""
-        if names := list({each.name for each in self._waiters.copy().values()}):
+        waiters = self._waiters.copy()
+        if names := list({each.name for each in waiters.values()}):
+            what = f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}"
             rows = link.execute(
-                f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}.lock "
-                "WHERE name = ANY(%s) AND holder IS NOT NULL",
-                [names],
+                f"{what}.lock WHERE name = ANY(%s) AND holder IS NOT NULL "
+                f"UNION ALL {what}.share WHERE name = ANY(%s) AND holder = ANY(%s)",
+                [names, names, list(waiters)],
             )
             for row in rows.fetchall():
                 self._deliver(*row)

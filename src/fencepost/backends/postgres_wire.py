@@ -13,7 +13,7 @@ from fencepost.drive import boottime, settle
 from fencepost.errors import BackendError, ConfigError
 from fencepost.url import Address
 
-_VERSION = 1
+_VERSION, _REVISION = 1, 2
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
 LIBPQ = frozenset(
     {
@@ -164,25 +164,43 @@ class Call:
 
 
 async def create(link: Link, schema: str) -> None:
-    """Create the schema unless it is there; ConfigError if it is of another version."""
+    """Create the schema, or bring an earlier revision of it up to date; ConfigError if it is of another version."""
     try:
-        found = await ask(link, f"SELECT {schema}.version()")
+        if _known(schema, await ask(link, f"SELECT {schema}.version(), {schema}.revision()")):
+            return
     except _NO_SCHEMA:
-        sql = resources.files("fencepost.backends").joinpath("sql", "postgres.sql").read_text("utf-8")
-        sql = sql.replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
-        await ask(link, "BEGIN")
-        try:
-            # One creates it; the others wait, and then find it there.
-            await ask(link, f"SELECT pg_advisory_xact_lock(hashtextextended('create {schema}', 0))")
-            if await ask(link, f"SELECT to_regprocedure('{schema}.version()')") == [(None,)]:
-                await ask(link, sql)
-            await ask(link, "COMMIT")
-        except psycopg.Error:
-            if not link.closed:
-                await ask(link, "ROLLBACK")
-            raise
-        found = await ask(link, f"SELECT {schema}.version()")
-    if found != [(_VERSION,)]:
+        pass
+    sql = resources.files("fencepost.backends").joinpath("sql", "postgres.sql").read_text("utf-8")
+    sql = sql.replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
+    await ask(link, "BEGIN")
+    try:
+        # One creates it; the others wait, and then find it there.
+        await ask(link, f"SELECT pg_advisory_xact_lock(hashtextextended('create {schema}', 0))")
+        if not await _there(link, schema):
+            await ask(link, sql)
+        await ask(link, "COMMIT")
+    except (psycopg.Error, ConfigError):
+        if not link.closed:
+            await ask(link, "ROLLBACK")
+        raise
+
+
+async def _there(link: Link, schema: str) -> bool:
+    """Whether the schema has all that is used here, asked so that nothing fails if it has nothing."""
+    found = []
+    for function in ("version", "revision"):
+        if await ask(link, f"SELECT to_regprocedure('{schema}.{function}()')") == [(None,)]:
+            found.append(0)
+        else:
+            found += (await ask(link, f"SELECT {schema}.{function}()"))[0]
+    return found[0] != 0 and _known(schema, [found])
+
+
+def _known(schema: str, found: Sequence[Sequence[int]]) -> bool:
+    """Whether a schema has all that is used here; later revisions have it too."""
+    ((version, revision),) = found
+    if version != _VERSION:
         raise ConfigError(
-            f"schema {schema!r} is of version {found[0][0]}, this fencepost knows {_VERSION}: upgrade the older one"
+            f"schema {schema!r} is of version {version}, this fencepost knows {_VERSION}: upgrade the older one"
         )
+    return revision >= _REVISION
