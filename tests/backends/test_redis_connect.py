@@ -87,12 +87,20 @@ def test_user_and_password(own_redis: Own) -> None:
         "-@all +hello +client +select +script +evalsha +eval +subscribe +ping +exists +get +set +del +time +publish"
     )
     commands += " +zadd +zrank +zrange +zcard +zrem +zpopmin +pttl +pexpire +sismember +sadd"
+    commands += " +pubsub +zscore +zremrangebyscore"
     own_redis.client.execute_command(
         "ACL", "SETUSER", "app", "on", f">{SECRET}", "~lock:*", "&fencepost.*", *commands.split()
     )
     own_redis.client.execute_command("ACL", "SETUSER", "default", "off")
     place = f"{HOST}:{own_redis.server.port}"
-    works(f"redis://app:open%3Asesame%401%2F2@{place}/0")
+    url = f"redis://app:open%3Asesame%401%2F2@{place}/0"
+    works(url)
+    with fencepost.connect(url) as locks:
+        with locks.shared("a") as reader, locks.shared("a"):
+            thread, got = waiting(locks)
+            reader.renew()
+        thread.join(PATIENCE)
+        assert got[0] > reader.token
     assert "WRONGPASS" in fails(f"redis://app:{SECRET[::-1].replace('/', '').replace('@', '')}@{place}")
     assert "NOAUTH" in fails(f"redis://{place}")
 
@@ -257,6 +265,8 @@ def watched() -> Iterator[tuple[Redis, Redis, str]]:
 def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> None:
     def blocking(url: str) -> None:
         with fencepost.connect(url, ttl=2) as locks:
+            with locks.shared("b"), locks.shared("b"):
+                assert locks.try_acquire("b") is None
             before = locks.acquire("a", renew=False)
             thread, got = waiting(locks)
             master.kill()

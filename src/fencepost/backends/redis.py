@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, inf
 from typing import Any, ClassVar
 
@@ -48,6 +49,7 @@ class Redis(Backend):
         "again if Redis forgets it",
         wakeup="the release itself hands over and tells the next waiter; besides, one look per process and lock when "
         "the holder's lease expires, or after 2 s",
+        shared=True,
     )
     cluster: ClassVar[bool] = False
 
@@ -79,7 +81,9 @@ class Redis(Backend):
 
     # The contract
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         keys = self.layout.keys(name)
         nodes = self._nodes
         node = nodes.only or await nodes.at(keys.lock)
@@ -90,10 +94,14 @@ class Redis(Backend):
         asking = self._lines.asking
         while True:
             most = queue if joins and queue is not None else -1
-            entry = _entry(node, holder, ttl) if joins else ""
+            entry = _entry(node, holder, ttl, limit) if joins else ""
             asking[holder] = wire, entry
             sent = self.driver.now()
-            reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry))
+            if limit is not None:
+                asked = (holder, ceil(ttl * 1000), most, entry, KEEP, limit, 0)
+                reply = await self._calls.run(self.scripts.share, keys[:4], *asked, wire=wire)
+            else:
+                reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry))
             if reply.__class__ is ReplyError:
                 args = (holder, ceil(ttl * 1000), most, entry, KEEP)
                 reply = await self._calls.again(reply, self.scripts.take, keys[:4], args)
@@ -112,7 +120,7 @@ class Redis(Backend):
         if isinstance(reply, list):
             if reply[0].__class__ is int:
                 node.timed(sent, reply[2])  # before its grant can be heard of
-            waiter = self._lines.join(name, keys, node, holder, ttl, entry)
+            waiter = self._lines.join(name, keys, node, holder, ttl, entry, limit)
             self._answer(waiter, sent, reply)
             return None
         del asking[holder]
@@ -121,11 +129,19 @@ class Redis(Backend):
             raise QueueFull(name, queue)
         return None
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
+        return await self.take(name, holder, ttl, queue, limit)
+
+    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
+        return await self.wait(name, holder, ttl, timeout, limit)
+
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         waiter = self._lines.waiters.get(holder)
         if waiter is None:
             keys = self.layout.keys(name)
-            waiter = self._lines.join(name, keys, await self._nodes.at(keys.lock), holder, ttl, "")
+            waiter = self._lines.join(name, keys, await self._nodes.at(keys.lock), holder, ttl, "", limit)
             await self._look(waiter.line, waiter)
         if waiter.grant is None and waiter.error is None:
             await waiter.signal.wait(timeout)
@@ -250,11 +266,12 @@ class Redis(Backend):
             line.moved(node)
         await node.listen()
         wire = await node.ready()
-        waiter.entry = _entry(node, holder, waiter.ttl)
+        waiter.entry = _entry(node, holder, waiter.ttl, waiter.limit)
         self._lines.asking[holder] = wire, waiter.entry
         sent = self.driver.now()
-        ms = ceil(waiter.ttl * 1000)
-        reply = await self._calls.run(self.scripts.take, keys[:4], holder, ms, _ANY, waiter.entry, KEEP, wire=wire)
+        script, more = (self.scripts.take, ()) if waiter.limit is None else (self.scripts.share, (waiter.limit, 1))
+        asked = (holder, ceil(waiter.ttl * 1000), _ANY, waiter.entry, KEEP, *more)
+        reply = await self._calls.run(script, keys[:4], *asked, wire=wire)
         self._lines.asking.pop(holder, None)
         if not self._answer(waiter, sent, reply):
             # It was served meanwhile, or left: should this request have taken or queued anew, that is nobody's.
@@ -295,6 +312,8 @@ class Cluster(Redis):
 
     scheme = "redis+cluster"
     cluster = True
+    # No request names the key that the sharers stand in: while a slot moves, a script could not count on finding it.
+    promises = replace(Redis.promises, shared=False)
 
     def _servers(self) -> Single:
         return Masters(self.driver, self.dial, self.options.places, _channel(), self._lines.hear, self._lines.lost)
@@ -314,5 +333,6 @@ def _channel() -> str:
     return f"fencepost.{secrets.token_hex(8)}"
 
 
-def _entry(node: Node, holder: str, ttl: float) -> str:
-    return f"{ceil(ttl * 1000)}:{node.channel}:{holder}"
+def _entry(node: Node, holder: str, ttl: float, limit: int | None) -> str:
+    ms = ceil(ttl * 1000)
+    return f"{ms}:{node.channel}:{holder}" if limit is None else f"{ms}/{limit}:{node.channel}:{holder}"

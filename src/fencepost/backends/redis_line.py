@@ -42,14 +42,18 @@ class Message(NamedTuple):
 class Waiter:
     """One who waits for a lock."""
 
-    __slots__ = ("entry", "error", "grant", "holder", "line", "signal", "stood", "ttl")
+    __slots__ = ("entry", "error", "grant", "holder", "limit", "line", "signal", "stood", "ttl")
 
-    def __init__(self, line: "Line", holder: str, ttl: float, entry: str, signal: Signal) -> None:
+    def __init__(
+        self, line: "Line", holder: str, ttl: float, entry: str, signal: Signal, limit: int | None = None
+    ) -> None:
         self.line = line
         self.holder = holder
         self.ttl = ttl
         self.entry = entry
         self.signal = signal
+        self.limit = limit
+        """How many may share the lock, if that is what it waits for."""
         self.grant: Grant | None = None
         self.error: BackendError | None = None
         self.stood = 0
@@ -96,13 +100,15 @@ class Lines:
         self.asking: dict[str, tuple[Pool | Stream, str]] = {}
         """Holders whose request is under way: the connection it went over, and its entry for the queue."""
 
-    def join(self, name: str, keys: Keys, node: Node, holder: str, ttl: float, entry: str) -> Waiter:
+    def join(
+        self, name: str, keys: Keys, node: Node, holder: str, ttl: float, entry: str, limit: int | None = None
+    ) -> Waiter:
         """Register one whom the server has queued. Its grant may have come already."""
         with self._gate:
             line = self._lines.get(name)
             if line is None:
                 line = self._lines[name] = Line(name, keys, node)
-            waiter = Waiter(line, holder, ttl, entry, self._driver.signal())
+            waiter = Waiter(line, holder, ttl, entry, self._driver.signal(), limit)
             line.waiters[holder] = self.waiters[holder] = waiter
             early = self._early.pop(holder, None)
             self.asking.pop(holder, None)

@@ -15,7 +15,7 @@ from fencepost.errors import ConfigError
 MARK = "\x1f"
 SLOTS = 16384
 
-_NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
+_NEEDS = re.compile(r"^ *-- needs: (.*)$", re.MULTILINE)
 _TAG = re.compile(r"\{([^}]+)\}")
 
 
@@ -35,6 +35,7 @@ class Scripts(NamedTuple):
     """Every script of one way to mint tokens."""
 
     take: Script
+    share: Script
     release: Script
     renew: Script
     leave: Script
@@ -45,16 +46,17 @@ class Scripts(NamedTuple):
 
 
 def build(name: str, variants: Mapping[str, str]) -> Script:
-    """The script in a file of that name, with the parts it needs before it; ``variants`` says which file has a part."""
+    """The script in a file of that name, with the parts it needs where it says so, for nothing is free that stands
+    before what is done most; ``variants`` says which file has a part."""
     folder = files(__package__) / "lua"
 
     def part(name: str) -> str:
         return (folder / f"{name}.lua").read_text("utf-8")
 
-    text = part(name)
-    needs = _NEEDS.search(text)
-    for need in reversed(needs[1].split(", ") if needs else []):
-        text = part(variants.get(need, need)) + text
+    def parts(needs: re.Match[str]) -> str:
+        return "".join(part(variants.get(need, need)) for need in needs[1].split(", "))
+
+    text = _NEEDS.sub(parts, part(name))
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -69,7 +71,8 @@ class Keys(NamedTuple):
     """The keys of one lock; all of them live in one slot of a cluster."""
 
     lock: str
-    """Holds ``holder:token`` and expires with the lease; a plain ``SET NX PX`` client holds it too."""
+    """Holds ``holder:token`` and expires with the lease; a plain ``SET NX PX`` client holds it too. Shared, it holds
+    ``:0``, and who shares it stands in a key beside it: see ``lua/cover.lua``."""
     queue: str
     """Sorted set of the waiters, only while there are any."""
     gone: str

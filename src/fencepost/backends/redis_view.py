@@ -41,10 +41,15 @@ class View:
 def _seen(name: str, reply: Any) -> Status | None:
     if reply is None:
         return None
-    value, left, entries = reply
+    value, left, entries, *shares = reply
+    waiters = tuple(entry.decode().split(":", 2)[2] for entry in entries)
+    if shares:
+        owners = [own.decode().rpartition(":") for own in shares[0]]
+        owners.sort(key=lambda own: int(own[2]))
+        sharers = tuple(holder for holder, _, _ in owners)
+        return Status(name, sharers[0], int(owners[-1][2]), left / 1000, waiters, sharers)
     text = value.decode("utf-8", "replace")
     holder, _, token = text.rpartition(":")
     if not token.isdecimal() or not holder:
         holder, token = text, "0"  # somebody else's client holds it
-    waiters = tuple(entry.decode().split(":", 2)[2] for entry in entries)
     return Status(name, holder, int(token), inf if left < 0 else left / 1000, waiters)

@@ -1,16 +1,25 @@
--- Make sure that the holder neither holds nor waits.
+-- Make sure that the holder neither holds, nor shares, nor waits.
 -- KEYS: lock, queue, gone, counter
 -- ARGV: holder, entry in the queue, ms for which a request of its that arrives late is refused (0: none can),
 --       a token under which it may go on holding all the same ('': none)
--- needs: clock, mint, tell, hand_over
+-- needs: clock, mint, tell, cover, hand_over, settle
 local holder = ARGV[1]
 if ARGV[3] ~= '0' then
     redis.call('SADD', KEYS[3], holder)
     redis.call('PEXPIRE', KEYS[3], ARGV[3])
 end
-if redis.call('ZREM', KEYS[2], ARGV[2]) == 0 then
-    local value = redis.call('GET', KEYS[1])
-    local owner, token = string.match(value or '', '^(.*):(%d+)$')
+local waited = redis.call('ZREM', KEYS[2], ARGV[2]) == 1
+local value = redis.call('GET', KEYS[1])
+if value == ':0' then
+    local shares = KEYS[1] .. '\31shares'
+    for _, own in ipairs(waited and {} or redis.call('ZRANGE', shares, 0, -1)) do
+        local owner, token = string.match(own, '^(.*):(%d+)$')
+        if owner == holder and token ~= ARGV[4] then redis.call('ZREM', shares, own) end
+    end
+    -- One who waited may have stood in the way of others who may share.
+    settle(KEYS[1], KEYS[2], KEYS[4], value)
+elseif value and not waited then
+    local owner, token = string.match(value, '^(.*):(%d+)$')
     if owner == holder and token ~= ARGV[4] then hand_over(KEYS[1], KEYS[2], KEYS[4]) end
 end
 return 1
