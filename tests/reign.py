@@ -38,7 +38,7 @@ class Candidate:
         self._heard = heard
         self.elected: list[float] = []
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=dying_with_us()
+            dying_with_us(command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()

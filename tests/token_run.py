@@ -93,7 +93,7 @@ def run(
         def start(path: Path) -> subprocess.Popen[bytes]:
             path.touch()
             command = [sys.executable, "-m", "tests.token_run", "--work", str(path), url, name, str(ttl)]
-            return subprocess.Popen(command, cwd=ROOT, preexec_fn=dying_with_us())
+            return subprocess.Popen(dying_with_us(command), cwd=ROOT)
 
         def noted() -> int:
             return sum(path.read_bytes().count(b"\n") for path in paths)
@@ -102,7 +102,7 @@ def run(
         killed = restarted = 0
         try:
             with fencepost.connect(url) as locks:
-                while (done := noted()) < acquisitions:
+                while (done := noted()) < acquisitions or killed < kills:
                     if restart and restarted < restarts and done >= acquisitions * (restarted + 1) / (restarts + 1):
                         restart()
                         restarted += 1

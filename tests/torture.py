@@ -152,24 +152,25 @@ class Torture:
             return
         with (self.folder / "stderr").open("ab") as errors:
             handle = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "fencepost", "worker", "--json", "--name", f"w{worker}"),
-                    *("--backend", f"sqlite://{self.folder / 'locks.db'}", "--resource", self.service.url),
-                    *(
-                        "--key",
-                        KEY,
-                        "--ttl",
-                        f"{self.plan.ttl}s",
-                        "--work",
-                        f"{self.plan.work}s",
-                        "--iterations",
-                        str(rounds),
-                    ),
-                ],
+                dying_with_us(
+                    [
+                        *(sys.executable, "-m", "fencepost", "worker", "--json", "--name", f"w{worker}"),
+                        *("--backend", f"sqlite://{self.folder / 'locks.db'}", "--resource", self.service.url),
+                        *(
+                            "--key",
+                            KEY,
+                            "--ttl",
+                            f"{self.plan.ttl}s",
+                            "--work",
+                            f"{self.plan.work}s",
+                            "--iterations",
+                            str(rounds),
+                        ),
+                    ]
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                preexec_fn=dying_with_us(),
             )
         assert handle.stdout is not None
         os.set_blocking(handle.stdout.fileno(), False)

@@ -19,11 +19,10 @@ class WorkerProcess:
     def __init__(self, *options: str) -> None:
         self.facts: list[Fact] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fencepost", "worker", "--json", *options],
+            dying_with_us([sys.executable, "-m", "fencepost", "worker", "--json", *options]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=dying_with_us(),
         )
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from fencepost.lab.servers.processes import ROOT, wait_until
+from fencepost.lab.servers.processes import ROOT, dying_with_us, wait_until
 
 
 class Peer:
@@ -16,10 +16,8 @@ class Peer:
 
     def __init__(self, command: Sequence[str], *, cwd: Path = ROOT, errors: IO[str] | None = None) -> None:
         self.said: list[str] = []
-        # Not by a preexec_fn: the fork that it takes runs Python in a child of a process whose gRPC is in full swing,
-        # and now and then that aborts.
         self.process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *command],
+            dying_with_us(command),
             cwd=cwd,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

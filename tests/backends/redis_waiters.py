@@ -26,9 +26,7 @@ class Waiters:
 
     def __init__(self, url: str, name: str, count: int, ttl: float = 300.0) -> None:
         command = [sys.executable, "-m", "tests.backends.redis_waiters", url, name, str(count), str(ttl)]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=dying_with_us()
-        )
+        self._process = subprocess.Popen(dying_with_us(command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     def kill(self) -> list[str]:
         """SIGKILL it; the grants it had until then."""

@@ -28,14 +28,13 @@ class ConsulLock:
         script = f"touch {self.running}; while [ ! -e {self.over} ]; do sleep 0.05; done; rm {self.running}"
         address = server.url.partition("://")[2]
         self.process = subprocess.Popen(
-            [program("CONSUL"), "lock", "-verbose", prefix, script],
+            dying_with_us([program("CONSUL"), "lock", "-verbose", prefix, script]),
             env={**os.environ, "CONSUL_HTTP_ADDR": address},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=dying_with_us(),
         )
         self.said: list[str] = []
         self._listener = background(self._listen)

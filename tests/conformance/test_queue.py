@@ -97,10 +97,11 @@ async def test_the_lock_goes_on_at_the_holders_ttl(store: Store) -> None:
 
 async def test_each_expiry_hands_over_to_one_waiter_only(store: Store) -> None:
     clients = [store.connect(), store.connect()]
-    await clients[0].acquire(store.name, ttl=store.short, renew=False)
+    holder = await clients[0].acquire(store.name)
     line = Line(store)
     for each in range(3):
         await line.add(clients[each % 2], ttl=store.short, renew=False)
+    assert await holder.release()
     tokens = [(await task).token for task in line.tasks]
     assert tokens == sorted(tokens)
     assert len(set(tokens)) == 3

@@ -36,12 +36,11 @@ class Runner:
 
     def start(self, *options: str, command: Sequence[str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            self.command(*options, command=command),
+            dying_with_us(self.command(*options, command=command)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=dying_with_us(),
         )
         self.started.append(process)
         return process

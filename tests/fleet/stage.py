@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import random
 import secrets
 import signal
@@ -21,7 +20,7 @@ from fencepost.fleet.plan import prefix, view
 from fencepost.lab.checks import Report, check
 from fencepost.lab.history import FORMAT, Line
 from fencepost.lab.ownership import Watch
-from fencepost.lab.servers.processes import STILL, state_of
+from fencepost.lab.servers.processes import STILL, dying_with_us, state_of
 from tests.fleet.resource import Resource
 
 _PATIENCE = 60.0
@@ -121,11 +120,10 @@ class Fleet:
             "face": "sync" if len(self.workers) % 2 else "aio",
             "resource": self.resource.address,
             "work": self.plan.work,
-            "parent": os.getpid(),
         }
         with self.log.open("ab") as errors:
             handle = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.fleet.worker", json.dumps(options)),
+                *dying_with_us([sys.executable, "-m", "tests.fleet.worker", json.dumps(options)]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,

@@ -66,11 +66,10 @@ class Consumer:
     def __init__(self, folder: Path, locks: str) -> None:
         self._folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "examples" / "partitioned_consumer.py"), "2"],
+            dying_with_us([sys.executable, str(ROOT / "examples" / "partitioned_consumer.py"), "2"]),
             cwd=folder,
             env=os.environ | {"FENCEPOST_URL": locks},
             stdout=subprocess.DEVNULL,
-            preexec_fn=dying_with_us(),
         )
 
     def signal(self, number: signal.Signals) -> None:

@@ -8,9 +8,7 @@ pause can come right after it. SIGTERM asks it to leave.
 """
 
 import asyncio
-import ctypes
 import json
-import os
 import random
 import signal
 import sys
@@ -23,7 +21,6 @@ import fencepost
 from fencepost import fleet
 from fencepost.drive import boottime
 from fencepost.fleet.group import Owned
-from fencepost.lab.servers.processes import PR_SET_PDEATHSIG
 from tests.fleet.resource import AsyncClient, Client
 
 _gate = threading.Lock()
@@ -127,17 +124,5 @@ async def _async(locks: dict[str, Any], options: dict[str, Any], shared: dict[st
         await mine.run(work)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends.
-
-    Not by a preexec_fn of the parent: that forks, and grpc's threads in the child crash when their files are closed.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    die_with(asked["parent"])
-    main(asked)
+    main(json.loads(sys.argv[1]))

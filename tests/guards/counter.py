@@ -44,13 +44,12 @@ class Worker:
 
     def __init__(self, told: Queue[tuple[Worker, dict[str, Any]]]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.guards.counter"],
+            dying_with_us([sys.executable, "-m", "tests.guards.counter"]),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            preexec_fn=dying_with_us(),
         )
         self._told = told
         threading.Thread(target=self._listen, daemon=True).start()

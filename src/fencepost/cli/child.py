@@ -1,14 +1,13 @@
 """A command that runs under a lease: its signals, its terminal, and its end when the lease is lost."""
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from fencepost.cli import launch
 from fencepost.cli.exits import SIGNALLED
 
 FORWARDED = (
@@ -23,8 +22,6 @@ FORWARDED = (
 )
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Those that end the wait for the lock as well."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -41,12 +38,7 @@ class Child:
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         loop.add_signal_handler(signal.SIGCONT, self._continued)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back must not stop us
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, **extra},
-            process_group=0,
-            preexec_fn=_before_exec(os.getpid(), self._terminal),
-        )
+        self._process = _launch(command, {**os.environ, **extra}, self._terminal)
         self.group = self._process.pid
         self._give_terminal(self.group)
 
@@ -113,20 +105,24 @@ def _have_terminal() -> bool:
         return False
 
 
-def _before_exec(parent: int, terminal: int | None) -> Callable[[], None]:
-    """What the child does first: take the terminal, and ask the kernel to be killed when we are.
-
-    For then nobody would renew any more. The kernel forgets it for a program that runs as another user.
-    """
-    prctl: Any = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-
-    def ask() -> None:
-        if terminal is not None:
-            os.tcsetpgrp(terminal, os.getpid())
-        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(SIGNALLED + signal.SIGKILL)
-
-    return ask
+def _launch(command: Sequence[str], env: dict[str, str], terminal: int | None) -> subprocess.Popen[bytes]:
+    """The command, begun; OSError if it cannot be."""
+    reader, report = os.pipe()
+    with open(reader, "rb") as said:
+        try:
+            begun = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", launch.__file__),
+                    *(str(os.getpid()), str(-1 if terminal is None else terminal), str(report)),
+                    *command,
+                ],
+                env=env,
+                process_group=0,
+                pass_fds=[report, *([] if terminal is None else [terminal])],
+            )
+        finally:
+            os.close(report)
+        if failure := said.read():
+            begun.wait()
+            raise OSError(int(failure), os.strerror(int(failure)))
+    return begun

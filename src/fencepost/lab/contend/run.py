@@ -129,12 +129,11 @@ class Crew:
     def __enter__(self) -> "Crew":
         for number in range(self._plan.processes):
             process = subprocess.Popen(
-                _COMMAND,
+                dying_with_us(_COMMAND),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 start_new_session=True,  # Ctrl-C is ours to pass on
-                preexec_fn=dying_with_us(),
             )
             self._processes.append(process)
             threading.Thread(target=self._listen, args=(number, process), daemon=True).start()

@@ -3,7 +3,9 @@
 import resource
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from fencepost import check
@@ -93,12 +95,24 @@ def lay(
             told(start, laid)
         done.seconds = time.monotonic() - begin
         done.after = store.facts()
-        done.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        done.peak_memory = _peak_memory()
         if wait:
             done.expired = _outlive(store, done, begin + done.seconds + order.ttl)
         return done
     finally:
         store.close()
+
+
+def _peak_memory() -> int:
+    """The most memory that this program has taken, in bytes.
+
+    Linux's ru_maxrss also counts what the process was before it became this program.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _paced(order: Order, start: int) -> Iterator[Batch]:

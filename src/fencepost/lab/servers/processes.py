@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import http.client
 import os
@@ -27,7 +26,6 @@ from fencepost.lab.servers.programs import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[4]
 HOST = "127.0.0.1"
-PR_SET_PDEATHSIG = 1
 ENDED = frozenset({"Z", "X", "gone"})
 STILL = ENDED | {"T", "t"}
 
@@ -89,27 +87,20 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="servers")
 
 
-def dying_with_us() -> Callable[[], None]:
-    """A preexec_fn that has the kernel kill the child when this process, or its starting thread, ends."""
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+def dying_with_us(command: Sequence[str]) -> list[str]:
+    """The command, killed by the kernel when the thread of ours that starts it ends.
 
-    def die_with_parent() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return die_with_parent
+    Not by a preexec_fn: with one, Python forks and runs on in the child, where a gRPC that is in full swing in this
+    process starts its threads again and aborts now and then.
+    """
+    return ["setpriv", "--pdeathsig", "KILL", "--", *command]
 
 
 def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that ends when this one does, whichever thread asked for it; ``options`` are Popen's."""
-    die_with_parent = dying_with_us()
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent, **options
-        )
+        return subprocess.Popen(dying_with_us(command), stdin=subprocess.DEVNULL, start_new_session=True, **options)
 
     return _spawner(os.getpid()).submit(start).result()
 

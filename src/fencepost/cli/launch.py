@@ -1,0 +1,38 @@
+"""Becomes a command, run as a program of its own: launch.py PARENT TERMINAL REPORT COMMAND...
+
+It takes the terminal, unless TERMINAL is -1, asks the kernel to be killed when PARENT is, for then nobody would renew
+any more, and becomes the command. If it cannot, it writes the errno to REPORT. The kernel forgets its promise for a
+program that runs as another user.
+
+A preexec_fn would do the same with less, but runs Python in a fork of a process whose gRPC is in full swing, which now
+and then aborts there.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(parent: int, terminal: int, report: int, command: list[str]) -> None:
+    """Returns if the command cannot be run."""
+    os.set_inheritable(report, False)
+    if terminal >= 0:
+        os.tcsetpgrp(terminal, os.getpid())
+    for number in (signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # ignored by the parent, the last two also by this interpreter
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(report, str(error.errno).encode())
+
+
+if __name__ == "__main__":
+    parent, terminal, report = map(int, sys.argv[1:4])
+    main(parent, terminal, report, sys.argv[4:])
