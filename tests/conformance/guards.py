@@ -71,8 +71,9 @@ class Memory:
         self.read = self._guard.read
 
     def peek(self, resource: str) -> tuple[bytes | None, int | None]:
+        value = self._guard._values.get(resource)  # first: the mark of a value that was there can only be larger
         mark = self._guard.mark(resource)
-        return self._guard._values.get(resource), mark.token if mark else None
+        return value, mark.token if mark else None
 
 
 class SQLite:

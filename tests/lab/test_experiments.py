@@ -85,8 +85,8 @@ MUTANTS = {
     ),
     "the release script compares nothing": (
         "backends/lua/release.lua",
-        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end",
-        "",
+        "if value == ARGV[1] then",
+        "if value then",
         "release",
     ),
 }
