@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from fencepost.drive import Signal
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, NotAcquired
 from fencepost.fleet.group import Group, Owned
 from fencepost.locks import Core
 from fencepost.renewals import Held
@@ -83,7 +83,7 @@ class Worker:
             try:
                 await self.group.join()
                 joined = True
-            except BackendError:
+            except (BackendError, NotAcquired):  # cut off from the store for longer than a join has patience
                 await self.driver.sleep(self._size.ttl / 10)
 
     # What happens to it.
