@@ -210,7 +210,8 @@ def distinct() -> Iterator[Sides]:
     with quiet() as server, looped(server.url) as (loop, locks, client):
         ours, peer = sections(locks, client)
         loop.run_until_complete(ours("lock"))
-        wire: Any = locks._core.backend._nodes.only.wire  # type: ignore[attr-defined]
+        backend: Any = locks._core.backend
+        wire = backend._nodes.only.wire
 
         async def bare(name: str) -> None:
             take, release = packed[name]

@@ -202,6 +202,14 @@ def test_a_forked_child_uses_connections_of_its_own_and_does_not_keep_its_parent
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_node_of_a_cluster_that_is_taken_for_a_server_says_what_to_write(redis_cluster: Any) -> None:
+    url = redis_cluster.url.replace("redis+cluster", "redis").partition(",")[0]
+    with fencepost.connect(url) as locks:
+        for name in "abcdefgh":  # some on this node's slots, some elsewhere
+            with pytest.raises(ConfigError, match=r"redis\+cluster://"):
+                locks.try_acquire(name)
+
+
 def test_names_with_braces_are_locks_of_their_own_in_a_cluster(redis_cluster: Any) -> None:
     names = ["a", "{a}", "{a}b", "b{a}", "a}", "{a", "}{", "{}a", "{{a}}", "a{b}{c}", "\N{SNOWMAN}{"]
     for fence in ("clock", "counter"):

@@ -44,7 +44,10 @@ async def test_a_with_block_closes(store: Store) -> None:
 
 
 async def test_an_unused_connection_closes(store: Store) -> None:
-    await store.connect().close()
+    client = store.connect()
+    await client.close()
+    with pytest.raises(ConfigError, match="closed"):
+        await client.try_acquire(store.name)
 
 
 async def test_closing_ends_those_who_wait_and_leaves_nobody_in_line(store: Store) -> None:

@@ -114,6 +114,8 @@ def test_installing_at_once_from_many_places_works(postgres_server: Any) -> None
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(install, range(4)))
+    with psycopg.connect(postgres_server.url, options=f"-csearch_path={name}") as conn:
+        assert postgres.admit(conn, "thing", 5)
 
 
 def test_every_decision_is_told_with_the_mark_before_it(pg: Conn, thing: str) -> None:

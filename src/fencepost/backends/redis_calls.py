@@ -38,7 +38,7 @@ class Calls:
         until = self._driver.now() + self._dial.timeout
         while reply.__class__ is ReplyError:
             text, once = str(reply), False
-            if text.startswith(("MOVED", "ASK")):
+            if text.startswith(("MOVED", "ASK", "CROSSSLOT")):
                 node, once = self.nodes.moved(text)
             else:
                 if text.startswith(LATER) and self._driver.now() < until:

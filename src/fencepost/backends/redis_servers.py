@@ -11,7 +11,7 @@ from fencepost.backends.redis_pool import Socket
 from fencepost.backends.redis_scripts import SLOTS, slot
 from fencepost.backends.redis_stream import Stream
 from fencepost.drive import Asyncio, Driver
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, ConfigError
 
 
 async def ask(driver: Driver, dial: Dial, place: Place, requests: Sequence[bytes]) -> list[Any]:
@@ -39,24 +39,31 @@ class Single:
         kind = TaskNode if isinstance(driver, Asyncio) else ThreadNode
         node: Node = kind(dial, locate, channel, hear, lost)
         self.only: Node | None = node
-        self.nodes: list[Node] = [node]
+        self._node = node
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Every server that was talked to."""
+        return [self._node]
 
     async def at(self, key: str) -> Node:
         """The server that has ``key``."""
-        return self.nodes[0]
+        return self._node
 
     async def all(self) -> list[Node]:
         """Every server that has locks."""
         return self.nodes
 
     def moved(self, text: str) -> tuple[Node, bool]:
-        """Where a redirection leads, and whether for this once only."""
-        raise NotImplementedError
+        """Where a redirection leads, and whether for this once only; ConfigError where nobody is to be redirected."""
+        raise ConfigError(
+            "this Redis is a node of a cluster; connect to it with redis+cluster:// (or rediss+cluster://)"
+        )
 
     def forget(self) -> None:
         """Something is not where it was: find it anew."""
-        self.nodes[0].close()
-        self.nodes[0].lost(self.nodes[0])
+        self._node.close()
+        self._node.lost(self._node)
 
 
 class Masters(Single):
@@ -95,7 +102,7 @@ class Masters(Single):
     def moved(self, text: str) -> tuple[Node, bool]:
         kind, number, address = text.split()[:3]
         host, _, port = address.rpartition(":")
-        node = self._node((host, int(port)))
+        node = self._at_place((host, int(port)))
         if kind == "MOVED":
             self._slots[int(number)] = node
         return node, kind == "ASK"
@@ -103,7 +110,7 @@ class Masters(Single):
     def forget(self) -> None:
         self._slots = [None] * SLOTS
 
-    def _node(self, place: Place) -> Node:
+    def _at_place(self, place: Place) -> Node:
         node = self._places.get(place)
         if node is None:
             kind = TaskNode if isinstance(self._driver, Asyncio) else ThreadNode
@@ -127,7 +134,7 @@ class Masters(Single):
             slots: list[Node | None] = [None] * SLOTS
             for first, last, master, *_ in reply:
                 host, port = master[0], master[1]
-                node = self._node((host.decode() if host else place[0], port))
+                node = self._at_place((host.decode() if host else place[0], port))
                 slots[first : last + 1] = [node] * (last + 1 - first)
             self._slots = slots
             return
@@ -135,7 +142,7 @@ class Masters(Single):
         raise failure
 
     @property
-    def nodes(self) -> list[Node]:  # type: ignore[override]
+    def nodes(self) -> list[Node]:
         return list(self._places.values())
 
 

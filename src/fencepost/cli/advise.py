@@ -61,10 +61,9 @@ def ask(
     elif twice is None:
         raise ConfigError("say --twice nothing, waste or harm: what breaks if it runs twice is the first question")
     else:
-        given = {"resource": resource, "work": work, "free": free}
-        flags = {"together": bool(together), "run_id": bool(run_id), "survive": bool(survive)}
-        known: Any = {name: value for name, value in given.items() if value is not None}
-        answers = Answers(twice=twice, checks=checks, store=store, **known, **flags)  # type: ignore[arg-type]  # advise() looks
+        given = {"twice": twice, "resource": resource, "work": work, "free": free, "store": store}
+        known: Any = {name: value for name, value in given.items() if value is not None}  # advise() looks at them
+        answers = Answers(checks=checks, together=bool(together), run_id=bool(run_id), survive=bool(survive), **known)
     advice = advise(answers, data=data, locks=backend, measured=found, now=ttl_now)
     if as_json:
         print(json.dumps({**asdict(advice), "answers": asdict(answers), "measured": _told(found)}, indent=2))

@@ -97,8 +97,9 @@ def _seeds(
         for failure in tally.failures[:20]:
             print(f"  {failure.violations[0].check}: {failure.violations[0].what}")
             print(f"    replay: {failure.replay(fencing, calm)}")
-    for failure in tally.failures if folder is not None else ():
-        print(f"kept {keep(failure, folder)}", file=sys.stderr)  # type: ignore[arg-type]  # folder is not None here
+    if folder is not None:
+        for failure in tally.failures:
+            print(f"kept {keep(failure, folder)}", file=sys.stderr)
     if tally.failures:
         raise typer.Exit(exits.FAILED)
 
