@@ -1,0 +1,4 @@
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+"""The repository."""

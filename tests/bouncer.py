@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fencepost.lab.servers import ask
-from fencepost.lab.servers.processes import HOST, Server, program
+from fencepost.lab.servers.processes import HOST, program
+from fencepost.lab.servers.server import Server
 
 
 @dataclass(kw_only=True, eq=False)

@@ -24,7 +24,8 @@ from typing import Any
 
 from fencepost.backends.zookeeper_session import SHARE
 from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, Postgres, Redis, ZooKeeper
-from fencepost.lab.servers.processes import ROOT, dying_with_us, program
+from fencepost.lab.servers.processes import dying_with_us, program
+from tests import ROOT
 from tests.reign_candidate import journal
 
 Command = Callable[[str], list[str]]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from fencepost.lab.servers.processes import HOST, Server
+from fencepost.lab.servers.processes import HOST
+from fencepost.lab.servers.server import Server
 from fencepost.rule import Stamp
 
 

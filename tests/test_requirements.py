@@ -2,9 +2,8 @@
 
 import re
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
 
 
 def locked(kind: str) -> dict[str, str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.snippets import BadSnippet, follow
 
-ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 import fencepost
 from fencepost import sync
 from fencepost.errors import BackendError, NotAcquired
-from fencepost.lab.servers.processes import ROOT, dying_with_us
+from fencepost.lab.servers.processes import dying_with_us
+from tests import ROOT
 
 DAWDLE = 0.02  # the share of holds that last long enough for their holder to be killed
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from fencepost.lab.servers.processes import ROOT, dying_with_us, wait_until
+from fencepost.lab.servers.processes import dying_with_us, wait_until
+from tests import ROOT
 
 
 class Peer:

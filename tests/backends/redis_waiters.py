@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 from fencepost import aio
-from fencepost.lab.servers.processes import ROOT, dying_with_us
+from fencepost.lab.servers.processes import dying_with_us
+from tests import ROOT
 
 
 async def main(url: str, name: str, count: int, ttl: float) -> None:

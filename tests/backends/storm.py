@@ -21,7 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, ZooKeeper, ZooKeeperEnsemble, ask
-from fencepost.lab.servers.processes import Server, wait_until
+from fencepost.lab.servers.processes import wait_until
+from fencepost.lab.servers.server import Server
 from tests.backends import etcd
 from tests.backends.swarm import Swarm
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.errors import FencepostError
-from fencepost.lab.servers.processes import ROOT, STILL, state_of, wait_until
+from fencepost.lab.servers.processes import STILL, state_of, wait_until
+from tests import ROOT
 from tests.conformance.faces import Client, Hold, on_thread
 
 

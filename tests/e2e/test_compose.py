@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.lab.servers.processes import ROOT
+from tests import ROOT
 
 TEXT = (ROOT / "deploy" / "compose.yaml").read_text()
 SERVICES: dict[str, Any] = importlib.import_module("yaml").safe_load(TEXT)["services"]

@@ -16,9 +16,11 @@ from urllib.parse import quote
 import pytest
 
 from fencepost.lab.servers import http_json
-from fencepost.lab.servers.processes import ROOT, Missing, Server, program, wait_until
+from fencepost.lab.servers.processes import Missing, program, wait_until
+from fencepost.lab.servers.server import Server
 from fencepost.meter import INSTRUMENTS
 from fencepost.rule import Stamp
+from tests import ROOT
 from tests.conftest import unavailable
 from tests.service import Service
 

@@ -20,9 +20,10 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pytest
 
-from fencepost.lab.servers.processes import HOST, ROOT, wait_until
+from fencepost.lab.servers.processes import HOST, wait_until
 from fencepost.resource import clients
 from fencepost.rule import MAX_TOKEN
+from tests import ROOT
 from tests.service import Service
 
 HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: x\r\nX-Fence-Token: 5\r\n"

@@ -346,7 +346,7 @@ def test_a_job_stopped_past_its_ttl_is_ended_when_it_continues(
 
 
 def test_a_command_begins_every_time_although_grpc_is_at_work(etcd_server: Endpoint) -> None:
-    """Python that runs between fork and exec shares the process with gRPC's threads: one in six aborted there."""
+    """Python that runs between fork and exec shares the process with gRPC's threads, and now and then aborted there."""
 
     def run(number: int) -> int:
         job = [sys.executable, "-m", "fencepost", "run", f"job/{number}", "--backend", etcd_server.url, "--", "true"]

@@ -36,9 +36,10 @@ from fencepost.lab.servers import (
     wait_until,
 )
 from fencepost.lab.servers.processes import family_of, program, state_of
+from tests import ROOT
 from tests.conftest import Endpoint, provided, unavailable
 
-SCRIPT = processes.ROOT / "scripts" / "servers"
+SCRIPT = ROOT / "scripts" / "servers"
 Started = TypeVar("Started", bound=AbstractContextManager[object])
 Test = Callable[..., None]
 
@@ -294,7 +295,7 @@ def test_no_server_outlives_a_killed_run(kind: type[Server]) -> None:
     )
     run = subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=processes.ROOT,
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -18,9 +18,9 @@ from examples import partitioned_consumer as example
 import fencepost
 from fencepost.fleet import Partitions
 from fencepost.lab.servers.processes import STILL, dying_with_us, state_of, wait_until
+from tests import ROOT
 from tests.conftest import Endpoint
 
-ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 
 

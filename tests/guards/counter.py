@@ -21,7 +21,8 @@ from typing import Any
 import fencepost
 from fencepost.errors import Refused
 from fencepost.guards.policy import Policy
-from fencepost.lab.servers.processes import ROOT, STILL, dying_with_us, state_of, wait_until
+from fencepost.lab.servers.processes import STILL, dying_with_us, state_of, wait_until
+from tests import ROOT
 from tests.conformance.guards import GUARDS
 
 

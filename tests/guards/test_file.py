@@ -10,9 +10,9 @@ import pytest
 
 from fencepost.errors import BackendError, StaleToken
 from fencepost.guards.file import Guard
-from fencepost.lab.servers.processes import ROOT
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
+from tests import ROOT
 
 WRITER = """
 import os, signal, sys

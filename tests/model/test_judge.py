@@ -7,8 +7,8 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from types import ModuleType
 
-from fencepost.lab.servers.processes import ROOT
 from fencepost.rule import Stamp, Verdict, judge, raised
+from tests import ROOT
 
 SCRIPT = ROOT / "scripts" / "model"
 

@@ -11,7 +11,8 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from fencepost.lab.servers.processes import HOST, Server, program, wait_until
+from fencepost.lab.servers.processes import HOST, program, wait_until
+from fencepost.lab.servers.server import Server
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _FLAGS = (

@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fencepost.lab.servers.processes import ROOT, Port, wait_until
+from fencepost.lab.servers.processes import Port, wait_until
 from fencepost.sim import lines, parse, run
 from fencepost.sim.chaos import chaos
 from fencepost.sim.seeds import keep, try_seeds
 from fencepost.sim.serve import server
+from tests import ROOT
 from tests.sim.browser import Browser, serving, wait_score
 from tests.sim.test_controls import HELD, at, do, open_own
 

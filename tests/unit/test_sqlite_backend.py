@@ -16,7 +16,8 @@ import fencepost
 from fencepost import sync
 from fencepost.backends import sqlite_file
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers.processes import ROOT, wait_until
+from fencepost.lab.servers.processes import wait_until
+from tests import ROOT
 
 PATIENCE = 20.0
 

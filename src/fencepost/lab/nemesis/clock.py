@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.servers import Redis
-from fencepost.lab.servers.processes import Missing, StartFailed, program
+from fencepost.lab.servers.processes import Missing, program
+from fencepost.lab.servers.server import StartFailed
 
 _SETTING = struct.Struct("=ddd")  # real time when it began, time shown then, rate
 _SIZE = 8 + 2 * _SETTING.size

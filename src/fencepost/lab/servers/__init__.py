@@ -26,16 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fencepost.lab.servers.processes import (
-    HOST,
-    Cluster,
-    Missing,
-    Server,
-    StartFailed,
-    credentials,
-    program,
-    wait_until,
-)
+from fencepost.lab.servers.processes import HOST, Missing, program, wait_until
+from fencepost.lab.servers.server import Cluster, Server, StartFailed, credentials
 
 __all__ = [
     "HOST",
