@@ -5,10 +5,12 @@ from random import SystemRandom
 
 import pytest
 
+from fencepost.errors import NotAcquired
 from fencepost.fleet import group, plan
 from fencepost.fleet.plan import shares
 from fencepost.guards.memory import Guard
 from fencepost.lab.history import digest
+from fencepost.sim import fleet
 from fencepost.sim.fleet import Size, facts, play
 
 SMALL = Size(workers=24, hosts=5, partitions=30)
@@ -58,3 +60,14 @@ def test_workers_that_keep_what_they_have_are_found_out(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plan, "shares", greedy)
     assert found(range(5)) == {"balance"}
+
+
+def test_a_seed_that_breaks_off_is_named_and_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks_off(seed: int, size: Size | None) -> None:
+        raise NotAcquired("orders/members/240/w7", 6.0)
+
+    monkeypatch.setattr(fleet, "play", breaks_off)
+    outcome = fleet._outcome(41, SMALL)
+    assert outcome.seed == 41
+    assert "orders/members/240/w7" in outcome.violations[0].what
+    assert facts([outcome])["failed"] == [41]

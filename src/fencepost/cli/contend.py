@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -89,7 +89,7 @@ def contend(
         totals = Totals()
         print(f"metrics: {totals.serve(metrics_port)}", file=sys.stderr, flush=True)
     console = Console(stderr=True)
-    with console.status("starting") if console.is_terminal else Silent() as status:
+    with console.status("starting") as status:
 
         def show(seconds: float, acquired: int, backlog: int) -> None:
             status.update(f"{seconds:.0f} s: {acquired} sections, {backlog} waiting")
@@ -103,16 +103,3 @@ def contend(
     for name, text in report.rows(found):
         table.add_row(name, text)
     Console().print(table)
-
-
-class Silent:
-    """No progress where nobody watches."""
-
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, *_: Any) -> None:
-        pass

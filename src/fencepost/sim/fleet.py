@@ -7,7 +7,7 @@ the fleet must be in balance again.
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from random import Random
 from typing import Any
 
+from fencepost.errors import FencepostError
 from fencepost.fleet.plan import prefix, view
 from fencepost.lab.checks import check
 from fencepost.lab.counters import Counters
@@ -206,14 +207,17 @@ def play(seed: int, size: Size | None = None) -> tuple[Outcome, list[Line]]:
     return outcome, fleet.world.trace
 
 
-def play_many(seeds: Iterable[int], size: Size | None = None, workers: int | None = None) -> list[Outcome]:
-    """Run many seeds, on all cores; what came of each."""
+def play_many(seeds: Iterable[int], size: Size | None = None, workers: int | None = None) -> Iterator[Outcome]:
+    """Run many seeds, on all cores; what came of each, as it comes."""
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(partial(_outcome, size=size), seeds))
+        yield from pool.map(partial(_outcome, size=size), seeds)
 
 
 def _outcome(seed: int, size: Size | None) -> Outcome:
-    return play(seed, size)[0]
+    try:
+        return play(seed, size)[0]
+    except FencepostError as error:  # one that breaks off must not take the others with it, nor go unnamed
+        return Outcome(seed, [Violation("whole", 0.0, f"it broke off: {error!r}")])
 
 
 def facts(outcomes: list[Outcome]) -> dict[str, Any]:
