@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from random import SystemRandom
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from fencepost.fleet.plan import shares
 from fencepost.guards.memory import Guard
 from fencepost.lab.history import digest
 from fencepost.sim import fleet
-from fencepost.sim.fleet import Size, facts, play
+from fencepost.sim.fleet import Fleet, Size, facts, play
 
 SMALL = Size(workers=24, hosts=5, partitions=30)
 
@@ -33,6 +34,24 @@ def test_two_hundred_workers_on_twelve_hosts() -> None:
 
 def test_a_seed_gives_the_same_world_again() -> None:
     assert digest(play(3, SMALL)[1]) == digest(play(3, SMALL)[1])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_fleet_whose_store_has_lost_everything_gathers_again_as_it_did_at_first(seed: int) -> None:
+    fleet = Fleet(seed, Size(workers=60, hosts=5, partitions=60, faults=0))
+    asked, send = [], fleet.network.send
+
+    def count(src: str, dst: str, what: str, *rest: Any, **facts: Any) -> int:
+        if what == "take":
+            asked.append(fleet.world.now)
+        return send(src, dst, what, *rest, **facts)
+
+    fleet.network.send = count  # type: ignore[method-assign]
+    fleet.world.plan(lost := 3 * fleet.size.ttl, fleet._restart)
+    assert fleet.run().violations == []
+    assert fleet.faults["emptied"] == 1
+    at_first = sum(instant < lost for instant in asked)
+    assert 60 < len(asked) - at_first < 1.5 * at_first
 
 
 def found(seeds: range) -> set[str]:

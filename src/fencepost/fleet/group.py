@@ -198,6 +198,9 @@ class Group(Generic[L, P]):
         if (self._membership is None or self._membership.over) and not await self._enroll(self._patience):
             return self._patience
         found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
+        if self._mark not in found.members and self._membership is not None:
+            # A store that has lost this worker has lost others: a plan without them would be to take everything.
+            await self._core.renew(self._membership)
         for number in self._plan(found):
             if number not in self._slots and not self.leaving.is_set():
                 slot: _Slot[P] = _Slot(self._core.driver.signal())
