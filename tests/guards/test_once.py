@@ -197,3 +197,62 @@ def test_an_unprepared_postgres_names_the_command(postgres_server: Any) -> None:
         once(conn, "run"),
     ):
         pass
+
+
+ENDINGS: dict[str, Callable[[sqlite3.Connection], Any]] = {
+    "commit": lambda conn: conn.commit(),
+    "rollback": lambda conn: conn.rollback(),
+    "with": lambda conn: conn.__exit__(None, None, None),
+    "script": lambda conn: conn.executescript("CREATE TABLE IF NOT EXISTS other (x)"),
+}
+
+
+@pytest.mark.parametrize("mine", [False, True], ids=["its transaction", "the caller's"])
+@pytest.mark.parametrize("more", [False, True], ids=["nothing after", "more after"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_block_that_ends_its_own_transaction_is_told_so_and_keeps_nothing_from_then_on(
+    ending: str, more: bool, mine: bool, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn:
+        conn.execute("CREATE TABLE effect (x)")
+        conn.commit()
+        if mine:
+            conn.execute("BEGIN")
+
+        def cut_in_two() -> None:
+            with once(conn, "run") as run:
+                ENDINGS[ending](conn)
+                if more:
+                    conn.execute("INSERT INTO effect VALUES (1)")
+                run.result = "made"
+
+        with pytest.raises(ConfigError, match="ended inside it"):
+            cut_in_two()
+        conn.rollback()
+        assert conn.execute("SELECT count(*) FROM effect").fetchone() == (0,)
+        if ending == "rollback":
+            with once(conn, "run") as run:
+                assert not run.done
+        else:
+            with pytest.raises(ConfigError, match="begun and has not ended"), once(conn, "run"):
+                pytest.fail("nobody knows what it did")
+
+
+def test_a_run_inside_itself_is_not_taken_for_done(play: Callable[[Scenario], int]) -> None:
+    async def scenario(conn: Any, thing: str, kind: Kind) -> None:
+        with pytest.raises(ConfigError, match="under way in this very transaction"):
+            async with entered(once(conn, f"pay/{thing}")):
+                await pay(conn, thing)
+
+    assert play(scenario) == 100
+
+
+@pytest.mark.parametrize("wrong", [None, "app.sqlite3", object()], ids=["None", "a path", "an object"])
+def test_what_is_no_connection_is_told_what_would_be_one(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="sqlite3, psycopg, SQLAlchemy or Django is needed"), once(wrong, "run"):
+        pytest.fail("there is nothing to remember it in")
+
+
+def test_purge_takes_no_bare_number(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn, pytest.raises(ConfigError, match="timedelta"):
+        purge(conn, 86400)  # type: ignore[arg-type]

@@ -233,3 +233,31 @@ def test_a_server_killed_around_its_commit_serves_the_request_once(tmp_path: Pat
         os.waitpid(immortal, 0)
     with closing(sqlite3.connect(path)) as conn:
         assert conn.execute("SELECT count(*) FROM line").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("key", ["", '""', '" "'])
+def test_an_empty_key_is_none(serve: Serve, key: str) -> None:
+    ask, lines = serve()
+    answer = ask("POST", "/lines", {"Idempotency-Key": key}, b"hello")
+    assert (answer.status, "send one Idempotency-Key" in answer.json["error"]) == (400, True)
+    assert lines() == 0
+
+
+def test_a_status_without_a_name_is_sent_and_sent_again(tmp_path: Path) -> None:
+    def service(environ: Any, start: Any) -> Iterable[bytes]:
+        start("299 Odd", [])
+        return [b"odd"]
+
+    ask = ask_wsgi(wsgi.Once(service, lambda: closing(sqlite3.connect(tmp_path / "app.sqlite3"))))
+    for _ in range(2):
+        answer = ask("POST", "/", {"Idempotency-Key": "odd"}, b"")
+        assert (answer.status, answer.body) == (299, b"odd")
+
+
+@pytest.mark.parametrize("length", ["-5", "ten", "\N{SUPERSCRIPT TWO}"])
+def test_a_length_that_is_no_number_is_refused_before_anything_is_read(length: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    app = wsgi.Once(wsgi_service, lambda: closing(sqlite3.connect(tmp_path / "app.sqlite3")))
+    environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "key", "CONTENT_LENGTH": length}
+    app(environ, lambda status, headers: said.append(status))
+    assert said == ["400 Bad Request"]

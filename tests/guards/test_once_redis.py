@@ -180,3 +180,11 @@ def test_a_process_killed_around_its_script_neither_loses_nor_doubles_the_run(
     assert client.get(f"n:{tag}") == (None if when == "before" else "1")
     assert lives(attempt, None)
     assert client.get(f"n:{tag}") == "1"
+
+
+def test_what_cannot_be_meant_is_refused(client: Any, tag: str) -> None:
+    with pytest.raises(ConfigError, match=r"guards\.redis\.Guard\(client\)"):
+        once(client, tag)
+    for never in (0, -1):
+        with pytest.raises(ConfigError, match="keep must"):
+            once(Guard(client), tag, keep=never)

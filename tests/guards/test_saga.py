@@ -121,10 +121,60 @@ def test_what_cannot_be_meant_is_refused(conn: Any, locks: Any) -> None:
         Saga("order", [Step("a", say), Step("a", say)])
     with pytest.raises(ConfigError, match=r"fencepost\.aio"):
         saga.run(fencepost.aio.connect("memory://"), conn, "2")
+    with pytest.raises(ConfigError, match="'a' does, and undoes, is a function"):
+        Step("a", None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'a' does, and undoes, is a function"):
+        Step("a", say, "undo")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"is made of Step"):
+        Saga("order", [("a", say)])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="sqlite3, psycopg, SQLAlchemy or Django is needed"):
+        saga.run(conn, locks, "2")
     conn.execute("CREATE TABLE t (x)")
     conn.execute("INSERT INTO t VALUES (1)")
     with pytest.raises(ConfigError, match="in a transaction already"):
         saga.run(locks, conn, "2")
+
+
+def test_a_step_that_is_async_def_is_refused_in_blocking_code_before_anything_happens(conn: Any, locks: Any) -> None:
+    async def later(task: Task) -> None:
+        await asyncio.sleep(0)
+
+    for step in (Step("b", later), Step("b", say, undo=later)):
+        saga = Saga("order", [Step("a", say, say), step])
+        with pytest.raises(ConfigError, match=r"step 'b' of saga order is async def"):
+            saga.run(locks, conn, "1")
+        assert saga.find(conn, "1") is None
+    assert said == []
+
+
+def test_what_a_step_does_to_its_task_changes_nothing_but_its_copy(conn: Any, locks: Any) -> None:
+    def spoils(task: Task) -> Any:
+        task.args["price"] = 0
+        task.results["b"] = "done already"  # type: ignore[index]
+        return [1]
+
+    def looks(task: Task) -> Any:
+        task.results["a"].append(2)
+        return [task.args, task.results]
+
+    saga = Saga("order", [Step("a", spoils), Step("b", looks), Step("c", looks)])
+    for _ in range(2):
+        found = saga.run(locks, conn, "1", {"price": 30})
+        assert found["b"][0] == {"price": 30}
+        assert found["a"] == [1]
+        assert list(found) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_step_that_ends_its_own_transaction_is_told_so(conn: Any, locks: Any, end: str) -> None:
+    def cut_in_two(task: Task) -> None:
+        task.conn.execute("CREATE TABLE IF NOT EXISTS t (x)")
+        getattr(task.conn, end)()
+
+    saga = Saga("order", [Step("a", cut_in_two)])
+    with pytest.raises(ConfigError, match="ended inside it"):
+        saga.run(locks, conn, "1")
+    assert saga.find(conn, "1").state == "running", "nothing was recorded that may not have happened"
 
 
 def test_a_saga_that_somebody_is_at_work_on_is_left_alone(conn: Any, locks: Any) -> None:
@@ -243,7 +293,11 @@ def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path, monkeypatch:
     def shop(id: str) -> int:
         return subprocess.run([sys.executable, "-c", program, id], stderr=subprocess.DEVNULL).returncode
 
+    assert "there is no SQLite file" in cli("ls", code=2)
+    assert not (tmp_path / "app.sqlite3").exists(), "looking for it has not made it"
+    (tmp_path / "app.sqlite3").touch()
     assert cli("ls") == ""
+    assert "one of running, compensating, stuck, done, compensated" in cli("ls", "--state", "stcuk", code=2)
     (tmp_path / "die").touch()
     assert shop("41") == -signal.SIGKILL
     assert "order 41  running at ship" in cli("ls")
@@ -269,6 +323,8 @@ def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path, monkeypatch:
         *("undo/order/reserve/42", "undo/order/charge/41", "undo/order/reserve/41"),
     ]
     assert "cannot be loaded" in cli("retry", "nowhere:order", "41", code=2)
+    (tmp_path / "broken_shop.py").write_text("order = (")
+    assert "cannot be loaded as module:attribute: SyntaxError" in cli("retry", "broken_shop:order", "41", code=2)
     assert "not a Saga" in cli("retry", "os:name", "41", code=2)
 
 

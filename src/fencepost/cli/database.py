@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -50,6 +51,8 @@ def _sqlite(url: str) -> Iterator[Any]:
     path = url.removeprefix("sqlite:").removeprefix("//")
     if not path:
         raise ConfigError("name the file: sqlite:///path/to/app.sqlite3")
+    if not Path(path).exists():  # SQLite would make an empty one
+        raise ConfigError(f"there is no SQLite file {path!r}; name the one that the program writes to")
     try:
         with closing(sqlite3.connect(path, timeout=30)) as conn, conn:
             yield conn

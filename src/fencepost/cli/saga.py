@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -31,6 +31,10 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List sagas: how far each is, for how long it has not moved, and why it was turned back or is stuck."""
+    from fencepost.saga import State
+
+    if state is not None and state not in get_args(State):
+        raise ConfigError(f"the state of a saga is one of {', '.join(get_args(State))}, not {state!r}")
     facts = [each for each in _all(database) if state in (None, each["state"])]
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -114,8 +118,9 @@ def _drive(path: str, database: str, backend: str | None, call: Callable[[Any, A
     sys.path.insert(0, "")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path!r} cannot be loaded as module:attribute: {error}") from error
+    except Exception as error:  # whatever their module raises
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path!r} cannot be loaded as module:attribute: {what}") from error
     if not isinstance(found, Saga):
         raise ConfigError(f"{path!r} is a {type(found).__name__}, not a Saga")
     with fencepost.connect(backend) as locks, connected(database) as conn:

@@ -7,7 +7,13 @@ Nothing of theirs is imported before such a connection is there: psycopg (blocki
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -132,7 +138,9 @@ def opened(conn: Any) -> bool:
         return bool(conn.info.transaction_status)
     if getattr(conn, "autocommit", None) is False and isinstance(conn, sqlite3.Connection):
         return False  # always in one; SQLite itself refuses to let it write after an outdated read
-    state = conn.in_transaction
+    state = getattr(conn, "in_transaction", None)
+    if state is None:
+        raise ConfigError(f"a connection of sqlite3, psycopg, SQLAlchemy or Django is needed here, not {type(conn)!r}")
     return bool(state() if callable(state) else state)
 
 
@@ -176,15 +184,25 @@ async def within(block: Any) -> AsyncIterator[Any]:
 
 @contextmanager
 def _savepoint(conn: sqlite3.Connection) -> Iterator[None]:
+    """Tells at its end, too, whether the transaction around it is still the one that it began in."""
     conn.execute("SAVEPOINT fencepost")
     try:
         yield
     except BaseException:
         if conn.in_transaction:  # some errors end the whole transaction
-            conn.execute("ROLLBACK TO fencepost")
-            conn.execute("RELEASE fencepost")
+            with suppress(sqlite3.OperationalError):  # so did the block, and began another
+                conn.execute("ROLLBACK TO fencepost")
+                conn.execute("RELEASE fencepost")
         raise
-    conn.execute("RELEASE fencepost")
+    try:
+        conn.execute("RELEASE fencepost")
+    except sqlite3.OperationalError as error:
+        if "no such savepoint" not in str(error):
+            raise
+        raise ConfigError(
+            "the transaction of this block was ended inside it, by commit(), rollback(), executescript() or 'with "
+            "conn:', so that what was done before and after that is not one; leave its end to the block"
+        ) from None
 
 
 @contextmanager
@@ -193,8 +211,9 @@ def _immediate(conn: sqlite3.Connection) -> Iterator[None]:
     if not always:
         conn.execute("BEGIN IMMEDIATE")
     try:
-        yield
+        with _savepoint(conn):
+            yield
         conn.commit() if always else conn.execute("COMMIT")
     except BaseException:
-        conn.rollback() if always else conn.execute("ROLLBACK")
+        conn.rollback()  # nothing, if it has ended by itself
         raise

@@ -45,6 +45,8 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
         return Script(guard, id, keep)
     if keep is not None:
         raise ConfigError("keep= is for Redis; a database remembers until purge()")
+    if hasattr(guard, "register_script"):
+        raise ConfigError("once() takes a client of Redis inside a guard: once(guards.redis.Guard(client), ...)")
     return Rows(guard, id)
 
 
@@ -53,6 +55,8 @@ def purge(conn: Any, before: datetime | timedelta) -> Any:
 
     Purge only what nobody will try again: a forgotten run that is tried again happens again. Raises as ``once`` does.
     """
+    if not isinstance(before, (datetime, timedelta)):
+        raise ConfigError(f"purge() takes a datetime or a timedelta, not {before!r}")
     since = datetime.now().astimezone() - before if isinstance(before, timedelta) else before
     job = _purge(conn, since.timestamp())
     return job if is_async(conn) else _run(job)

@@ -40,9 +40,10 @@ class Undone(Exception):
 
 def run_id(keys: Sequence[str]) -> str:
     """The run that a request's Idempotency-Key names, quoted or not; ConfigError unless there is just one."""
-    if len(keys) != 1:
+    key = keys[0].strip().strip('"').strip() if len(keys) == 1 else ""
+    if not key:
         raise ConfigError("send one Idempotency-Key with this request, and the same one when you repeat it")
-    return check.name("http/" + keys[0].strip().strip('"'), "run id")
+    return check.name(f"http/{key}", "run id")
 
 
 def fingerprint(*parts: bytes) -> str:

@@ -42,7 +42,7 @@ class Script(Block[Commands]):
         self._async = self._link.is_async
         self._run = Commands(id)
         self._key = self._link.key(_PREFIX, id)
-        self._keep = "" if keep is None else round(check.ttl(keep) * 1000) or 1
+        self._keep = "" if keep is None else round(_kept(keep) * 1000) or 1
 
     async def _begin(self) -> None:
         result, error = await self._link.ask("HMGET", self._key, "result", "error")
@@ -80,3 +80,10 @@ class Script(Block[Commands]):
             )
         if result is not None:
             self._run._recall(text(result))
+
+
+def _kept(keep: float | timedelta) -> float:
+    kept = check.seconds(keep, "keep")
+    if not kept:
+        raise ConfigError("keep must be greater than 0 seconds: a run that is forgotten at once happens again")
+    return kept

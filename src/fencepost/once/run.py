@@ -32,9 +32,9 @@ class Run:
             raise ConfigError(f"run {self.id!r} was made before, and keeps its result; look at run.done first")
         self._result = value
 
-    def _recall(self, text: str | None) -> None:
+    def _recall(self, text: str) -> None:
         self.done = True
-        self._result = None if text is None else json.loads(text)
+        self._result = json.loads(text)
 
     def _told(self) -> str:
         try:

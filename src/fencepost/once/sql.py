@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.connections import is_async
 from fencepost.guards.postgres_ask import state
 from fencepost.guards.sqlite_ask import Table
@@ -57,6 +57,11 @@ class Rows(Block[Run]):
         while await rows.ask(self._conn, _RUNS, _CLAIM, (self._run.id, time.time())) is None:
             # Nothing, if it was purged in between.
             if found := await rows.ask(self._conn, _RUNS, _FIND, (self._run.id,)):
+                if found[0] is None:
+                    raise ConfigError(
+                        f"run {self._run.id!r} was begun and has not ended: it is under way in this very transaction, "
+                        f"or its block was cut in two by a commit; see what it did, and delete its row of fencepost_run"
+                    )
                 self._run._recall(found[0])
                 return
 

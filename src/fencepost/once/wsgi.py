@@ -45,13 +45,14 @@ class Once:
             return _send(http.problem(400, str(error)), start)
         if id is None:
             return self._app(environ, start)
-        length = int(
-            environ.get("CONTENT_LENGTH") or (self._largest + 1 if environ.get("wsgi.input_terminated") else 0)
-        )
+        told = environ.get("CONTENT_LENGTH")
+        if told and not (told.isascii() and told.isdigit()):
+            return _send(http.problem(400, f"Content-Length is no number: {told[:40]!r}"), start)
+        length = int(told or (self._largest + 1 if environ.get("wsgi.input_terminated") else 0))
         body = environ["wsgi.input"].read(min(length, self._largest + 1))
         if len(body) > self._largest:
             return _send(http.problem(413, f"the largest body here is of {self._largest} bytes"), start)
-        if environ.get("CONTENT_LENGTH") and len(body) < length:
+        if told and len(body) < length:
             return _send(http.problem(400, "the request broke off in the middle of its body"), start)
         target = [environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")]
         request = http.fingerprint(*(part.encode("latin-1") for part in target), body)
@@ -99,5 +100,9 @@ def _header(environ: Environ) -> str:
 
 
 def _send(answer: http.Answer, start: Start) -> Iterable[bytes]:
-    start(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.headers)
+    try:
+        phrase = HTTPStatus(answer.status).phrase
+    except ValueError:
+        phrase = "Unnamed"
+    start(f"{answer.status} {phrase}", answer.headers)
     return [answer.body]

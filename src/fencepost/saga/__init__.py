@@ -14,6 +14,7 @@ step's own effect, and only for the holder of the saga's lease.
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from inspect import iscoroutinefunction
 from typing import Any
 
 from fencepost import check
@@ -38,8 +39,12 @@ class Saga:
 
     def __init__(self, name: str, steps: Sequence[Step]) -> None:
         self.name = word(name, "saga's name")
-        self.steps = {word(step.name, "step's name"): step for step in steps}
-        if not steps or len(self.steps) < len(steps):
+        given = list(steps)
+        for step in given:
+            if not isinstance(step, Step):
+                raise ConfigError(f"saga {name!r} is made of Step(name, do, undo=...), not {step!r}")
+        self.steps = {word(step.name, "step's name"): step for step in given}
+        if not given or len(self.steps) < len(given):
             raise ConfigError(f"saga {name!r} needs at least one step, and each a name of its own")
 
     def run(
@@ -130,6 +135,12 @@ class Saga:
         lock = locks.lock(name, **options)
         if hasattr(lock, "__aenter__") is not is_async(conn):
             raise ConfigError("an asyncio connection takes the locks of fencepost.aio, and a blocking one the others")
+        for step in self.steps.values():
+            if not is_async(conn) and any(map(iscoroutinefunction, (step.do, step.undo))):
+                raise ConfigError(
+                    f"step {step.name!r} of saga {self.name} is async def, which takes an asyncio connection, and the "
+                    f"locks of fencepost.aio"
+                )
         start = Record(self.name, id, list(self.steps), None if args is ... else plain(args, "args"))
         async with within(lock) as lease:
             async with ledger.moving(conn, start, lease) as record:
@@ -190,7 +201,9 @@ class Saga:
         if call is None:
             return None
         key = f"{'do' if forward else 'undo'}/{self.name}/{step.name}/{record.id}"
-        task = Task(id=record.id, args=record.args, results=record.results, key=key, conn=conn, lease=lease)
+        # Copies: what a step does to them must not change what the saga was begun with, nor what it came to.
+        args, results = plain(record.args, "args"), plain(record.results, "results")
+        task = Task(id=record.id, args=args, results=results, key=key, conn=conn, lease=lease)
         try:
             return plain(await settle(call(task)), f"result of {step.name!r}")
         except Exception as error:

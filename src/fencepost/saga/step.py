@@ -66,6 +66,10 @@ class Step:
     undo: Callable[[Task], Any] | None = None
     external: bool = False
 
+    def __post_init__(self) -> None:
+        if not callable(self.do) or not (self.undo is None or callable(self.undo)):
+            raise ConfigError(f"what step {self.name!r} does, and undoes, is a function that takes a Task")
+
 
 def plain(value: Any, what: str) -> Any:
     """A value as JSON gives it back, so that it is the same before and after a crash."""
