@@ -69,8 +69,7 @@ class Etcd(Shares):
                 self._sessions.lose(entry.session, "etcd no longer knows its session")
                 continue
             except BackendError as error:
-                if not error.ambiguous and not entry.revision:
-                    self._sessions.leave(entry)
+                self._failed(entry, error)
                 raise
             if entry.session.gone:
                 continue
@@ -101,13 +100,8 @@ class Etcd(Shares):
     async def _join(self, entry: Entry, queue: float) -> Grant | None:
         """Put this contender's key in line; a grant if it is first."""
         name = entry.name
-        answer = await self._put(entry, keys.join(name, entry.key, entry.value, entry.session.id))
-        mine, oldest = answer.responses
-        if answer.succeeded:
-            entry.revision = answer.header.revision
-        else:
-            entry.revision = mine.response_range.kvs[0].create_revision  # an earlier try got through after all
-        first, count = oldest.response_range.kvs[0], oldest.response_range.count
+        oldest = (await self._stand(entry)).responses[1].response_range
+        first, count = oldest.kvs[0], oldest.count
         if first.key == entry.key:
             return await self._grant(entry)
         if not keys.contends(first, keys.prefix(name)) or count - 2 >= queue:

@@ -30,20 +30,19 @@ class Shares(Backend):
         while True:
             entry = await self._sessions.enter(name, holder, ttl, limit)
             try:
-                await self._put(entry, keys.join(name, entry.key, entry.value, entry.session.id))
+                await self._stand(entry)
                 found = await self._look_share(entry)
+                if entry.session.gone or found is None:
+                    continue
+                if isinstance(found, Grant):
+                    return found
+                line = await view.line(self._rpc, name)
             except LeaseGone:
                 self._sessions.lose(entry.session, "etcd no longer knows its session")
                 continue
             except BackendError as error:
-                if not error.ambiguous and not entry.revision:
-                    self._sessions.leave(entry)
+                self._failed(entry, error)
                 raise
-            if entry.session.gone or found is None:
-                continue
-            if isinstance(found, Grant):
-                return found
-            line = await view.line(self._rpc, name)
             waiting = [kv for kv in view.waiting(line) if kv.create_revision < entry.revision]
             if queue is not None and len(waiting) < queue:
                 return None
@@ -51,6 +50,20 @@ class Shares(Backend):
             if queue is None:
                 return None
             raise QueueFull(name, queue)
+
+    async def _stand(self, entry: Entry) -> pb.TxnResponse:
+        """Put a contender's key in line; or find the one that an earlier try put there after all."""
+        answer = await self._put(entry, keys.join(entry.name, entry.key, entry.value, entry.session.id))
+        mine = answer.responses[0].response_range.kvs
+        entry.revision = answer.header.revision if answer.succeeded else mine[0].create_revision
+        return answer
+
+    def _failed(self, entry: Entry, error: BackendError) -> None:
+        """A key that stands in line although what came after it failed has to be left like any that may."""
+        if entry.revision:
+            error.ambiguous = True
+        elif not error.ambiguous:
+            self._sessions.leave(entry)
 
     async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
         async def rejoin(entry: Entry | None) -> Grant | None:
@@ -64,10 +77,9 @@ class Shares(Backend):
         start = keys.prefix(entry.name)
         line = [kv for kv in answer.responses[0].response_range.kvs if keys.contends(kv, start)]
         mine = next((kv for kv in line if kv.key == entry.key), None)
-        if mine is None or (entry.revision and mine.create_revision != entry.revision):
+        if mine is None or mine.create_revision != entry.revision:
             self._sessions.leave(entry)
             return None
-        entry.revision = mine.create_revision
         limit = keys.limit(entry.key)
         assert limit is not None, "a sharer's key tells its limit"
         blocking = keys.blocking([kv for kv in line if kv.create_revision < entry.revision], limit)

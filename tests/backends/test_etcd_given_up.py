@@ -1,0 +1,64 @@
+"""An acquire that fails halfway leaves no key in etcd, not even under a session that others keep alive."""
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost import sync
+from fencepost.backends.etcd import Etcd as Backend
+from fencepost.backends.etcd_rpc import Rpc
+from fencepost.errors import BackendError
+from fencepost.lab.servers import QUICK_ETCD, Etcd
+from fencepost.lab.servers.processes import wait_until
+from tests.backends.etcd import PATIENCE
+
+
+@pytest.fixture
+def server() -> Iterator[Etcd]:
+    with Etcd(args=QUICK_ETCD) as started:
+        yield started
+
+
+def kill_after_a_put(server: Etcd, locks: sync.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server killed as soon as it has put the next key of these locks, and all its connections closed."""
+    backend, real = locks._core.backend, Rpc.call
+    assert isinstance(backend, Backend)
+
+    async def call(rpc: Rpc, method: Any, request: Any, **options: Any) -> Any:
+        answer = await real(rpc, method, request, **options)
+        if rpc is backend._rpc and server.running and any(op.HasField("request_put") for op in request.success):
+            assert answer.succeeded
+            server.kill()
+            rpc.wires.hang_up()  # so that what comes next is surely not sent
+        return answer
+
+    monkeypatch.setattr(Rpc, "call", call)
+
+
+@pytest.mark.parametrize("way", ["alone, with a lock below its name", "shared", "semaphore"])
+def test_a_key_that_was_put_is_removed_although_what_came_next_was_never_sent(
+    server: Etcd, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    name = secrets.token_hex(4)
+    with fencepost.connect(f"{server.url}?timeout=1s", ttl=15) as locks, fencepost.connect(server.url) as others:
+        kept, below = locks.acquire("kept"), others.acquire(f"{name}/below")
+        lock = locks.lock(name)
+        if way != "alone, with a lock below its name":
+            lock = locks.shared(name) if way == "shared" else locks.semaphore(name, 2)
+        with monkeypatch.context() as patch:
+            kill_after_a_put(server, locks, patch)
+            with pytest.raises(BackendError):
+                lock.acquire()
+            assert not server.running
+        server.restart()
+
+        def free() -> bool:
+            lease = others.try_acquire(name)
+            return lease is not None and lease.release()
+
+        assert wait_until(free, timeout=PATIENCE, poll=0.2)
+        for lease in (kept, below):
+            lease.check()
