@@ -28,6 +28,7 @@ RUNGS: dict[Rung, str] = {
 """The ladder, the cheapest first."""
 
 _SHORTEST = {"consul": 10.0, "etcd": 1.0, "zookeeper": 1.0, "redlock": 0.05}
+_LINGER = {"consul": 2.0, "zookeeper": 4 / 3}  # so many ttl may a dead holder's lock stay taken; elsewhere one
 _LONGEST = 60.0  # seconds that a transaction may reasonably stay open
 _RESOURCE_STORE: dict[str, Store] = {"sqlite": "sqlite", "file": "sqlite", "postgres": "postgres", "etcd": "etcd"}
 
@@ -48,8 +49,8 @@ class Answers:
     """Whether each run has a name of its own, such as billing/42/2026-11, that tells it from every other."""
     work: float = 10.0
     """Seconds that the work takes, at the longest."""
-    free: float = 15.0
-    """Seconds within which a dead holder's lock must be free."""
+    free: float | None = None
+    """Seconds within which a dead holder's lock must be free; None: 15, or as soon after that as its store can."""
     survive: bool = False
     """Whether locks must go on when a server of their store dies."""
     store: Store | None = None
@@ -119,7 +120,8 @@ def _consistent(answers: Answers) -> None:
         value = getattr(answers, name)
         if value is not None and value not in get_args(kind):
             raise ConfigError(f"{name} is one of {', '.join(get_args(kind))}, not {value!r}")
-    check.ttl(answers.free)
+    if answers.free is not None:
+        check.ttl(answers.free)
     check.seconds(answers.work, "work")
     together, resource, store = answers.together, answers.resource, answers.store
     if together and resource not in ("sqlite", "postgres"):
@@ -139,11 +141,16 @@ def _consistent(answers: Answers) -> None:
         raise ConfigError(
             f"locks in one {store} do not go on when it dies; take redlock, etcd, zookeeper or consul, or answer no"
         )
-    if store is not None and answers.free < _SHORTEST.get(store, 0.0):
+    if store is not None and answers.free is not None and answers.free < soonest(store):
         raise ConfigError(
-            f"{store} frees a dead holder's lock after {_SHORTEST[store]:g} s at the earliest, not {answers.free:g} s; "
-            f"wait longer, or take another store"
+            f"{store} may take {soonest(store):g} s to free a dead holder's lock, not {answers.free:g} s; wait "
+            f"longer, or take another store"
         )
+
+
+def soonest(store: str) -> float:
+    """Seconds within which the store can promise that a dead holder's lock is free."""
+    return round(_SHORTEST.get(store, 0.0) * _LINGER.get(store, 1.0), 2)
 
 
 def _climb(answers: Answers) -> tuple[Rung, tuple[str, str], str, list[str]]:
@@ -218,20 +225,23 @@ def _store(answers: Answers) -> Store:
 
 def _ttl(answers: Answers, store: Store, measured: Measured | None, now: float, why: list[str]) -> float:
     """As long as a dead holder may keep the lock: the longest ttl forgives its living holders the most."""
-    ttl = min(answers.free, 86400.0)
-    if ttl < _SHORTEST.get(store, 0.0):
+    free = max(15.0, soonest(store)) if answers.free is None else answers.free
+    if free < soonest(store):
         raise ConfigError(
-            f"locks that survive a server live in {store}, which frees a dead holder's after {_SHORTEST[store]:g} s at "
-            f"the earliest, not {answers.free:g} s; wait longer"
+            f"locks that survive a server live in {store}, which may take {soonest(store):g} s to free a dead "
+            f"holder's, not {free:g} s; wait longer"
         )
-    why.append(f"a dead holder's lock is free after the ttl, {ttl:g} s at the latest")
+    linger = _LINGER.get(store, 1.0)
+    ttl = min(math.floor(free / linger * 1000) / 1000, 86400.0)
+    late = "the ttl" if linger == 1 else f"up to {linger:.3g} times the ttl, as {store} has it"
+    why.append(f"a dead holder's lock is free after {late}: {ttl * linger:g} s at the latest")
     if ttl < 1:
         why.append(f"a holder that pauses for {ttl:g} s loses its lease: expect that now and then")
     for floor, reason in _floors(measured, now):
         if ttl < floor:
             raise ConfigError(
                 f"{reason}, so with a ttl of {ttl:g} s living holders would lose their locks; let a dead one keep its "
-                f"for {math.ceil(floor * 10) / 10:g} s"
+                f"for {math.ceil(floor * linger * 10) / 10:g} s"
             )
         why.append(reason)
     return ttl

@@ -1,5 +1,6 @@
 """The code that an advice prints: each block runs as it is, once its names lead somewhere."""
 
+import json
 from string import Template
 
 DATA = {
@@ -278,4 +279,9 @@ def block(what: str, where: str, *, ttl: float, data: str, locks: str) -> str:
     """The block, with the ttl and the places filled in."""
     imports, text = _BLOCKS[what, where]
     text = text.replace("$imports", imports) if imports else text
-    return Template(text).substitute(ttl=f"{ttl:g}", data=data, locks=locks)
+    return Template(text).substitute(ttl=f"{ttl:g}", data=_quoted(data), locks=_quoted(locks))
+
+
+def _quoted(place: str) -> str:
+    """As it stands between the quotes of the code: JSON escapes as Python does."""
+    return json.dumps(place, ensure_ascii=False)[1:-1]

@@ -9,7 +9,8 @@ from urllib.error import URLError
 
 import typer
 
-from fencepost.advise import RUNGS, Advice, Answers, Resource, Store, Twice, advise
+from fencepost import url
+from fencepost.advise import RUNGS, Advice, Answers, Resource, Store, Twice, advise, soonest
 from fencepost.advise.measured import Measured, measured
 from fencepost.cli.options import Duration, Json, duration
 from fencepost.errors import BackendError, ConfigError
@@ -53,6 +54,8 @@ def ask(
 
     Asks at a terminal what no option answers; elsewhere only --twice is needed, and what is left out is taken as no.
     """
+    if backend is not None:
+        store = _behind(backend, store)
     found = measured(_page(from_metrics)) if from_metrics else None
     if found is not None and work is None and found.work is not None:
         work = found.work.high if found.work.high < float("inf") else found.work.low
@@ -69,6 +72,20 @@ def ask(
         print(json.dumps({**asdict(advice), "answers": asdict(answers), "measured": _told(found)}, indent=2))
     else:
         _print(advice, found)
+
+
+def _behind(place: str, store: str | None) -> str | None:
+    """The store that a URL of locks leads to; ``store`` itself for one of a third party."""
+    scheme = url.parse(place).scheme
+    found = url.SCHEMES.get(scheme, "").partition(":")[0].rpartition(".")[2]
+    if not found:
+        url.find(scheme)
+        return store
+    if found not in get_args(Store):
+        raise ConfigError(f"locks in {scheme}:// exclude nobody outside their process; name a store that others reach")
+    if store not in (None, found):
+        raise ConfigError(f"locks cannot live in {store}, for {scheme}:// is {found}; leave one of the two out")
+    return found
 
 
 def _asked(
@@ -109,7 +126,8 @@ def _asked(
     if resource in ("sqlite", "postgres") and not answers["run_id"] and twice == "harm":
         answers["together"] = sure(together, "Can lock and data share that database?", True)
     answers["work"] = seconds("How long does the work take, at the longest?", "10s") if work is None else work
-    answers["free"] = seconds("How soon must a dead holder's lock be free?", "15s") if free is None else free
+    soon = f"{max(15.0, soonest(store) if store else 0.0):g}s"
+    answers["free"] = seconds("How soon must a dead holder's lock be free?", soon) if free is None else free
     if not answers.get("together") and not answers["run_id"]:
         answers["survive"] = sure(survive, "Must locks go on when a server of their store dies?")
     return Answers(**answers)
