@@ -24,6 +24,8 @@ def random_holder() -> str:
 
 def compose(identity: str, metadata: str) -> str:
     """A holder that carries metadata; ConfigError if that is too long."""
+    if not isinstance(metadata, str):
+        raise ConfigError(f"metadata is a str, not {metadata!r}; carry an address, or JSON as text")
     if not metadata:
         return identity
     try:

@@ -48,6 +48,11 @@ def test_show_tells_who_owns_what(tmp_path: Path) -> None:
     assert fence("fleet", "show", "orders", "--backend", where) == "orders: 0 members, 0 partitions, 0 unowned\n"
 
 
+def test_a_group_needs_a_name(tmp_path: Path) -> None:
+    fence("fleet", "show", "", "--backend", f"sqlite://{tmp_path}/locks.db", code=2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_simulated_fleets_keep_their_promises() -> None:
     told = json.loads(fence("fleet", "sim", "--seeds", "6", "--members", "24", "--partitions", "30", "--json"))
     assert (told["seeds"], told["failed"]) == (6, [])

@@ -246,8 +246,37 @@ def test_what_cannot_be_meant_is_refused(connect: Callable[[], sync.Locks]) -> N
         Partitions(connect(), "orders", 0)
     with pytest.raises(ConfigError, match=r"fencepost\.fleet\.aio"):
         Partitions(connect(), "orders", 1, assign=later)
+    with pytest.raises(ConfigError, match="a function that takes a partition"):
+        Partitions(connect(), "orders", 1, assign=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"a function that takes a partition"):
+        fleet.aio.Partitions(fencepost.aio.connect("memory://"), "orders", 1, revoke=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"with asyncio use fencepost\.fleet\.aio"):
+        Partitions(fencepost.aio.connect("memory://"), "orders", 1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"in blocking code use fencepost\.fleet\.Partitions"):
+        fleet.aio.Partitions(connect(), "orders", 1)  # type: ignore[arg-type]
     with Partitions(connect(), "orders", 1) as mine, pytest.raises(ConfigError, match="started before"):
         mine.__enter__()
+
+
+def test_work_that_wants_to_be_awaited_is_told_so_in_blocking_code(
+    connect: Callable[[], sync.Locks], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def later(partition: Partition) -> None: ...
+
+    def told() -> bool:
+        return any("wants to be awaited" in (record.exc_text or "") for record in caplog.records)
+
+    mine = Partitions(connect(), "orders", 1)
+
+    def stop_once_told() -> None:
+        wait_until(told, timeout=PATIENCE)
+        mine.stop()
+
+    stop = threading.Thread(target=stop_once_told)
+    stop.start()
+    mine.run(lambda partition: later(partition))
+    stop.join()
+    assert told()
 
 
 def test_locks_that_are_closed_first_end_the_worker(connect: Callable[[], sync.Locks]) -> None:
@@ -311,6 +340,21 @@ def test_losing_a_partition_cancels_its_work(where: str) -> None:
             await locks.evict("orders/0")
             await until(lambda: [p for p in mine if p.token > first], "it is owned again")
             assert ends == ["cancelled"]
+            mine.stop()
+            await running
+
+    asyncio.run(_timed(main()))
+
+
+def test_work_that_blocks_is_told_so_in_asyncio(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> bool:
+        return any("make it async def" in (record.exc_text or "") for record in caplog.records)
+
+    async def main() -> None:
+        async with fencepost.aio.connect(where, ttl=TTL) as locks:
+            mine = fleet.aio.Partitions(locks, "orders", 1)
+            running = asyncio.create_task(mine.run(lambda partition: None))  # type: ignore[arg-type,return-value]
+            await until(told, "that it is to be async def")
             mine.stop()
             await running
 

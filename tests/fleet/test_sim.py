@@ -32,6 +32,14 @@ def test_two_hundred_workers_on_twelve_hosts() -> None:
     assert outcome.counts["fleet:join"] >= 200
 
 
+@pytest.mark.parametrize("size", [(1, 1, 1), (4, 2, 4), (6, 3, 8), (3, 12, 3)], ids=str)
+def test_a_small_fleet_of_which_nobody_may_be_left_is_not_blamed_for_it(size: tuple[int, int, int]) -> None:
+    workers, hosts, partitions = size
+    for seed in range(20):
+        found = play(seed, Size(workers=workers, hosts=hosts, partitions=partitions))[0]
+        assert found.violations == [], seed
+
+
 def test_a_seed_gives_the_same_world_again() -> None:
     assert digest(play(3, SMALL)[1]) == digest(play(3, SMALL)[1])
 

@@ -24,9 +24,11 @@ def show(
 ) -> None:
     """Show a group: its members and what each owns, then each partition: owner, token, ttl left, or unowned."""
     import fencepost
+    from fencepost import check
     from fencepost.fleet import view
     from fencepost.fleet.plan import prefix
 
+    check.name(group, "group")
     with fencepost.connect(backend) as locks:
         found = told(view(group, locks.list(prefix(group))))
     if as_json:

@@ -78,8 +78,14 @@ class Partitions:
         member: str | None = None,
         ttl: float | timedelta | None = None,
     ) -> None:
-        for call in filter(None, (assign, revoke)):
-            _blocking(call)
+        if not isinstance(locks, sync.Locks):
+            raise ConfigError(
+                f"Partitions takes the locks of fencepost.connect(), not {type(locks)!r}; with asyncio use "
+                f"fencepost.fleet.aio.Partitions"
+            )
+        for call in (assign, revoke):
+            if call is not None:
+                _blocking(call)
         self._assign, self._revoke = assign, revoke
         self._work: Callable[[Partition], object] | None = None
         self._group: Group[sync.Lease, Partition] = Group(
@@ -104,7 +110,8 @@ class Partitions:
         return iter(self._group)
 
     def __enter__(self) -> "Partitions":
-        """Join; raises BackendError, or ConfigError if others of the group count differently."""
+        """Join; raises BackendError, ConfigError if others of the group count differently, or NotAcquired if another
+        worker of the same name is there for twice the ttl."""
         run(self._group.join())
         return self
 
@@ -136,15 +143,15 @@ class Partitions:
     async def _begin(self, partition: Partition) -> None:
         ambient.push(partition.lease)
         if self._assign is not None:
-            self._assign(partition)
+            _call(self._assign, partition)
 
     async def _perform(self, partition: Partition) -> None:
         if self._work is not None:
-            self._work(partition)
+            _call(self._work, partition)
 
     async def _end(self, partition: Partition) -> None:
         if self._revoke is not None:
-            self._revoke(partition)
+            _call(self._revoke, partition)
 
 
 def _partition(number: int, lease: sync.Lease, signal: Signal) -> Partition:
@@ -152,6 +159,19 @@ def _partition(number: int, lease: sync.Lease, signal: Signal) -> Partition:
 
 
 def _blocking(call: Callable[..., object]) -> None:
+    if not callable(call):
+        raise ConfigError(f"a function that takes a partition is needed, not {call!r}")
     if inspect.iscoroutinefunction(call):
-        name = getattr(call, "__qualname__", call)
-        raise ConfigError(f"{name} is a coroutine function; use fencepost.fleet.aio.Partitions")
+        raise ConfigError(f"{_name(call)} is a coroutine function; use fencepost.fleet.aio.Partitions")
+
+
+def _call(call: Callable[[Partition], object], partition: Partition) -> None:
+    answer = call(partition)
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise ConfigError(f"{_name(call)} wants to be awaited, so nothing was done; use fencepost.fleet.aio.Partitions")
+
+
+def _name(call: Callable[..., object]) -> object:
+    return getattr(call, "__qualname__", call)

@@ -1,6 +1,7 @@
 """The asyncio face of the fleet: the same names, awaited."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
@@ -8,6 +9,7 @@ from typing import Any
 
 from fencepost import aio, ambient
 from fencepost.drive import settle
+from fencepost.errors import ConfigError
 from fencepost.fleet.group import Group, Owned
 
 __all__ = ["Partition", "Partitions", "Stop"]
@@ -51,8 +53,8 @@ class Partition(Owned[aio.Lease]):
 class Partitions:
     """One worker's share of ``count`` partitions among all workers of ``group``; see ``fencepost.fleet.Partitions``.
 
-    ``assign``, ``revoke`` and ``work`` run in a task of the partition's own; they may be coroutine functions. Losing
-    the lease cancels ``work``, as it cancels the body of ``async with``.
+    ``assign``, ``revoke`` and ``work`` run in a task of the partition's own. ``work`` is a coroutine function, and
+    losing the lease cancels it, as it cancels the body of ``async with``; the other two may be.
     """
 
     def __init__(
@@ -66,6 +68,14 @@ class Partitions:
         member: str | None = None,
         ttl: float | timedelta | None = None,
     ) -> None:
+        if not isinstance(locks, aio.Locks):
+            raise ConfigError(
+                f"Partitions takes the locks of fencepost.aio.connect() here, not {type(locks)!r}; in blocking code "
+                f"use fencepost.fleet.Partitions"
+            )
+        for call in (assign, revoke):
+            if call is not None and not callable(call):
+                raise ConfigError(f"a function that takes a partition is needed, not {call!r}")
         self._assign, self._revoke = assign, revoke
         self._work: Callable[[Partition], Awaitable[object]] | None = None
         self._group: Group[aio.Lease, Partition] = Group(
@@ -90,7 +100,8 @@ class Partitions:
         return iter(self._group)
 
     async def __aenter__(self) -> "Partitions":
-        """Join; raises BackendError, or ConfigError if others of the group count differently."""
+        """Join; raises BackendError, ConfigError if others of the group count differently, or NotAcquired if another
+        worker of the same name is there for twice the ttl."""
         await self._group.join()
         return self
 
@@ -126,7 +137,13 @@ class Partitions:
     async def _perform(self, partition: Partition) -> None:
         if self._work is None or partition.lost:
             return
-        body = asyncio.ensure_future(self._work(partition))
+        work: object = self._work(partition)
+        if not inspect.isawaitable(work):
+            raise ConfigError(
+                "the work of an asyncio worker is awaited: make it async def; fencepost.fleet.Partitions takes "
+                "work that blocks"
+            )
+        body = asyncio.ensure_future(work)
         stop = partition.lease._on_loss
 
         def lost() -> None:

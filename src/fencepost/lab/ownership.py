@@ -67,7 +67,7 @@ class Watch:
             self.unserved[number] = max(self.unserved.get(number, self._served[number]), hit)
 
     def excuse(self, now: float) -> None:
-        """Nobody could own anything until now: the store was down."""
+        """Nobody could own anything until now: the store, or every worker, was down."""
         self._served = dict.fromkeys(self._served, now)
         self.unserved = dict.fromkeys(self.unserved, now)
 

@@ -130,6 +130,8 @@ class Fleet:
         if self.store.node.up:
             listed = self.store.on_list("", prefix(GROUP))[1:]
             self.watch.look(self.world.now, view(GROUP, listed), self.workers)
+        if not any(worker.fit for worker in self.workers.values()):
+            self.watch.excuse(self.world.now)  # in a small fleet all may be down at once
         self.world.at(self.world.now + self.size.ttl / _LOOKS, None, self._look)
 
     # What happens to it.
@@ -151,7 +153,10 @@ class Fleet:
 
     def _harm(self, what: str) -> None:
         dice, ttl = self.dice, self.size.ttl
-        host = dice.choice([host for host in self.hosts if any(worker.fit for worker in host.workers)])
+        hosts = [host for host in self.hosts if any(worker.fit for worker in host.workers)]
+        if not hosts:
+            return
+        host = dice.choice(hosts)
         fit = [worker for worker in host.workers if worker.fit]
         victims = fit if what.endswith("_host") else [dice.choice(fit)]
         self._note(what)
@@ -169,7 +174,7 @@ class Fleet:
         elif what in ("leave", "shrink"):
             everybody = [worker for worker in self.workers.values() if worker.fit]
             number = 1 if what == "leave" else len(everybody) // dice.choice((3, 5, 10))
-            for worker in dice.sample(everybody, number):
+            for worker in dice.sample(everybody, min(number, len(everybody) - 1)):
                 worker.leave()
         elif what == "grow":
             for _ in range(self.size.workers // dice.choice((4, 10, 20))):
