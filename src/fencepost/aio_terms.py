@@ -6,6 +6,7 @@ from types import TracebackType
 from fencepost import holders, terms
 from fencepost.aio import Body, Lease, Locks
 from fencepost.errors import LeaseLost
+from fencepost.locks import GIVEN_BACK
 
 
 class Term(Lease):
@@ -28,6 +29,8 @@ class Term(Lease):
 
     async def __aenter__(self) -> "Term":
         self._body = Body(self)
+        if self.ended and self.ended not in GIVEN_BACK:  # lost on the way here, when there was no block to cancel
+            self._body._cancel()
         return self
 
     async def __aexit__(

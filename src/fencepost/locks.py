@@ -30,6 +30,8 @@ _CLOSED = "its locks were closed"
 _FORKED = "it belongs to the parent process"
 _OVER = (_RELEASED, _CLOSED, _FORKED)
 _UNRELEASED = "its release failed; it may be tried again"
+GIVEN_BACK = (_RELEASED, _UNRELEASED)
+"""How a lease ends that its own holder ends."""
 # A cancelled acquire stays this long for its own clean-up, which then goes on by itself.
 GRACE = 0.5
 # Closing stays this long for those who waited to leave their queues.

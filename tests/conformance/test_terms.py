@@ -147,6 +147,36 @@ async def test_losing_the_term_cancels_its_block_and_the_loop_goes_on(store: Sto
 
 
 @pytest.mark.only("asyncio")
+async def test_a_term_lost_on_the_way_to_its_block_cancels_that_at_once(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    led: list[int] = []
+    async with aclosing(here.raw.terms(store.name, ttl=store.short)) as mine:
+        async for term in mine:
+            led.append(term.token)
+            if len(led) == 2:
+                break
+            await there.evict(store.name)
+            await asyncio.wait_for(term.lost.wait(), store.patience)
+            async with term:
+                await asyncio.wait_for(asyncio.Event().wait(), store.patience)
+                raise AssertionError("it is cancelled there")
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+    assert led == sorted(set(led))
+
+
+@pytest.mark.only("asyncio")
+async def test_a_term_that_was_resigned_before_its_block_is_not_taken_for_lost(store: Store) -> None:
+    here = store.connect()
+    async with aclosing(here.raw.terms(store.name)) as mine:
+        term = await anext(mine)
+        assert await term.resign()
+        async with term:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.only("asyncio")
 async def test_cancelling_a_leader_from_outside_is_not_taken_for_a_loss(store: Store) -> None:
     here, there = store.connect(), store.connect()
 
