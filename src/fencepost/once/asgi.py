@@ -63,12 +63,14 @@ class Once:
         request = http.fingerprint(scope["method"].encode(), target, scope["query_string"], body)
         try:
             async with self._open() as conn:
-                answer = await self._answer(conn, id, request, scope, body)
+                answer = await self._answer(conn, id, request, scope, body, receive)
         except http.Undone as undone:
             answer = undone.answer
         return await _send(answer, send)
 
-    async def _answer(self, conn: Any, id: str, request: str, scope: Scope, body: bytes) -> http.Answer:
+    async def _answer(
+        self, conn: Any, id: str, request: str, scope: Scope, body: bytes, receive: Receive
+    ) -> http.Answer:
         async with AsyncExitStack() as stack:
             try:
                 run = await stack.enter_async_context(once(conn, id))
@@ -76,28 +78,34 @@ class Once:
                 return http.problem(409, str(error))
             if run.done:
                 return http.recalled(run.result, request)
-            answer = await self._serve({**scope, "fencepost.conn": conn}, body)
+            # What a server offers besides, such as to send a file itself, would go past this memory.
+            offers = {name: it for name, it in scope.get("extensions", {}).items() if "http.response" not in name}
+            answer = await self._serve({**scope, "extensions": offers, "fencepost.conn": conn}, body, receive)
             if answer.status >= 400:
                 raise http.Undone(answer)
             run.result = answer.kept(request)
         return answer
 
-    async def _serve(self, scope: Scope, body: bytes) -> http.Answer:
+    async def _serve(self, scope: Scope, body: bytes, receive: Receive) -> http.Answer:
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-        status, headers, parts = 500, list[tuple[str, str]](), list[bytes]()
+        status, headers, parts, whole = 500, list[tuple[str, str]](), list[bytes](), False
 
-        async def receive() -> MutableMapping[str, Any]:
-            return next(messages, {"type": "http.disconnect"})
+        async def repeat() -> MutableMapping[str, Any]:
+            # Then the client's own: a service that were told it had left would break off its answer.
+            return next(messages, None) or await receive()
 
         async def collect(message: MutableMapping[str, Any]) -> None:
-            nonlocal status, headers
+            nonlocal status, headers, whole
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]]
+                status, lines = message["status"], message.get("headers", ())
+                headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
+                whole = not message.get("more_body", False)
 
-        await self._app(scope, receive, collect)
+        await self._app(scope, repeat, collect)
+        if not whole:
+            raise http.Undone(http.problem(500, "the service broke off its answer; nothing was done"))
         return http.Answer(status, headers, b"".join(parts))
 
     async def _body(self, receive: Receive) -> bytes | None:
