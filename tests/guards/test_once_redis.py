@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.redis import Guard
-from fencepost.once import once
+from fencepost.once import Commands, once
 from tests.conftest import Endpoint
 from tests.guards.mortal import Fate, lives
 
@@ -125,6 +125,21 @@ def test_a_later_command_that_fails_is_remembered_for_nothing_can_be_taken_back(
         with pytest.raises(BackendError, match=r"broke off: LPUSH, its command 2, failed: WRONGTYPE.*delete the key"):
             attempt()
     assert client.get(f"n:{tag}") == "1", "never doubled"
+
+
+def test_a_command_that_no_script_can_hand_on_is_refused_before_anything_is_done(client: Any, tag: str) -> None:
+    """Lua's stack is full at 8000 parts: the script would end there, what came before done and not remembered."""
+
+    def push(run: Commands, count: int) -> None:
+        run.execute("INCR", f"{tag}:n")
+        run.execute("RPUSH", f"{tag}:l", *range(count))
+
+    with pytest.raises(ConfigError, match="7000 parts"), once(Guard(client), tag) as run:
+        push(run, 8000)
+    assert client.exists(f"{tag}:n", f"{tag}:l") == 0
+    with once(Guard(client), tag) as run:
+        push(run, 6998)
+    assert run.replies == [1, 6998]
 
 
 def test_a_lost_answer_is_made_good_by_another_attempt(client: Any, redis_server: Endpoint, tag: str) -> None:

@@ -12,6 +12,7 @@ from fencepost.once.run import Block, Run
 
 _ONCE = _Source("fencepost.once", "once.lua")
 _PREFIX = "fencepost:run:"
+_PARTS = 7000  # a script that hands on 8000 breaks off, for Lua's stack is full; what came before would stay done
 
 
 class Commands(Run):
@@ -27,6 +28,8 @@ class Commands(Run):
         """Add a command. On a Cluster its keys share the run id's slot: give both one hash tag."""
         if self.done:
             raise ConfigError(f"run {self.id!r} was made before; look at run.done first")
+        if len(command) > _PARTS:
+            raise ConfigError(f"a command of a run has at most {_PARTS} parts, not {len(command)}; make several of it")
         self._commands.append(command)
 
 
