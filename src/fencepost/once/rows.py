@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fencepost.drive import settle
+from fencepost.errors import ConfigError
 from fencepost.guards import postgres_ask
 from fencepost.guards.connections import atomic, begin, is_sqlite, opened, through, within
 from fencepost.guards.sqlite_ask import Table, cursor, link, locked, patient
@@ -73,7 +74,9 @@ async def transaction(conn: Any, table: Table) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def own(conn: Any) -> AsyncIterator[None]:
-    """A transaction of its own, committed with its block. Raises as ``ask`` does."""
+    """A transaction of its own, committed with its block. Raises as ``ask`` does, and ConfigError inside another."""
+    if opened(conn):  # psycopg would make it a savepoint of that one
+        raise ConfigError("this connection is in a transaction already, which nobody here commits; end it first")
     async with _alone(begin(conn)):
         yield
 

@@ -38,7 +38,7 @@ class Run:
 
     def _told(self) -> str:
         try:
-            return json.dumps(self._result, ensure_ascii=False, separators=(",", ":"))
+            return json.dumps(self._result, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the result of run {self.id!r} cannot be kept as JSON: {error}; keep its plain facts"

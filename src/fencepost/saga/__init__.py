@@ -169,8 +169,7 @@ class Saga:
                 if step.external:
                     record = await self._outside(conn, record, lease, step)
                 else:
-                    async with ledger.moving(conn, record, lease) as record:
-                        await self._perform(record, lease, step, conn)
+                    record = await self._inside(conn, record, lease, step)
             except _Failed as failed:
                 cause = failed.cause
                 async with ledger.moving(conn, record, lease) as record:
@@ -192,8 +191,18 @@ class Saga:
             moves.performed(record, step.name, result)
         return record
 
-    async def _perform(self, record: Record, lease: Lease, step: Step, conn: Any) -> None:
-        moves.performed(record, step.name, await self._call(record, lease, step, conn))
+    async def _inside(self, conn: Any, record: Record, lease: Lease, step: Step) -> Record:
+        """A step in this database, which may refuse it as late as when it is committed: then it failed, too."""
+        try:
+            async with ledger.moving(conn, record, lease) as record:
+                moves.performed(record, step.name, await self._call(record, lease, step, conn))
+        except _Failed:
+            raise
+        except Exception as error:
+            if ledger.refused(error):
+                raise _Failed(error) from error
+            raise
+        return record
 
     async def _call(self, record: Record, lease: Lease, step: Step, conn: Any) -> Any:
         forward = record.state == "running"
@@ -207,9 +216,17 @@ class Saga:
         try:
             return plain(await settle(call(task)), f"result of {step.name!r}")
         except Exception as error:
-            if isinstance(error, (LeaseLost, StaleToken)) and error.token == lease.token:
-                raise  # this coordinator was replaced: the step did not fail, and another goes on with it
+            if _replaced(error, lease):
+                raise  # the step did not fail, and another goes on with it
             raise _Failed(error) from error
+
+
+def _replaced(error: Exception, lease: Lease) -> bool:
+    """Whether an error says that this coordinator was replaced, and not who holds another lock under the same token."""
+    if isinstance(error, LeaseLost):
+        return (error.name, error.token) == (lease.name, lease.token)
+    offer = error.offer if isinstance(error, StaleToken) else None
+    return offer is not None and offer.token == lease.token and offer.holder in ("", lease.holder)
 
 
 class _Failed(Exception):

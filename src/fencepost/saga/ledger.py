@@ -1,6 +1,7 @@
 """Where a saga stands: one row in the caller's SQLite or Postgres, moved only by the holder of its lease."""
 
 import json
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -10,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from fencepost.drive import settle
 from fencepost.guards import postgres, sqlite
 from fencepost.guards.connections import is_sqlite, opened
+from fencepost.guards.postgres_ask import state
 from fencepost.guards.sqlite_ask import Table
 from fencepost.lease import Lease
 from fencepost.once import rows
@@ -73,7 +75,7 @@ class Record:
 
     def _row(self) -> tuple[Any, ...]:
         keys = ("steps", "args", "results", "undone", "begun", "trouble")
-        body = json.dumps({key: getattr(self, key) for key in keys}, ensure_ascii=False)
+        body = json.dumps({key: getattr(self, key) for key in keys})
         return self.state, body, self.error, time.time(), self.saga, self.id
 
 
@@ -95,6 +97,16 @@ async def moving(conn: Any, start: Record, lease: Lease) -> AsyncIterator[Record
         record = Record.read(start.saga, start.id, row) if row else start
         yield record
         await rows.ask(conn, SAGAS, _UPDATE if row else _INSERT, record._row())
+
+
+def refused(error: Exception) -> bool:
+    """Whether the database refused what a transaction wrote, by a constraint, a trigger or for an earlier error in it.
+
+    Unlike a lost connection or a full disk, it will refuse the same the next time, too.
+    """
+    code = state(error) or ""
+    refusals = (error, getattr(error, "orig", None), error.__cause__)
+    return code[:2] in ("23", "P0") or code == "25P02" or any(isinstance(e, sqlite3.IntegrityError) for e in refusals)
 
 
 async def find(conn: Any, saga: str, id: str) -> Record | None:

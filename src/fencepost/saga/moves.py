@@ -19,6 +19,7 @@ def performed(record: Record, step: str, result: Any) -> None:
 def failed(record: Record, step: str, cause: Exception) -> None:
     """A step failed: turn back. An undo failed: stuck."""
     what = f"{step}: {type(cause).__name__}: {cause}"
+    what = what.encode(errors="backslashreplace").decode().replace("\0", "\\x00")  # as any database can keep it
     if record.state == "running":
         record.state, record.error = "compensating", what
     else:
