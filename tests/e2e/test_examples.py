@@ -61,6 +61,13 @@ def test_of_twenty_machines_one_makes_the_report_and_a_late_one_does_not_make_it
         assert conn.execute("SELECT count(*) FROM report").fetchone() == (1,)
 
 
+def test_without_their_argument_they_say_how_they_are_called(tmp_path: Path) -> None:
+    for name in ("billing.py", "cron.py"):
+        done = subprocess.run([sys.executable, str(EXAMPLES / name)], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, name in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_merge_is_corrupt_without_a_guard_and_whole_with_one(tmp_path: Path) -> None:
     process = started(tmp_path, "daily_merge.py")
     try:

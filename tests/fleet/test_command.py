@@ -119,6 +119,9 @@ def test_the_example_handles_each_message_once_and_in_order(
 
         return wait_until(more, timeout=PATIENCE, poll=0.2)
 
+    by_hand = [sys.executable, str(ROOT / "examples" / "partitioned_consumer.py"), "send", "anna", "a lamp"]
+    subprocess.run(by_hand, cwd=tmp_path, check=True)
+    assert sent() == 1
     locks = f"{redis_server.url}?prefix={secrets.token_hex(4)}:"
     consumers = [Consumer(tmp_path, locks) for _ in range(3)]
     killed, frozen, rest = consumers
