@@ -328,6 +328,13 @@ def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path, monkeypatch:
     assert "not a Saga" in cli("retry", "os:name", "41", code=2)
 
 
+@pytest.mark.parametrize("command", [["ls"], ["show", "order", "1"]], ids="-".join)
+def test_an_unprepared_postgres_names_the_command(command: list[str], postgres_server: Any) -> None:
+    nowhere = f"{postgres_server.url}?options=-csearch_path%3Dnowhere"
+    done = CliRunner().invoke(root.app, ["saga", *command, "--database", nowhere])
+    assert (done.exit_code, "fencepost guard install" in done.output) == (2, True), done.output
+
+
 def test_a_running_saga_can_be_turned_back_by_hand(conn: Any, locks: Any) -> None:
     def interrupted(task: Task) -> None:
         raise KeyboardInterrupt

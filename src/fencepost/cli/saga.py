@@ -130,15 +130,18 @@ def _drive(path: str, database: str, backend: str | None, call: Callable[[Any, A
 def _all(database: str) -> list[dict[str, Any]]:
     import sqlite3
 
+    from fencepost.guards.postgres_ask import unprepared
     from fencepost.saga import ledger
 
     with connected(database) as conn:
         try:
             rows = conn.execute(ledger.LIST).fetchall()
-        except sqlite3.OperationalError as error:
-            if not ledger.SAGAS.missing(error):
+        except Exception as error:
+            if lacking := unprepared(error):
+                raise lacking from error
+            if not isinstance(error, sqlite3.OperationalError) or not ledger.SAGAS.missing(error):
                 raise
-            rows = []
+            rows = []  # SQLite has the table from the first saga on
     return [_fact(ledger.Record.read(row[0], row[1], row[2:])) for row in rows]
 
 

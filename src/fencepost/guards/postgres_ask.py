@@ -42,12 +42,19 @@ async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: boo
         await settle(cast(Awaitable[Any], cursor.execute(sql, args)))
         return cast(tuple[Any, ...], await settle(cursor.fetchone())) if answers else None
     except Exception as error:
-        if state(error) in _MISSING and "fencepost" in str(error):
-            raise ConfigError(
-                "this database lacks tables of fencepost in its search_path; run 'fencepost guard install URL' once, "
-                "or the statements of guards.postgres.ddl() in a migration"
-            ) from error
+        if lacking := unprepared(error):
+            raise lacking from error
         raise
+
+
+def unprepared(error: Exception) -> ConfigError | None:
+    """What to tell whoever asks a database that was not prepared; None if an error of its driver says otherwise."""
+    if state(error) not in _MISSING or "fencepost" not in str(error):
+        return None
+    return ConfigError(
+        "this database lacks tables of fencepost in its search_path; run 'fencepost guard install URL' once, or the "
+        "statements of guards.postgres.ddl() in a migration"
+    )
 
 
 @cache
