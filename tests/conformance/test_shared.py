@@ -65,6 +65,29 @@ async def test_who_holds_alone_is_shared_with_nobody(store: Store) -> None:
     assert await here.status(store.name) is None
 
 
+async def test_who_tries_in_vain_stands_in_nobodys_way(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    reader, done = await here.share(store.name), asyncio.Event()
+
+    async def try_alone() -> int:
+        tries = 0
+        while not done.is_set():
+            assert await there.try_acquire(store.name) is None
+            tries += 1
+            await asyncio.sleep(0)
+        return tries
+
+    alone = asyncio.create_task(try_alone())
+    for _ in range(30):
+        await asyncio.sleep(0)
+        beside = await here.try_share(store.name)
+        assert beside is not None
+        assert await beside.release()
+    done.set()
+    assert await alone
+    assert await reader.release()
+
+
 async def test_a_waiting_writer_is_not_overtaken_by_later_readers(store: Store) -> None:
     here, there, watcher = store.connect(), store.connect(), store.connect()
     reader = await here.share(store.name)

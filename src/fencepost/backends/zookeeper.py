@@ -12,7 +12,7 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import zookeeper_names as names
 from fencepost.backends.overdue import Overdue
 from fencepost.backends.zookeeper_doctor import examine
-from fencepost.backends.zookeeper_line import Place, changed, contenders
+from fencepost.backends.zookeeper_line import Place, changed, contenders, nodes
 from fencepost.backends.zookeeper_session import SHARE, Reply, Session, sets
 from fencepost.backends.zookeeper_url import read
 from fencepost.drive import Blocking, Driver
@@ -72,6 +72,8 @@ class ZooKeeper(Backend):
 
     async def _take(self, name: str, holder: str, ttl: float, limit: int | None, queue: int | None) -> Grant | None:
         session = await self._session(ttl)
+        if queue is None and names.blocking(await nodes(session, self._folder(name)), limit):
+            return None  # a node that comes and goes would be in the way of sharers
         since = self.driver.now()
         place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost, limit)
         try:

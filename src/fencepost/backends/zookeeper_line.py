@@ -213,16 +213,21 @@ async def changed(session: Session, driver: Driver, folder: str, token: int | No
         await wake.wait()
 
 
-async def contenders(session: Session, folder: str) -> list[Contender]:
-    """Who holds a lock and who waits for it, as the leader sees it."""
+async def nodes(session: Session, folder: str) -> list[str]:
+    """The nodes of who holds a lock and who waits for it, as the leader sees it."""
     _, listed = await session.ask(Sync("/"), GetChildren(folder, None))
-    nodes = [] if isinstance(listed.error, NoNodeError) else names.line(listed.get())[0]
-    if not nodes:
+    return [] if isinstance(listed.error, NoNodeError) else names.line(listed.get())[0]
+
+
+async def contenders(session: Session, folder: str) -> list[Contender]:
+    """Who holds a lock and who waits for it, in the order they came."""
+    found = await nodes(session, folder)
+    if not found:
         return []
-    replies = await session.ask(*(GetData(f"{folder}/{node}", None) for node in nodes))
+    replies = await session.ask(*(GetData(f"{folder}/{node}", None) for node in found))
     return sorted(
         Contender(reply.value[1].czxid, f"{folder}/{node}", *_owner(reply.value[0], node))
-        for reply, node in zip(replies, nodes, strict=True)
+        for reply, node in zip(replies, found, strict=True)
         if not isinstance(reply.error, NoNodeError) and reply.get()
     )
 
