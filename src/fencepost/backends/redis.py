@@ -194,18 +194,29 @@ class Redis(Backend):
             keys = self.layout.keys(hold.name)
             by_node.setdefault(await self._nodes.at(keys.lock), []).append((index, keys, hold))
         answers = [Renewal.UNKNOWN] * len(holds)
+        failure: BackendError | None = None
         for node, batch in by_node.items():
             try:
                 wire = await node.ready()
                 replies = await wire.calls([self._requests.renew(keys, hold) for _, keys, hold in batch])
-                for (index, keys, hold), reply in zip(batch, replies, strict=True):
-                    if reply.__class__ is ReplyError:
-                        args = (f"{hold.holder}:{hold.token}", ceil(hold.ttl * 1000))
+            except BackendError as error:
+                failure = error
+                continue
+            failed = False
+            for (index, keys, hold), reply in zip(batch, replies, strict=True):
+                # What the server has against one lock, such as another type of its key, is not the others' loss.
+                if reply.__class__ is ReplyError:
+                    if failed:
+                        continue  # one lesson is enough: a server that is ill takes its time over each
+                    args = (f"{hold.holder}:{hold.token}", ceil(hold.ttl * 1000))
+                    try:
                         reply = await self._calls.again(reply, self.scripts.renew, keys[:1], args)
-                    answers[index] = Renewal.RENEWED if reply == 1 else Renewal.LOST
-            except BackendError:
-                if len(by_node) == 1:
-                    raise
+                    except BackendError as error:
+                        failure, failed = error, True
+                        continue
+                answers[index] = Renewal.RENEWED if reply == 1 else Renewal.LOST
+        if failure is not None and all(answer is Renewal.UNKNOWN for answer in answers):
+            raise failure
         return answers
 
     async def release(self, name: str, holder: str, token: int) -> bool:
