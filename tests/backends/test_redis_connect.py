@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -177,6 +178,33 @@ def test_a_server_that_is_not_there_or_does_not_answer_is_given_up_in_time(own_r
     works(own_redis.url)
 
 
+@pytest.mark.parametrize("scheme", ["redis", "redlock"])
+def test_a_server_that_is_no_redis_is_named_and_nothing_is_printed(
+    scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def greet() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                with client:
+                    client.recv(65536)
+                    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async def ask() -> None:
+        async with aio.connect(url) as locks:
+            await locks.try_acquire("a")
+
+    with socket.create_server((HOST, 0)) as server:
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"{scheme}://{HOST}:{server.getsockname()[1]}"
+        with fencepost.connect(url) as locks, pytest.raises(BackendError, match="this is no Redis"):
+            locks.try_acquire("a")
+        with pytest.raises(BackendError, match="this is no Redis"):
+            asyncio.run(ask())
+        server.shutdown(socket.SHUT_RDWR)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 def test_a_forked_child_uses_connections_of_its_own_and_does_not_keep_its_parent_alive(own_redis: Own) -> None:
     with fencepost.connect(own_redis.url) as locks:
         held = locks.acquire("a")
@@ -346,3 +374,12 @@ def test_the_doctor_reads_the_settings_and_says_what_they_mean(own_redis: Own) -
     assert found["appendonly yes"][0] == "ok"
     assert found["fence=counter"][0] == "warn"
     assert found["0 replicas"][0] == "risk"
+
+
+def test_the_doctor_holds_nothing_against_settings_that_it_may_not_read(own_redis: Own) -> None:
+    own_redis.client.acl_setuser(
+        "app", enabled=True, passwords=["+pw"], keys=["*"], channels=["*"], commands=["+@all", "-config"]
+    )
+    found = findings(own_redis.url.replace("//", "//app:pw@"))
+    assert found["appendonly no"][0] == "warn", "what INFO says is known all the same"
+    assert not [what for what in found if what.startswith("tcp-keepalive")]

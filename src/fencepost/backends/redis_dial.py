@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from hiredis import ReplyError, pack_command
+from hiredis import ProtocolError, ReplyError, pack_command
 
 from fencepost.errors import BackendError
 
@@ -95,6 +95,11 @@ def refusal(reply: Any, scheme: str) -> BackendError:
         text += "; the lock's key is in use for something else: give locks a ?prefix= of their own"
     known = text.startswith((*LATER, *_NEVER)) or any(word in text for word in _NEVER)
     return BackendError(f"Redis: {text}", backend=scheme, ambiguous=not known)
+
+
+def garbled(error: ProtocolError) -> OSError:
+    """A connection that brings what no Redis says is of no more use than one that broke."""
+    return ConnectionAbortedError(f"{error}; either this is no Redis, or it speaks TLS, as rediss:// does")
 
 
 def spell(place: Place) -> str:

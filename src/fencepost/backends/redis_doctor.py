@@ -82,7 +82,7 @@ def _persistence(info: dict[str, str], config: dict[str, str], options: Options)
             "a crash of Redis loses nothing, a power loss up to a second of grants: a lock granted then is free again",
         )
     else:
-        what = f"appendonly no, save {config.get('save') or '(never)'}"
+        what = f"appendonly no, save {config.get('save', '?') or '(never)'}"
         kept = Finding(
             "warn" if options.fence == "clock" else "risk",
             what,
@@ -125,7 +125,9 @@ def _replicas(info: dict[str, str], config: dict[str, str], options: Options) ->
 
 
 def _keepalive(config: dict[str, str]) -> list[Finding]:
-    seconds = int(config.get("tcp-keepalive", "0") or 0)
+    if "tcp-keepalive" not in config:  # this user may not look
+        return []
+    seconds = int(config["tcp-keepalive"] or 0)
     if 0 < seconds <= 60:
         return []
     return [

@@ -10,10 +10,10 @@ from math import inf
 from time import monotonic
 from typing import Any, NoReturn
 
-from hiredis import Reader
+from hiredis import ProtocolError, Reader
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis_dial import NOTHING, Dial, Locate, Place
+from fencepost.backends.redis_dial import NOTHING, Dial, Locate, Place, garbled
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 _IDLE = 0.02  # seconds after which to look whether the server is still there before asking it
@@ -52,7 +52,10 @@ class Socket:
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._feed(data)
-            reply = self._gets()
+            try:
+                reply = self._gets()
+            except ProtocolError as error:
+                raise garbled(error) from error
             if reply is not NOTHING:
                 self.used = monotonic()
                 return reply
@@ -77,11 +80,14 @@ class Socket:
 
     def read(self) -> Any:
         """The next reply or message."""
-        while (reply := self._gets()) is NOTHING:
-            data = self._recv(4096)
-            if not data:
-                raise ConnectionResetError("the server closed the connection")
-            self._feed(data)
+        try:
+            while (reply := self._gets()) is NOTHING:
+                data = self._recv(4096)
+                if not data:
+                    raise ConnectionResetError("the server closed the connection")
+                self._feed(data)
+        except ProtocolError as error:
+            raise garbled(error) from error
         return reply
 
     def fresh(self) -> bool:

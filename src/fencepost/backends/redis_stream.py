@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from hiredis import PushNotification, Reader
+from hiredis import ProtocolError, PushNotification, Reader
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis_dial import NOTHING, Dial, Place, keep_alive, pack
+from fencepost.backends.redis_dial import NOTHING, Dial, Place, garbled, keep_alive, pack
 from fencepost.backends.redis_reply import Reply
 
 
@@ -33,6 +33,7 @@ class Stream(asyncio.Protocol):
         self._gets: Callable[[], Any]
         self._watch: asyncio.TimerHandle | None = None
         self._waiting: Reply | None = None
+        self._garbled: OSError | None = None
         self._gone = asyncio.Event()
         self.place = place
         self.open = False
@@ -76,17 +77,22 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._feed(data)
         gets, popleft = self._gets, self._pending.popleft
-        while (reply := gets()) is not NOTHING:
-            if reply.__class__ is PushNotification:
-                self._hear(reply)
-                continue
-            popleft().bring(reply)
+        try:
+            while (reply := gets()) is not NOTHING:
+                if reply.__class__ is PushNotification:
+                    self._hear(reply)
+                    continue
+                popleft().bring(reply)
+        except ProtocolError as error:
+            self._garbled = garbled(error)
+            self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
         if self._watch is not None:
             self._watch.cancel()
-        failure = self._dial.error(self.place, error or "the server closed the connection", ambiguous=True)
+        why = self._garbled or error or "the server closed the connection"
+        failure = self._dial.error(self.place, why, ambiguous=True)
         for reply in self._pending:
             reply.fail(failure)
         self._pending.clear()
