@@ -1,5 +1,8 @@
 """fencepost and any client that locks with SET NX PX exclude each other, both ways."""
 
+import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -126,3 +129,27 @@ def test_get_then_del_deletes_somebody_elses_lock_and_our_release_does_not(own_r
         status = locks.status("a")
         assert status is not None
         assert status.token == later.token
+
+
+def test_a_lock_whose_key_became_something_else_takes_no_other_lock_along(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url) as locks:
+        leases = [locks.acquire(name, ttl=1.5) for name in ("a", "b", "c")]
+        own_redis.client.delete("lock:a")
+        own_redis.client.hset("lock:a", "no", "lock")
+        assert wait_until(lambda: leases[0].over != "", timeout=30)
+        assert wait_until(lambda: leases[1].deadline > leases[0].deadline + 1.5, timeout=30)
+        assert [lease.over for lease in leases[1:]] == ["", ""]
+        with pytest.raises(BackendError, match="WRONGTYPE"):
+            locks.status("a")
+
+
+def test_a_foreign_key_without_expiry_is_shown_as_one_and_as_json(own_redis: Own) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    own_redis.client.set("lock:a", "somebody")
+    for command in (("show", "a"), ("ls",)):
+        shown = [sys.executable, "-m", "fencepost", *command, "--backend", own_redis.url]
+        assert "holder somebody, no expiry" in subprocess.check_output(shown, text=True)
+        facts = json.loads(subprocess.check_output([*shown, "--json"]), parse_constant=refuse)
+        assert (facts[0] if command == ("ls",) else facts)["remaining"] is None
