@@ -211,6 +211,26 @@ def test_failing_work_and_callbacks_are_logged_and_tried_again(
     assert not any("orders/1" in line for line in said)
 
 
+@pytest.mark.parametrize("what", ["assign", "work"])
+def test_a_partition_whose_work_failed_is_not_asked_for_again_at_once(where: str, what: str) -> None:
+    tries: list[int] = []
+
+    def fail(partition: Partition) -> None:
+        tries.append(partition.number)
+        raise ValueError(what)
+
+    with fencepost.connect(where, ttl=30) as locks:
+        mine = Partitions(locks, "orders", 1, assign=fail if what == "assign" else None)
+        running = threading.Thread(target=lambda: mine.run(fail))
+        running.start()
+        soon(lambda: tries and locks.status("orders/0") is None, "it is given up")
+        # It is due in 10 s; one who did not wait would ask after the twentieth of that in which news are gathered.
+        assert not wait_until(lambda: len(tries) > 1, timeout=2.0)
+        mine.stop()
+        running.join(PATIENCE)
+    assert not running.is_alive()
+
+
 def test_a_failing_assign_gives_the_partition_up_without_revoke(
     connect: Callable[[], sync.Locks], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,13 +28,13 @@ Serve = Callable[..., tuple[Ask, Callable[[], int]]]
 
 
 def wsgi_service(environ: Any, start: Any) -> Iterable[bytes]:
-    """Adds a line and answers how many there are; /fail is 503, /raise raises, after their effect."""
+    """Adds a line and answers how many there are; /fail is 503, /deny 403, /raise raises, after their effect."""
     if conn := environ.get("fencepost.conn"):
         conn.execute("INSERT INTO line VALUES (?)", (environ["wsgi.input"].read().decode(),))
     if environ["PATH_INFO"] == "/raise":
         raise LookupError
-    failing = environ["PATH_INFO"] == "/fail"
-    start("503 Service Unavailable" if failing else "201 Created", [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
+    status = {"/fail": "503 Service Unavailable", "/deny": "403 Forbidden"}.get(environ["PATH_INFO"], "201 Created")
+    start(status, [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
     yield b"" if conn is None else b"line %d" % conn.execute("SELECT count(*) FROM line").fetchone()
 
 
@@ -52,7 +52,7 @@ async def asgi_service(scope: Any, receive: Any, send: Any) -> None:
         lines = b"line %d" % row[0]
     if scope["path"] == "/raise":
         raise LookupError
-    status = 503 if scope["path"] == "/fail" else 201
+    status = {"/fail": 503, "/deny": 403}.get(scope["path"], 201)
     headers = [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": lines[:4], "more_body": True})
@@ -131,10 +131,11 @@ def test_a_key_belongs_to_one_request(serve: Serve) -> None:
 
 def test_an_answer_that_says_it_failed_changed_nothing_and_can_be_asked_for_again(serve: Serve) -> None:
     ask, lines = serve()
-    key = {"Idempotency-Key": secrets.token_hex(8)}
-    for _ in range(2):
-        answer = ask("POST", "/fail", key, b"hello")
-        assert (answer.status, "idempotency-replayed" in answer.headers) == (503, False)
+    for path, status in (("/fail", 503), ("/deny", 403)):
+        key = {"Idempotency-Key": secrets.token_hex(8)}
+        for _ in range(2):
+            answer = ask("POST", path, key, b"hello")
+            assert (answer.status, "idempotency-replayed" in answer.headers) == (status, False)
     with pytest.raises(LookupError):
         ask("POST", "/raise", {"Idempotency-Key": secrets.token_hex(8)}, b"hello")
     assert lines() == 0

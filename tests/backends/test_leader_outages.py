@@ -1,0 +1,85 @@
+"""Leadership while its store is down: who was elected before runs on, all others are told."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import fencepost
+from fencepost.errors import BackendError
+from fencepost.lab.servers import Redis
+from fencepost.lab.servers.processes import wait_until
+
+PATIENCE = 60.0
+TTL = 0.5
+
+
+@pytest.fixture
+def server() -> Iterator[Redis]:
+    with Redis() as server:
+        yield server
+
+
+def turned_away(caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether a candidate has met the outage, and told so."""
+    return any("running again" in record.getMessage() for record in caplog.records)
+
+
+def test_who_was_elected_before_runs_on_through_an_outage(server: Redis, caplog: pytest.LogCaptureFixture) -> None:
+    tokens: list[int] = []
+
+    def lead() -> None:
+        for term in locks.terms("scheduler", ttl=TTL):
+            tokens.append(term.token)
+            if len(tokens) == 2:
+                return
+            term.lost.wait()
+
+    with fencepost.connect(server.url) as locks, caplog.at_level(logging.WARNING, "fencepost"):
+        leader = threading.Thread(target=lead)
+        leader.start()
+        assert wait_until(lambda: bool(tokens), timeout=PATIENCE)
+        server.kill()
+        assert wait_until(lambda: turned_away(caplog), timeout=PATIENCE)
+        assert len(tokens) == 1
+        server.restart()
+        leader.join(PATIENCE)
+    assert not leader.is_alive()
+    assert tokens[0] < tokens[1]
+
+
+def test_in_asyncio_too(server: Redis, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> list[int]:
+        tokens: list[int] = []
+        async with fencepost.aio.connect(server.url) as locks, asyncio.timeout(PATIENCE):
+            async for term in locks.terms("scheduler", ttl=TTL):
+                tokens.append(term.token)
+                if len(tokens) == 2:
+                    break
+                server.kill()
+                asyncio.get_running_loop().run_in_executor(None, restart)
+                await term.lost.wait()
+        return tokens
+
+    def restart() -> None:
+        if wait_until(lambda: turned_away(caplog), timeout=PATIENCE):
+            server.restart()
+
+    with caplog.at_level(logging.WARNING, "fencepost"):
+        first, second = asyncio.run(main())
+    assert first < second
+
+
+def test_a_first_election_and_an_observer_are_told_of_the_outage(server: Redis) -> None:
+    with fencepost.connect(server.url) as locks:
+        seen = locks.leader("scheduler").changes()
+        assert next(seen) is None
+        server.kill()
+        with pytest.raises(BackendError):
+            next(seen)
+        with pytest.raises(BackendError):
+            next(locks.terms("scheduler"))
+        server.restart()
+        assert next(locks.terms("scheduler")).token
