@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import itertools
@@ -14,8 +15,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from fencepost.errors import BackendError
+from fencepost.events import Hook
 from fencepost.lab.servers import Postgres
 from fencepost.lab.servers.processes import Missing, wait_until
+from fencepost.resource.ledger import Ledger
+from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
 from tests.conftest import Endpoint, unavailable
 from tests.service import Service
@@ -176,3 +181,40 @@ def test_no_line_it_prints_has_the_password_of_its_store(postgres_server: Endpoi
     )
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
     assert "secret-word" not in wrong.stderr
+
+
+def test_a_write_is_not_acknowledged_when_another_of_its_group_ended_the_transaction(postgres_server: Endpoint) -> None:
+    url = f"{postgres_server.url.rpartition('/')[0]}/half_a_store"
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute("CREATE DATABASE half_a_store")
+        store = Store(opener(url))
+
+        async def use() -> None:
+            busy, gate = threading.Event(), threading.Event()
+
+            def hold(ledger: Ledger, hook: Hook) -> bool:
+                busy.set()
+                return gate.wait(30)
+
+            await store.write("a", b"before", Stamp(1, 1, "ann"))
+            held = asyncio.ensure_future(store._writer.run("", hold))
+            assert await asyncio.to_thread(busy.wait, 30)
+            with psycopg.connect(url, autocommit=True) as other:
+                other.execute("DROP FUNCTION fencepost_judge CASCADE")
+            # Raising a mark that is there takes no function; a resource that is new does.
+            known = asyncio.ensure_future(store.write("a", b"after", Stamp(2, 1, "ann")))
+            new = asyncio.ensure_future(store.write("b", b"new", Stamp(2, 1, "ann")))
+            await asyncio.sleep(0)  # both are in the queue then
+            assert store._writer._queue.qsize() == 2
+            gate.set()
+            await held
+            assert not (await known).replay
+            with pytest.raises(BackendError, match="lacks tables"):
+                await new
+            assert (await store.read("a")).data == b"after", "what was acknowledged is there"
+
+        try:
+            asyncio.run(use())
+        finally:
+            store.close()
+            admin.execute("DROP DATABASE half_a_store WITH (FORCE)")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from fencepost.errors import FencepostError
+from fencepost.errors import Refused
 from fencepost.events import Event, Hook
 from fencepost.resource.ledger import Ledger
 
@@ -105,8 +105,9 @@ class Writer:
         access.outcome = access.error = None
         try:
             access.outcome = access.run(self._ledger, access.told.append)
-        except FencepostError as error:
-            # A guard that refuses has changed nothing, so the transaction goes on without this one.
+        except Refused as error:
+            # A guard that refuses has changed nothing, so the transaction goes on without this one. After any other
+            # error it may be over, and Postgres would answer the commit of such a one as if nothing were wrong.
             access.error = error
 
 

@@ -65,6 +65,8 @@ class PostgresLedger:
         return Found(data, None if token is None else Stamp(token, seq, holder))
 
     def failure(self, error: Exception) -> BackendError | None:
+        if isinstance(error, ConfigError):  # not the client's fault: our tables are gone
+            return BackendError(f"Postgres: {error}", backend="postgresql", ambiguous=False)
         if not isinstance(error, psycopg.Error):
             return None
         said = failure(error, ambiguous=True)
