@@ -201,6 +201,17 @@ class TestTrigger:
             assert "without a fencing token for 'wallet/1'" in self.psql(change)
         assert self.psql("SELECT cents FROM wallet WHERE id = 1") == "100"
 
+    def test_a_row_that_the_template_cannot_name_is_refused(self, pg: Conn) -> None:
+        with pg.transaction():
+            postgres.install(pg, "wallet", resource="wallet/{idd}")
+        assert "the row has nothing in 'idd'" in self.psql("UPDATE wallet SET cents = 0 WHERE id = 1")
+        pg.execute("INSERT INTO wallet VALUES (3, NULL)")
+        with pg.transaction():
+            postgres.install(pg, "wallet", resource="wallet/{cents}")
+        for change in ("UPDATE wallet SET lock_epoch = 9", "DELETE FROM wallet"):
+            assert "the row has nothing in 'cents'" in self.psql(f"{change} WHERE id = 3")
+        assert self.psql("SELECT count(*) FROM wallet WHERE lock_epoch = 0") == "3"
+
     def test_a_fenced_one_passes_and_only_for_its_own_resource(self) -> None:
         admit = "SELECT fencepost_admit('wallet/1', 7)"
         assert self.psql(admit, "UPDATE wallet SET cents = 50 WHERE id = 1") == ""

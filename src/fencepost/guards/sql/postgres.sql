@@ -107,12 +107,20 @@ DECLARE
     _made text := '';
     _open integer;
     _close integer;
+    _column text;
 BEGIN
     LOOP
         _open := position('{' IN _template);
         _close := position('}' IN _template);
         EXIT WHEN _open = 0 OR _close < _open;
-        _made := _made || left(_template, _open - 1) || (_row ->> substr(_template, _open + 1, _close - _open - 1));
+        _column := substr(_template, _open + 1, _close - _open - 1);
+        IF _row ->> _column IS NULL THEN
+            -- A resource without a name would be nobody's to guard.
+            RAISE EXCEPTION USING ERRCODE = 'FP428',
+                MESSAGE = 'no fencing token can be asked for: the row has nothing in ' || quote_literal(_column),
+                HINT = 'Install the trigger with a column that is there and is never null.';
+        END IF;
+        _made := _made || left(_template, _open - 1) || (_row ->> _column);
         _template := substr(_template, _close + 1);
     END LOOP;
     RETURN _made || _template;
