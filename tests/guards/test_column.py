@@ -95,3 +95,42 @@ def test_the_policy_holds_here_too(conn: Any, key: dict[str, str]) -> None:
         column.write(conn, "account", key, {"balance": 0}, MAX_TOKEN, policy=Policy(max_jump=10))
     column.write(conn, "account", key, {"balance": 50}, 15, policy=Policy(max_jump=10))
     assert row(conn, key) == (50, 15)
+
+
+def test_a_key_that_finds_several_rows_is_no_stale_token(conn: Any, key: dict[str, str], thing: str) -> None:
+    insert = f"INSERT INTO account (id, balance) VALUES ('{thing}-2', 100)"
+    conn.execute(sqlalchemy.text(insert) if hasattr(conn, "exec_driver_sql") else insert)
+    with pytest.raises(LookupError, match=r"finds \d+ rows of account, not one; roll back"):
+        column.write(conn, "account", {"balance": 100}, {"balance": 0}, 5)
+
+
+def test_reading_outside_a_transaction_is_refused_for_it_locks_nothing(postgres_url: str, sqlite_path: str) -> None:
+    insert = "INSERT INTO account (id, balance) VALUES ('loose', 100)"
+    engine = sqlalchemy.create_engine(f"sqlite:///{sqlite_path}", poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with (
+        psycopg.connect(postgres_url, autocommit=True) as pg,
+        closing(sqlite3.connect(sqlite_path, isolation_level=None)) as lite,
+        engine.connect() as alchemy,
+    ):
+        pg.execute(insert)
+        lite.execute(insert)
+        for conn in (pg, lite, alchemy):
+            with pytest.raises(ConfigError, match="open a transaction around"):
+                column.read(conn, "account", {"id": "loose"}, ["balance"], 5)
+        with pg.transaction():
+            assert column.read(pg, "account", {"id": "loose"}, ["balance"], 5) == {"balance": 100}
+        lite.execute("BEGIN IMMEDIATE")
+        assert column.read(lite, "account", {"id": "loose"}, ["balance"], 5) == {"balance": 100}
+
+
+def test_whatever_rows_a_connection_makes_a_row_is_read_as_it_is(postgres_url: str, sqlite_path: str) -> None:
+    insert = "INSERT INTO account (id, balance) VALUES ('shaped', 100)"
+    with psycopg.connect(postgres_url) as pg, closing(sqlite3.connect(sqlite_path)) as lite:
+        lite.row_factory = lambda cursor, row: dict(zip("abc", row, strict=False))
+        for factory in (psycopg.rows.scalar_row, psycopg.rows.dict_row, psycopg.rows.args_row(lambda *row: object())):
+            pg.row_factory = factory  # type: ignore[assignment]
+            for conn in (pg, lite):
+                conn.execute(insert)
+                found = column.read(conn, "account", {"id": "shaped"}, ["balance", "id"], 5)
+                assert found == {"balance": 100, "id": "shaped"}
+                conn.rollback()

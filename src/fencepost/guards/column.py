@@ -18,6 +18,8 @@ from fencepost.events import Hook
 from fencepost.guards.connections import is_async, is_sqlite, kind, sqlalchemy_connection
 from fencepost.guards.decision import Access
 from fencepost.guards.policy import Policy
+from fencepost.guards.postgres_ask import alone, tuples
+from fencepost.guards.sqlite_ask import cursor, link
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
 
@@ -37,8 +39,9 @@ def write(
 ) -> None:
     """Update the row that ``key`` finds, and its epoch, unless a newer token was there.
 
-    Raises StaleToken if one was, and LookupError if there is no such row; then nothing was changed. Without an
-    offer, the lease of the ``with lock:`` around here is taken, if its name is ``table/key``.
+    Raises StaleToken if one was, and LookupError if there is no such row; then nothing was changed. LookupError, too,
+    if there are several: then roll back. Without an offer, the lease of the ``with lock:`` around here is taken, if its
+    name is ``table/key``.
     """
     access = Access("column", _resource(table, key), offer, "write", hooks, policy)
     plain = _update(table, values, key), [*values.values(), *key.values()]
@@ -47,7 +50,8 @@ def write(
     stamp = Stamp(access.take().token)
     fenced = _update(table, {**values, epoch: None}, key) + f" AND coalesce({_name(epoch)}, 0) < %s"
     args = [*values.values(), stamp.token, *key.values(), stamp.token]
-    if access.limits == (None, None) and _run(conn, fenced, args) == 1:
+    if access.limits == (None, None) and (count := _run(conn, fenced, args)):
+        _changed(count, table, key)
         access.conclude(None, stamp, Verdict.ADMIT)
         return None
     before = _epoch(conn, table, key, epoch)
@@ -68,11 +72,13 @@ def read(
 ) -> dict[str, Any]:
     """The row that ``key`` finds, locked until the transaction ends; refused if a newer token was there.
 
-    Raises as ``write`` does. Write in the same transaction: after it, the row is open to whoever comes.
+    Raises as ``write`` does. Write in the same transaction: after it, the row is open to whoever comes. ConfigError
+    outside one.
     """
     access = Access("column", _resource(table, key), offer, "enter", hooks, policy)
     before = _epoch(conn, table, key, epoch)
     if access.judged:
+        _require_transaction(conn)
         access.decide(Stamp(before) if before else None, Stamp(access.take().token, 0))
     names = list(columns)
     found = _run(conn, f"SELECT {_list(names)} FROM {_name(table)} WHERE {_where(key)}", list(key.values()), rows=True)
@@ -105,6 +111,14 @@ def _epoch(conn: Any, table: str, key: Mapping[str, Any], epoch: str) -> int:
     return int(found[0] or 0)
 
 
+def _require_transaction(conn: Any) -> None:
+    if not link(conn)[1].in_transaction if is_sqlite(conn) else alone(conn):
+        raise ConfigError(
+            "a row that is locked in no transaction is open again at once, and a replaced holder could write it before "
+            "you do; open a transaction around read() and write()"
+        )
+
+
 def _run(conn: Any, sql: str, args: list[Any], *, rows: bool = False) -> Any:
     """The number of rows changed, or the one row found."""
     if is_async(conn):
@@ -114,15 +128,15 @@ def _run(conn: Any, sql: str, args: list[Any], *, rows: bool = False) -> Any:
         mark = "?" if link.dialect.name == "sqlite" else "%s"
         found = link.exec_driver_sql(sql.replace("%s", mark), tuple(args))
         return _one(found.fetchone()) if rows else found.rowcount
-    cursor = conn.cursor()
-    cursor.execute(sql.replace("%s", "?") if isinstance(conn, sqlite3.Connection) else sql, tuple(args))
-    return _one(cursor.fetchone()) if rows else cursor.rowcount
+    made = tuples(conn) if kind(conn) == "psycopg" else cursor(conn)
+    made.execute(sql.replace("%s", "?") if isinstance(conn, sqlite3.Connection) else sql, tuple(args))
+    return _one(made.fetchone()) if rows else made.rowcount
 
 
 def _one(row: Any) -> Any:
     if row is None:
         raise LookupError("there is no such row; insert it first")
-    return tuple(row.values()) if isinstance(row, Mapping) else row
+    return row
 
 
 def _update(table: str, values: Mapping[str, Any], where: Mapping[str, Any]) -> str:

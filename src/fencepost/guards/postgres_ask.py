@@ -24,7 +24,7 @@ async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: boo
     what = kind(conn)
     try:
         if what == "psycopg":
-            cursor = conn.cursor(row_factory=_tuple_row())
+            cursor = tuples(conn)
             cursor.execute(sql, args)
             return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
         if what == "sqlalchemy":
@@ -34,7 +34,7 @@ async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: boo
                 cursor.execute(sql, args)
                 return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
         if what == "psycopg-async":
-            cursor = conn.cursor(row_factory=_tuple_row())
+            cursor = tuples(conn)
         elif hasattr(conn, "cursor"):
             cursor = conn.cursor()
         else:
@@ -55,6 +55,11 @@ def unprepared(error: Exception) -> ConfigError | None:
         "this database lacks tables of fencepost in its search_path; run 'fencepost guard install URL' once, or the "
         "statements of guards.postgres.ddl() in a migration"
     )
+
+
+def tuples(conn: Any) -> Any:
+    """A cursor of psycopg that gives tuples, whatever rows the caller's connection makes."""
+    return conn.cursor(row_factory=_tuple_row())
 
 
 @cache
