@@ -148,6 +148,8 @@ def test_without_a_token_a_write_is_428_and_a_malformed_one_400(serve: Callable[
     assert (answer.status, answer.headers["x-fence-verdict"]) == (428, "missing")
     for bad in ({"X-Fence-Token": "0"}, {"X-Fence-Token": "x"}, {"X-Fence-Token": "-1"}, {"X-Fence-Seq": "1"}):
         assert ask("PUT", "/account/42", bad).status == 400, bad
+    for bad in ({"X-Fence-Token": "5", "X-Fence-Seq": "2"}, token(5, 0)):
+        assert ask("PUT", "/account/42", bad).status == 400, (bad, "it stamps no write")
     twice = [("X-Fence-Token", "5"), ("X-Fence-Token", "6")]
     assert ask("PUT", "/account/42", twice).status == 400
 
@@ -236,6 +238,27 @@ def test_an_answer_that_has_begun_is_not_begun_again() -> None:
 
     with pytest.raises(StaleToken):
         ask_asgi(asgi.Fence(service, key_asgi))("PUT", "/account/42", token(1))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), refusal(Verdict.STALE, "account/42", Stamp(1), Stamp(2))])
+def test_an_answer_that_fails_at_its_first_part_is_closed(error: Exception) -> None:
+    class Body:
+        closed = False
+
+        def __iter__(self) -> Iterator[bytes]:
+            raise error
+
+        def close(self) -> None:
+            self.closed = True
+
+    body = Body()
+    ask = ask_wsgi(wsgi.Fence(lambda environ, start: body, key_wsgi))
+    if isinstance(error, StaleToken):
+        assert ask("PUT", "/account/42", token(1)).status == 409
+    else:
+        with pytest.raises(RuntimeError):
+            ask("PUT", "/account/42", token(1))
+    assert body.closed
 
 
 def test_the_example_receiver_takes_a_payment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,8 @@ class Access:
         self._stance = STRICT if policy is None else policy.stance(resource)
         self.judged = self._stance.judges and self._believed()
         """Whether the mark decides. If not, the access is made, and no mark is looked at or changed."""
+        if self.judged and not self.leased:
+            self._stamp()  # says what cannot be one before anything is begun
         if not self._stance.judges and self._stance.tells:
             self._tell(self._stamp(), None, None if self._offer else Verdict.MISSING, None)
 

@@ -58,13 +58,15 @@ class Fence:
             begun.append(True)
             return start(*args)
 
+        body: Any = None
         try:
             body = self._app(environ, watched)
             parts = iter(body)
             # A service that is a generator runs only now.
             first = [part for _, part in zip(range(1), parts, strict=False)]
-        except Refused as error:
-            if begun:
+        except BaseException as error:
+            _close(body)
+            if begun or not isinstance(error, Refused):
                 raise
             return _answer(http.refusal(error), start)
         return _Body(chain(first, parts), body)
@@ -95,8 +97,12 @@ class _Body:
         return self._parts
 
     def close(self) -> None:
-        if hasattr(self._body, "close"):
-            self._body.close()
+        _close(self._body)
+
+
+def _close(body: Any) -> None:
+    if hasattr(body, "close"):
+        body.close()
 
 
 def _answer(answer: http.Answer, start: Start) -> Iterable[bytes]:
