@@ -92,9 +92,11 @@ def test_it_changes_while_the_guard_runs() -> None:
 def test_a_flag_that_says_nonsense_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     flags = {"mode": "enforce"}
     policy = Policy(lambda: flags["mode"])
-    flags["mode"] = "on please"
-    assert policy.mode == "enforce"
-    assert "stays in mode enforce" in caplog.text
+    for nonsense in ("on please", None, 3, ["strict"]):
+        flags["mode"] = nonsense  # type: ignore[assignment]
+        caplog.clear()
+        assert policy.mode == "enforce"
+        assert "stays in mode enforce" in caplog.text
 
 
 def test_the_canaries_are_always_the_same_and_more_of_them_at_each_step() -> None:

@@ -51,9 +51,11 @@ _FIXED = {
 
 def share(mode: str) -> float:
     """The share of resources, 0 to 1, for which ``mode`` refuses; ConfigError if there is no such mode."""
-    if mode in _FIXED:
+    # A flag that is not set says None, or anything else.
+    known = isinstance(mode, str)
+    if known and mode in _FIXED:
         return float(_FIXED[mode].refuses)
-    match = _CANARY.fullmatch(mode)
+    match = _CANARY.fullmatch(mode) if known else None
     if not match or float(match[1]) > 100:
         raise ConfigError(f"no mode {mode!r}; there are off, passive, shadow, canary:10%, enforce and strict")
     return float(match[1]) / 100
