@@ -175,6 +175,7 @@ def test_tls_alone_is_no_authentication(tls: Path, tmp_path: Path) -> None:
     [
         ("", "one or more"),
         ("client = 3", "one or more"),
+        ('client = ["a"]', "client 1 of .* is no table"),
         ("[[client]\n", "cannot be read"),
         ('[[client]]\nsha256 = "x"\nprefixes = [""]', "needs a name"),
         ('[[client]]\nname = "a"\nprefixes = [""]', "either sha256"),

@@ -83,7 +83,9 @@ def load(path: Path) -> Clients:
 
 
 def _client(table: Any, where: str) -> Client:
-    if not isinstance(table, dict) or (unknown := set(table) - _FIELDS):
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} is no table; write [[client]], and its fields below")
+    if unknown := set(table) - _FIELDS:
         raise ConfigError(f"{where} has no field {', '.join(sorted(unknown))!r}; it takes {', '.join(sorted(_FIELDS))}")
     name, digest, certificate = (table.get(field) for field in ("name", "sha256", "certificate"))
     prefixes = table.get("prefixes")
