@@ -11,7 +11,7 @@ from typing import Any
 from fencepost.drive import settle
 from fencepost.errors import ConfigError
 from fencepost.guards import postgres_ask
-from fencepost.guards.connections import atomic, begin, is_sqlite, opened, through, within
+from fencepost.guards.connections import atomic, begin, is_sqlite, kind, opened, through, within
 from fencepost.guards.sqlite_ask import Table, cursor, link, locked, patient
 
 
@@ -68,7 +68,7 @@ async def transaction(conn: Any, table: Table) -> AsyncIterator[None]:
     if is_sqlite(conn) and opened(conn):
         # SQLite begins a transaction only when it must, and a savepoint outside of one would be one of its own.
         await settle(through(conn, lambda conn: locked(conn, table)))
-    async with _alone(atomic(conn)):
+    async with _alone(conn, atomic(conn)):
         yield
 
 
@@ -77,13 +77,24 @@ async def own(conn: Any) -> AsyncIterator[None]:
     """A transaction of its own, committed with its block. Raises as ``ask`` does, and ConfigError inside another."""
     if opened(conn):  # psycopg would make it a savepoint of that one
         raise ConfigError("this connection is in a transaction already, which nobody here commits; end it first")
-    async with _alone(begin(conn)):
+    async with _alone(conn, begin(conn)):
         yield
 
 
 @asynccontextmanager
-async def _alone(block: Any) -> AsyncIterator[None]:
-    async with AsyncExitStack() as stack:
-        with patient():
-            await stack.enter_async_context(within(block))
-        yield
+async def _alone(conn: Any, block: Any) -> AsyncIterator[None]:
+    try:
+        async with AsyncExitStack() as stack:
+            with patient():
+                await stack.enter_async_context(within(block))
+            yield
+    except BaseException:
+        if is_sqlite(conn) and not opened(conn):
+            await settle(through(conn, _end))
+        raise
+
+
+def _end(conn: Any) -> None:
+    # SQLAlchemy takes a transaction whose commit was refused for ended; SQLite would commit it with the next one.
+    if kind(conn) == "sqlalchemy" and not hasattr(conn, "get_bind"):
+        conn.connection.rollback()
