@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import fencepost
+from fencepost.guards import sqlite
 from fencepost.once import once
 from fencepost.saga import Compensated, Saga, Step, Task
 
@@ -44,6 +45,8 @@ def test_nothing_of_it_is_committed_by_what_comes_next(tmp_path: Path) -> None:
         with pytest.raises(Compensated):
             saga.run(locks, conn, "1")
         assert undone == ["a"]
+        with pytest.raises(IntegrityError), sqlite.fenced(conn, "thing", 5):
+            conn.execute(ORPHAN)
         with conn.begin():
             conn.execute(PARENT)
             assert conn.execute(COUNT).scalar() == 0
@@ -61,6 +64,9 @@ def test_nor_in_asyncio(tmp_path: Path) -> None:
             await conn.commit()
             with pytest.raises(IntegrityError):
                 async with once(conn, "1"):
+                    await conn.execute(ORPHAN)
+            with pytest.raises(IntegrityError):
+                async with sqlite.fenced(conn, "thing", 5):
                     await conn.execute(ORPHAN)
             async with conn.begin():
                 await conn.execute(PARENT)

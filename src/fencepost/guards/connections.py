@@ -110,7 +110,11 @@ class Fenced(Generic[C]):
     def __exit__(
         self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._begun.__exit__(cause, error, trace)
+        try:
+            self._begun.__exit__(cause, error, trace)
+        except BaseException:
+            refused(self._conn)
+            raise
 
     async def __aenter__(self) -> C:
         if not is_async(self._conn):
@@ -127,7 +131,12 @@ class Fenced(Generic[C]):
     async def __aexit__(
         self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._begun.__aexit__(cause, error, trace)
+        try:
+            await self._begun.__aexit__(cause, error, trace)
+        except BaseException:
+            if kind(self._conn) == "sqlalchemy-async":
+                await through(self._conn, refused)
+            raise
 
 
 def opened(conn: Any) -> bool:
@@ -142,6 +151,13 @@ def opened(conn: Any) -> bool:
     if state is None:
         raise ConfigError(f"a connection of sqlite3, psycopg, SQLAlchemy or Django is needed here, not {type(conn)!r}")
     return bool(state() if callable(state) else state)
+
+
+def refused(conn: Any) -> Any:
+    """End a transaction of its own whose commit was refused: SQLAlchemy takes it for ended, and SQLite would commit it
+    with the next one."""
+    if kind(conn) == "sqlalchemy" and not hasattr(conn, "get_bind") and is_sqlite(conn) and not opened(conn):
+        conn.connection.rollback()
 
 
 def begin(conn: Any) -> Any:

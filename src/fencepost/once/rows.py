@@ -11,7 +11,7 @@ from typing import Any
 from fencepost.drive import settle
 from fencepost.errors import ConfigError
 from fencepost.guards import postgres_ask
-from fencepost.guards.connections import atomic, begin, is_sqlite, kind, opened, through, within
+from fencepost.guards.connections import atomic, begin, is_sqlite, opened, refused, through, within
 from fencepost.guards.sqlite_ask import Table, cursor, link, locked, patient
 
 
@@ -89,12 +89,5 @@ async def _alone(conn: Any, block: Any) -> AsyncIterator[None]:
                 await stack.enter_async_context(within(block))
             yield
     except BaseException:
-        if is_sqlite(conn) and not opened(conn):
-            await settle(through(conn, _end))
+        await settle(through(conn, refused))
         raise
-
-
-def _end(conn: Any) -> None:
-    # SQLAlchemy takes a transaction whose commit was refused for ended; SQLite would commit it with the next one.
-    if kind(conn) == "sqlalchemy" and not hasattr(conn, "get_bind"):
-        conn.connection.rollback()
