@@ -12,6 +12,7 @@ import pytest
 
 import fencepost
 from fencepost import ambient, fleet, sync
+from fencepost.backend import Status
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.fleet import Partition, Partitions
 from fencepost.fleet.plan import member as member_lock
@@ -254,14 +255,37 @@ def test_workers_must_agree_on_how_many_partitions_there_are(connect: Callable[[
         Partitions(connect(), "orders", 8).__enter__()
 
 
+def test_of_two_that_come_at_once_and_count_differently_one_is_refused(connect: Callable[[], sync.Locks]) -> None:
+    locks, other = connect(), connect()
+    late, early = Partitions(locks, "orders", 8, member="late"), Partitions(other, "orders", 4, member="early")
+    looked = locks._core.list
+
+    async def look(prefix: str) -> list[Status]:
+        found = await looked(prefix)
+        locks._core.list = looked  # type: ignore[method-assign]
+        early.__enter__()  # just after the first look of the other
+        return found
+
+    locks._core.list = look  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"early works on 'orders' with 4 partitions, not 8"):
+        late.__enter__()
+    assert [each.name for each in locks.list("orders/members/")] == ["orders/members/4/early"]
+    early.close()
+
+
 def test_two_workers_cannot_share_a_name(connect: Callable[[], sync.Locks]) -> None:
-    with Partitions(connect(), "orders", 1, member="w"), pytest.raises(NotAcquired):
+    with (
+        Partitions(connect(), "orders", 1, member="w"),
+        pytest.raises(NotAcquired, match=r"a worker 'w' in 'orders' already.* member= of its own"),
+    ):
         Partitions(connect(), "orders", 1, member="w", ttl=0.3).__enter__()
 
 
 def test_what_cannot_be_meant_is_refused(connect: Callable[[], sync.Locks]) -> None:
     async def later(partition: Partition) -> None: ...
 
+    with pytest.raises(ConfigError, match="no part of a group's name may be 'members'"):
+        Partitions(connect(), "orders/members/4", 1)
     with pytest.raises(ConfigError, match="at least one partition"):
         Partitions(connect(), "orders", 0)
     with pytest.raises(ConfigError, match=r"fencepost\.fleet\.aio"):

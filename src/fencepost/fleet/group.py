@@ -16,7 +16,7 @@ from fencepost import check
 from fencepost.drive import Signal
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
 from fencepost.fleet import plan
-from fencepost.locks import Core
+from fencepost.locks import GRACE, Core
 from fencepost.renewals import Held
 
 _log = logging.getLogger("fencepost")
@@ -98,6 +98,10 @@ class Group(Generic[L, P]):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigError(f"a group has at least one partition, not {count!r}")
         self.group = check.name(group, "group")
+        if "members" in group.split("/"):
+            raise ConfigError(
+                f"no part of a group's name may be 'members', as in {group!r}: locks of groups are called so"
+            )
         self.count = count
         self.member = member or f"{socket.gethostname()}-{os.getpid()}-{core._holders()[:4]}"
         self._place = check.name(plan.member(group, count, self.member))
@@ -127,15 +131,32 @@ class Group(Generic[L, P]):
         """Become a member, and begin to own partitions; whatever it raises, this worker is none."""
         if self.leaving.is_set() or self._process:
             raise ConfigError(f"this worker of {self.group!r} was started before; make another")
+        await self._agree()
+        patience = 2 * self.ttl
+        if not await self._enroll(patience):
+            raise NotAcquired(
+                self._place,
+                patience,
+                f"there is a worker {self.member!r} in {self.group!r} already, still after {patience:g} s; give each a "
+                f"member= of its own",
+            )
+        try:
+            await self._agree()  # of two that come at once, neither may have seen the other before
+        except GeneratorExit:
+            raise
+        except BaseException:
+            await self._core.driver.apart(self._resign(), GRACE)
+            raise
+        self._process = os.getpid()
+        self._core.driver.spawn(self._tend(), f"fencepost-fleet-{self.group}")
+
+    async def _agree(self) -> None:
+        """Raise ConfigError if there is a member that counts the partitions otherwise."""
         found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
         for other in found.members.values():
             if other.partitions != self.count:
                 what = f"{other.name} works on {self.group!r} with {other.partitions} partitions, not {self.count}"
                 raise ConfigError(f"{what}; stop it first, or use another group")
-        if not await self._enroll(2 * self.ttl):
-            raise NotAcquired(self._place, 2 * self.ttl)
-        self._process = os.getpid()
-        self._core.driver.spawn(self._tend(), f"fencepost-fleet-{self.group}")
 
     def stop(self) -> None:
         """Ask this worker to leave; returns at once."""
@@ -164,6 +185,10 @@ class Group(Generic[L, P]):
         lease._on_loss = self._nudge.set
         return True
 
+    async def _resign(self) -> None:
+        if self._membership is not None:
+            await self._core._release_quietly(self._membership)
+
     async def _tend(self) -> None:
         """Follow the plan until this worker leaves."""
         try:
@@ -185,8 +210,7 @@ class Group(Generic[L, P]):
     async def _part(self) -> None:
         """Leave first, so that others stand in line while the work here is finished."""
         self.leaving.set()
-        if self._membership is not None:
-            await self._core._release_quietly(self._membership)
+        await self._resign()
         for slot in self._slots.copy().values():
             slot.signal.set()
         while self._slots:
