@@ -231,7 +231,11 @@ class Blocking:
         return ThreadSignal()
 
     def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
-        threading.Thread(target=run, args=(job,), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=run, args=(job,), name=name, daemon=True).start()
+        except BaseException:  # RuntimeError: no thread is to be had
+            job.close()
+            raise
 
     async def sleep(self, seconds: float) -> None:
         if _waits.get() is not None:

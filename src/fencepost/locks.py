@@ -134,7 +134,11 @@ class Core(Generic[L]):
             if self.driver.now() >= start + patience:  # where every answer comes that late, asking again never ends
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
-        self._renewals.watch(lease)
+        try:
+            self._renewals.watch(lease)
+        except BaseException:  # such as that no thread is to be had that renews it
+            await self._release_quietly(lease)
+            raise
         if self._closed:  # just now: whoever closed them may not have seen this lease
             await self._release_quietly(lease, _CLOSED)
             raise _closed()

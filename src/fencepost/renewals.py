@@ -198,7 +198,11 @@ class Renewals(Generic[L]):
                 if self._tending:
                     return
                 self._tending = True
-            self._driver.spawn(self._tend(), "fencepost-renewals")
+            try:
+                self._driver.spawn(self._tend(), "fencepost-renewals")
+            except BaseException:
+                self._tending = False  # or no lease would ever be renewed again
+                raise
 
     async def _tend(self) -> None:
         try:
@@ -219,7 +223,10 @@ class Renewals(Generic[L]):
             batch = self._look()
             if batch:
                 # Apart, so that a store that hangs does not delay the news of a passed deadline.
-                self._driver.spawn(self.renew(batch), "fencepost-renewal")
+                try:
+                    self._driver.spawn(self.renew(batch), "fencepost-renewal")
+                except RuntimeError:  # there is no thread to be had just now but this one
+                    await self.renew(batch)
             if self._leases:
                 rest = min(self._wake - self._driver.now(), 60.0)
             elif rest:

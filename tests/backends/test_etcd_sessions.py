@@ -196,3 +196,31 @@ def test_no_thread_is_inside_grpc_at_a_fork(server: Etcd) -> None:
         [sys.executable, "-c", FORK, server.url], capture_output=True, text=True, timeout=2 * PATIENCE
     )
     assert (done.stdout, done.returncode) == ("True False\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("thread", ["fencepost-etcd-keeper", "fencepost-etcd"])
+def test_sessions_are_kept_alive_once_there_are_threads_for_it(
+    server: Etcd, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    """A thread that could not be started, as at a limit of a container, is not taken for one that runs."""
+    start = threading.Thread.start
+    refused: list[threading.Thread] = []
+
+    def refuse(each: threading.Thread) -> None:
+        if each.name == thread and len(refused) < 2:
+            refused.append(each)
+            raise RuntimeError("can't start new thread")
+        start(each)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with fencepost.connect(server.url, ttl=3) as locks:
+        if thread == "fencepost-etcd-keeper":
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="thread"):
+                    locks.acquire("a")
+        holder = locks.acquire("a")
+        first = holder.deadline
+        assert wait_until(lambda: holder.deadline > first + 1 or bool(holder.over), timeout=PATIENCE)
+        holder.check()
+        assert len(refused) == 2
+        assert holder.release()

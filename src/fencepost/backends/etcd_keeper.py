@@ -109,7 +109,12 @@ class Keeper:
         if self._closed or session.gone:
             return
         if self._stream is None:
-            self._stream = Stream(self._back, KEEP_ALIVE, self._heard, self._over)
+            try:
+                self._stream = Stream(self._back, KEEP_ALIVE, self._heard, self._over)
+            except RuntimeError:  # no thread is to be had just now
+                session.due = now + _RETRY
+                self._nudge.set()
+                return
         session.unanswered.append(now)
         session.due = now + session.ttl / 3
         self._stream.send(pb.LeaseKeepAliveRequest(ID=session.id))
@@ -146,8 +151,8 @@ class Keeper:
         if self._keeping:
             self._nudge.set()
         elif not self._closed:
-            self._keeping = True
             threading.Thread(target=self._keep, name="fencepost-etcd-keeper", daemon=True).start()
+            self._keeping = True
 
     def _keep(self) -> None:
         """Keep sessions alive, notice silence, and hand out what is to be cleaned up; never waits for the store."""
@@ -186,7 +191,10 @@ class Keeper:
                     if not self._cleaning:
                         self._cleaning = True
                         work = threading.Thread(target=self._clean, args=(late, idle, stray), daemon=True)
-                        work.start()
+                        try:
+                            work.start()
+                        except RuntimeError:  # no thread is to be had just now
+                            self._cleaning = False
             self._nudge.wait(max(0.001, min(wake - self._driver.now(), LINGER)))
 
     def _restart(self) -> None:

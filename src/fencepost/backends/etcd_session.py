@@ -67,8 +67,8 @@ class Sessions(Keeper):
             grant = await self._rpc.call(GRANT, pb.LeaseGrantRequest(TTL=asked))
             session = Session(grant.ID, asked, float(grant.TTL), since, since + grant.TTL / 3, idle=since)
             with self._gate:
-                self._sessions[session.id] = session
                 self._start()
+                self._sessions[session.id] = session
         except BackendError as error:
             opening.error = error
             raise

@@ -36,7 +36,11 @@ class Overdue:
             if start:
                 self._running, self._nudge = True, self._driver.signal()  # a signal belongs to one event loop
         if start:
-            self._driver.spawn(self._run(), "fencepost-overdue")
+            try:
+                self._driver.spawn(self._run(), "fencepost-overdue")
+            except BaseException:
+                self._running = False  # or no hold would ever be ended again
+                raise
         elif at < self._next:
             self._nudge.set()
 

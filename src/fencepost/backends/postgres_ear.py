@@ -80,11 +80,12 @@ class Ear:
         with self._gate:
             if self.id is not None:
                 return
-            self._opening.append(signal)
             if self._thread is None:
-                self._stop, stopped = socket.socketpair()
-                self._thread = threading.Thread(target=self._live, args=(stopped,), name="fencepost-ear", daemon=True)
-                self._thread.start()
+                stop, stopped = socket.socketpair()
+                thread = threading.Thread(target=self._live, args=(stopped,), name="fencepost-ear", daemon=True)
+                thread.start()
+                self._stop, self._thread = stop, thread
+            self._opening.append(signal)
         if not await signal.wait(2 * self._patience):
             raise BackendError(
                 f"no session to listen on in {2 * self._patience:g} s, see ?listen=: {self._trouble or 'no answer'}",

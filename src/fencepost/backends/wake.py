@@ -40,8 +40,9 @@ class Mailbox:
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with _Path(self._folder, name) as path:
             box.bind(path)
-        self._socket, self.address = box, name
+        # First: a mailbox that nobody empties would be taken for that of a live process.
         threading.Thread(target=self._listen, args=(box,), name="fencepost-wake", daemon=True).start()
+        self._socket, self.address = box, name
 
     def _listen(self, box: socket.socket) -> None:
         while True:
