@@ -289,6 +289,16 @@ class Core(Generic[L]):
         if self._closed:
             return
         self._closed = True
+        try:
+            await self._shut()
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException:
+            # Cancelled or interrupted: see it through where that does not reach.
+            await self.driver.apart(self._shut(), GRACE)
+            raise
+
+    async def _shut(self) -> None:
         await self._waits.end(self.driver, PARTING)
         for lease in self._renewals:
             await self._release_quietly(lease, _CLOSED)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fencepost.errors import ConfigError
+from tests.conformance.cancel import Cutter, at_every_await
 from tests.conformance.store import Store
 
 
@@ -79,3 +80,25 @@ async def test_closing_does_not_end_the_waits_of_others(store: Store) -> None:
         await gone
     assert await holder.release()
     assert await (await stays).release()
+
+
+@pytest.mark.only("asyncio")
+async def test_closing_that_is_cancelled_anywhere_is_seen_through(store: Store) -> None:
+    """As by a timeout around it: nothing stays held, least of all renewed for ever by locks that are closed."""
+    watcher = store.connect()
+    names = [f"{store.name}/{number}" for number in range(2)]
+
+    async def trial(cutter: Cutter) -> None:
+        here = store.connect()
+        leases = [await here.acquire(name) for name in names]
+        closing = cutter.start(here.close())
+        await asyncio.wait([closing])
+
+        async def free() -> bool:
+            return not any([await watcher.status(name) for name in names])
+
+        await store.until(free, "the end of the clean-up")
+        assert all(lease.lost for lease in leases)
+
+    awaits = await at_every_await(trial)
+    assert awaits or store.url.startswith("memory:"), "there was something to cancel"
