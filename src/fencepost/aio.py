@@ -14,7 +14,7 @@ from fencepost.backend import Status
 from fencepost.drive import Asyncio
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.locks import Core, late
+from fencepost.locks import Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
@@ -138,6 +138,7 @@ class Lock:
     ) -> None:
         task = asyncio.current_task()
         assert task is not None, "an asyncio lock is held by a task"
+        task = left(self._bodies, task, self.name)
         mine = self._bodies[task]
         body = mine.pop()
         if not mine:

@@ -6,7 +6,7 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 import logging
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -44,6 +44,22 @@ T = TypeVar("T")
 def late(name: str, timeout: float | timedelta | None) -> NotAcquired:
     """What a face raises once ``timeout`` has passed."""
     return NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
+
+
+def left(blocks: Mapping[T, object], who: T, name: str) -> T:
+    """Who of those in a lock's blocks entered the one that ``who``, a thread or task, leaves now.
+
+    Usually itself. Frameworks may run the two ends of a generator, such as a fixture's, in different ones.
+    """
+    if who in blocks:
+        return who
+    others = list(blocks)
+    if len(others) != 1:
+        raise ConfigError(
+            f"nobody can tell which of {len(others)} blocks of lock {name!r} is left: another thread or task entered "
+            f"it; make a lock for each block, or acquire() and release()"
+        )
+    return others[0]
 
 
 def _closed() -> ConfigError:

@@ -14,7 +14,7 @@ from fencepost.backend import Status
 from fencepost.drive import Blocking, run
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.locks import Core, late
+from fencepost.locks import Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
@@ -94,7 +94,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thread = threading.get_ident()
+        thread = left(self._held, threading.get_ident(), self.name)
         mine = self._held[thread]
         lease = mine.pop()
         if not mine:
