@@ -289,3 +289,51 @@ def test_a_relative_file_is_found_where_it_was_named(tmp_path: Path, monkeypatch
         with fencepost.connect(f"sqlite://{tmp_path}/locks.db") as absolute:
             assert absolute.try_acquire("a") is None
         assert lease.release()
+
+
+def test_a_relative_file_is_that_of_where_it_was_named_although_it_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon connects, forks, and goes to the root folder: it must not be alone in a file of its own."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(home)
+    with fencepost.connect("sqlite:locks.db") as daemon, fencepost.connect("sqlite:locks.db") as other:
+        other.acquire("a")
+        monkeypatch.chdir(elsewhere)
+        assert daemon.try_acquire("a") is None
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_who_holds_in_a_file_that_was_removed_or_replaced_loses_it(path: Path, replaced: bool) -> None:
+    """Whoever comes later takes the lock in the file that has the name now: two would hold it, and not know."""
+    with fencepost.connect(f"sqlite://{path}", ttl=0.6) as early:
+        lease = early.acquire("a")
+        for part in path.parent.glob("locks.db*"):
+            if part.is_file():
+                part.rename(part.with_name("old-" + part.name))
+        with fencepost.connect(f"sqlite://{path}", ttl=60) as late:
+            theirs = late.acquire("a") if replaced else None
+            assert lease.lost.wait(PATIENCE)
+            assert "gave it away or lost it" in lease.over
+            mine = early.try_acquire("a")
+            assert (mine is None) == replaced
+            if theirs is not None:
+                theirs.check()
+                assert theirs.release()
+        assert early.acquire("a", timeout=PATIENCE) if replaced else mine
+
+
+def test_tokens_of_a_file_that_took_the_place_of_another_are_reserved_there_too(path: Path, locks: sync.Locks) -> None:
+    assert locks.acquire("a").release()
+    for part in path.parent.glob("locks.db*"):
+        if part.is_file():
+            part.unlink()
+    lease = locks.acquire("b")
+    assert lease.token == 1, "the new file knows nothing of the old one"
+    with sqlite3.connect(path) as db:
+        ((reserved,),) = db.execute("SELECT reserved FROM issuer")
+    db.close()
+    assert reserved >= lease.token

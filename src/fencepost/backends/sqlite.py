@@ -51,7 +51,8 @@ class SQLite(Backend):
         if address.hosts not in ((), ((".", None),)) or address.user:
             raise ConfigError("an SQLite URL names a file, not a host: sqlite:///abs/path.db or sqlite:rel.db")
         path = "." + address.path if address.hosts else address.path
-        self._file = File(Path(path) if path else _default(), options.get("busy", 10.0))
+        # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
+        self._file = File((Path(path) if path else _default()).absolute(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
         self._mailbox = wake.Mailbox(self._folder)
         self._lines = wake.Lines()

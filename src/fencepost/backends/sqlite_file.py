@@ -1,5 +1,6 @@
 """The SQLite file itself: its schema, its connection, its transactions, and what it keeps on disk."""
 
+import logging
 import os
 import sqlite3
 import threading
@@ -14,6 +15,7 @@ from fencepost.backends.boot import boot_id
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
 
+_log = logging.getLogger("fencepost")
 _APPLICATION = 0x66656E63  # "fenc", in the file's header
 _VERSION = 2
 _SHARE = """CREATE TABLE share (
@@ -70,6 +72,15 @@ def patiently(db: sqlite3.Connection, statement: str, *args: object, busy: float
         nap = min(nap * 1.5, 0.002)
 
 
+def _inode(path: Path) -> tuple[int, int]:
+    """Which file has this name; zeros if none has."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
 class File:
     """One connection to the file, for one thread at a time; opened on first use."""
 
@@ -78,24 +89,25 @@ class File:
         self._busy = busy
         self._gate = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._inode = (0, 0)
         self._reserved = 0
         _files.add(self)
 
     def read(self, query: str, *args: object) -> list[Any]:
         """The rows of a query, as of one moment."""
         with self._gate:
-            return self._patiently(self._connection or self._open(), query, *args).fetchall()
+            return self._patiently(self._current(), query, *args).fetchall()
 
     def write(self, statement: str, *args: object) -> int:
         """Execute one statement as a transaction of its own; how many rows it changed."""
         with self._gate:
-            return self._patiently(self._connection or self._open(), statement, *args).rowcount
+            return self._patiently(self._current(), statement, *args).rowcount
 
     @contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction that has the file to itself; if ``durable``, it is on disk when this ends."""
         with self._gate:
-            db = self._connection or self._open()
+            db = self._current()
             if durable:
                 db.execute("PRAGMA synchronous = FULL")
             try:
@@ -134,9 +146,17 @@ class File:
                 self._connection.close()
                 self._connection = None
 
+    def _current(self) -> sqlite3.Connection:
+        """The connection, to the file that has the name now: in one that was removed or replaced, we exclude nobody."""
+        if self._connection is not None and self._inode != _inode(self.path):
+            _log.warning("%r was removed or replaced while it was in use: its locks are lost", str(self.path))
+            self._connection.close()
+            self._connection, self._reserved = None, 0
+        return self._connection or self._open()
+
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        db = sqlite3.connect(self.path.absolute(), 0, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.path, 0, isolation_level=None, check_same_thread=False)
         try:
             # Refuse somebody else's database before anything in it is touched. As of one moment: another process
             # may be creating it right now.
@@ -153,7 +173,7 @@ class File:
         except BaseException:
             db.close()
             raise
-        self._connection = db
+        self._connection, self._inode = db, _inode(self.path)
         return db
 
     def _is_new(self, db: sqlite3.Connection) -> bool:
