@@ -1,9 +1,12 @@
 """A Postgres that crashes, freezes, hangs up or is out of reach: holders know in time, waiters recover unaided."""
 
 import asyncio
+import os
 import secrets
+import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -129,6 +132,33 @@ def test_a_request_that_arrives_late_does_not_take_the_lock_after_all(server: Po
             proxy.mend()
             assert others.status(name) is None
             assert wait_until(lambda: others.try_acquire(name) is not None, timeout=1)
+
+
+def unread(port: int) -> bool:
+    """Whether the server has bytes before it that it did not read yet."""
+    sockets = (row.split() for row in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:])
+    return any(row[1].endswith(f":{port:04X}") and not row[4].endswith(":00000000") for row in sockets)
+
+
+def test_a_request_whose_connection_broke_does_not_take_the_lock_after_all(server: Postgres, name: str) -> None:
+    """The server's process reads it when its client has hung up, and has cleaned up after it."""
+    with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?application_name={name}"
+        with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+            assert locks.acquire(name).release()
+            with session(server) as other:
+                ((pid,),) = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [name])
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                victim = aside(locks.acquire, name)
+                assert wait_until(lambda: unread(server.port), timeout=PATIENCE), "the request has arrived"
+                proxy.drop()
+                with pytest.raises(BackendError):
+                    victim.result(PATIENCE)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout=PATIENCE)
+            assert others.status(name) is None
 
 
 def test_sessions_that_were_ended_are_replaced_unseen(server: Postgres, name: str) -> None:

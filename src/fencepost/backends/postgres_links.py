@@ -133,8 +133,8 @@ class Links:
 
     def _give_back(self, link: Link) -> None:
         if link.closed or link.pgconn.transaction_status != TransactionStatus.IDLE:
-            if not self.pooled and not link.closed:
-                self._stranded.append(link.info.backend_pid)
+            if not self.pooled:
+                self._stranded.append(link.pid)
             self._drop(link)
         elif self.closed:
             self._drop(link)

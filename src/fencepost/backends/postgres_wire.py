@@ -95,6 +95,7 @@ class BlockingLink(psycopg.Connection[Any]):
     """A connection whose statements are given up after ``patience`` seconds of silence."""
 
     patience = 10.0
+    pid = 0
 
     def __del__(self, *_: object) -> None:
         """Say nothing: who drops the locks unclosed has never seen this connection, which ends with them."""
@@ -107,6 +108,7 @@ class AsyncioLink(psycopg.AsyncConnection[Any]):
     """The same, for asyncio."""
 
     patience = 10.0
+    pid = 0
 
     def __del__(self, *_: object) -> None:
         """Say nothing, as above."""
@@ -125,6 +127,7 @@ async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Li
     except psycopg.Error as error:
         raise failure(error, ambiguous=False) from error
     link.patience = patience
+    link.pid = link.info.backend_pid  # libpq forgets it when the connection breaks
     return link
 
 
