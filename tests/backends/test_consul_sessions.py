@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -168,3 +170,23 @@ def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
                 locks.acquire("x", timeout=1)
     finally:
         port.close()
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", b"what?\r\n\r\n"])
+def test_somebody_else_at_the_port_is_an_error_that_names_it(said: bytes) -> None:
+    """Such as a proxy that shows a page of its own while it has no Consul behind it."""
+
+    class Stranger(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(65536):
+                self.request.sendall(said)
+
+    with socketserver.ThreadingTCPServer((HOST, 0), Stranger) as stranger:
+        stranger.daemon_threads = True
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        with fencepost.connect(f"consul://{HOST}:{stranger.server_address[1]}") as locks:
+            for ask in (locks.try_acquire, locks.status):
+                with pytest.raises(BackendError, match="onsul") as failed:
+                    ask("x")
+                assert failed.value.ambiguous
+        stranger.shutdown()

@@ -32,7 +32,11 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except ValueError:  # such as the page of a proxy in between
+            said = f"this is no Consul's answer: {self.body[:80]!r}"
+            raise BackendError(said, backend="consul", ambiguous=True) from None
 
 
 def _header(head: bytes, name: bytes) -> bytes:
@@ -82,7 +86,7 @@ class _Link:
             await self._fill(buffer, size)
             body = bytes(buffer[:size])
             del buffer[:size]
-        return Answer(int(head.split(b" ", 2)[1]), int(_header(head, b"x-consul-index") or 0), body)
+        return Answer(int(head.partition(b" ")[2][:3]), int(_header(head, b"x-consul-index") or 0), body)
 
     async def _chunked(self, buffer: bytearray) -> bytes:
         body = bytearray()
