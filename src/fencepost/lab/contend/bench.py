@@ -38,6 +38,8 @@ def versions(names: set[str]) -> dict[str, str]:
 def measure(store: Store, client: str, **options: Any) -> tuple[Result, dict[str, Any]]:
     """One run, and its summary without what only a single run is looked at for."""
     result = contend(Plan(backend=store.url, client=client, **options))
+    if result.interrupted:
+        raise KeyboardInterrupt  # what was cut short says nothing about a claim
     found = report.summary(result)
     for name in ("backlog", "pauses", "writes"):
         del found[name]
