@@ -125,3 +125,29 @@ def test_a_server_that_is_gone_is_told_apart_from_one_that_may_have_written(thin
 def test_endpoints_are_urls(endpoints: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="http://"):
         Guard(*endpoints)
+
+
+def test_a_leap_in_shadow_leaves_a_guard_that_works(guard: Guard, etcd_server: Endpoint, thing: str) -> None:
+    lenient = Guard(etcd_server.url.replace("etcd:", "http:"), policy=Policy("shadow", max_jump=10, max_first=10))
+    lenient.transact(thing, 100, success=[put(thing, "1")])
+    assert (lenient.peek(thing), lenient.mark(thing)) == (b"1", None)
+    lenient.close()
+    guard.write(thing, b"2", 5)
+    assert guard.mark(thing) == Stamp(5)
+
+
+def test_no_value_takes_the_place_of_a_mark(guard: Guard, thing: str) -> None:
+    guard.write(thing, b"new", 9)
+    with pytest.raises(ConfigError, match="place of a mark"):
+        guard.write(f"fencepost/mark/{thing}", b"", 1)
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"zombie", 5)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://root:secret@localhost", "http://localhost:secret", "http://localhost/secret", "localhost:2379"]
+)
+def test_an_endpoint_that_cannot_be_meant_is_told_without_its_password(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="Authorization") as caught:
+        Guard(endpoint)
+    assert "secret" not in str(caught.value)

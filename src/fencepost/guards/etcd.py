@@ -16,7 +16,7 @@ import ssl
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
@@ -77,8 +77,11 @@ class Guard(cas.Guard):
     ) -> None:
         super().__init__(hooks, policy)
         places = [urlsplit(endpoint) for endpoint in endpoints]
-        if not places or any(place.scheme not in ("http", "https") or not place.netloc for place in places):
-            raise ConfigError(f"etcd's endpoints are written like http://127.0.0.1:2379, not {list(endpoints)!r}")
+        if not places or not all(map(_is_endpoint, places)):
+            # Not as they were given: there may be a password in them.
+            raise ConfigError(
+                "etcd's endpoints are written like http://127.0.0.1:2379; a user goes into headers= as Authorization"
+            )
         self._places = [(place.scheme, place.netloc) for place in places]
         self._prefix = prefix
         self._marks = marks
@@ -127,7 +130,7 @@ class Guard(cas.Guard):
         # Both in one transaction: of one moment.
         answer = self._ask("txn", {"success": [{"requestRange": {"key": text(key)}} for key in keys]}, reads=True)
         mark, data = (each["response_range"].get("kvs", [None])[0] for each in answer["responses"])
-        content = unpack(base64.b64decode(mark["value"])) if mark else Content()
+        content = unpack(base64.b64decode(mark.get("value", ""))) if mark else Content()
         value = None if data is None else base64.b64decode(data.get("value", ""))
         revisions = [int(each["mod_revision"]) if each else 0 for each in (mark, data)]
         return cas.Found(content._replace(value=value), (*revisions, value))
@@ -152,7 +155,12 @@ class Guard(cas.Guard):
         return (self._marks + resource).encode()
 
     def _data_key(self, resource: str) -> bytes:
-        return (self._prefix + resource).encode()
+        key = self._prefix + resource
+        if key.startswith(self._marks):
+            raise ConfigError(
+                f"the value of {resource!r} would be in the place of a mark; give prefix=, or other marks="
+            )
+        return key.encode()
 
     def _ask(self, call: str, body: Json, *, reads: bool = False) -> Json:
         for left in reversed(range(len(self._places) + 1)):
@@ -193,3 +201,12 @@ class Guard(cas.Guard):
         """Close the connections."""
         while self._idle:
             self._idle.pop().close()
+
+
+def _is_endpoint(place: SplitResult) -> bool:
+    try:
+        port = place.port
+    except ValueError:
+        return False
+    bare = place.hostname and "@" not in place.netloc and place.path in ("", "/") and not place.query
+    return place.scheme in ("http", "https") and bool(bare) and port != 0
