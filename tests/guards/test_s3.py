@@ -3,13 +3,16 @@
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from fencepost.errors import BackendError, ReplayMismatch, StaleToken
+from fencepost.guards.policy import Policy
 from fencepost.guards.s3 import Guard
+from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
 from tests.object_store import Fault, ObjectStore, s3_client
@@ -122,6 +125,24 @@ def test_a_write_that_was_made_though_the_store_said_otherwise_is_found_again(
     assert guard.write(thing, b"x", offer) is False
     with pytest.raises(ReplayMismatch):
         guard.write(thing, b"y", offer)
+
+
+@pytest.mark.parametrize("mode", ["strict", "shadow"])
+def test_an_update_whose_answer_was_lost_is_made_once(
+    store: ObjectStore, client: Any, bucket: str, thing: str, mode: str
+) -> None:
+    Guard(client, bucket).write(thing, b"1", Stamp(4, 1, "ann"))
+    with (
+        Proxy(int(store.url.rpartition(":")[2])) as proxy,
+        closing(s3_client(f"http://{proxy.address}", attempts=3)) as own,
+    ):
+        proxy.drop_after(b"fencepost 1 ")
+        guard = Guard(own, bucket, policy=Policy(mode))
+        guard.update(
+            thing, lambda before: b"%d" % (int(before or 0) + 1), Lease("a", "ann", Grant(5, 60, 0), lambda: 0)
+        )
+        assert not proxy._traps, "the answer was to be lost"
+    assert Guard(client, bucket).peek(thing) == b"2"
 
 
 def test_a_store_that_fails_leaves_it_open(guard: Guard, store: ObjectStore, thing: str) -> None:

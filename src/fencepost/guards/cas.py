@@ -127,7 +127,7 @@ class Guard(ABC):
         access = self._access(resource, offer, "write")
         stamp: Stamp | None = None
         with access.turn(), self._hold(resource):
-            for _ in self._tries(resource):
+            for attempt in self._tries(resource):
                 content, version = self._load(resource)
                 mark = content.mark
                 if not access.judged:
@@ -140,7 +140,7 @@ class Guard(ABC):
                 done = verdict is Verdict.REPLAY and digest == content.digest
                 if verdict is Verdict.ADMIT:
                     after = Content(raised(mark, stamp), digest, change(content.value))
-                elif access.refuses:
+                elif access.refuses or (done and attempt):  # in any mode: one of these attempts was made after all
                     return access.conclude(mark, stamp, verdict, done=done)
                 else:
                     after = content._replace(value=change(content.value))
