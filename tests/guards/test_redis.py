@@ -12,10 +12,11 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
 import fencepost
-from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleToken, TokenLeap
+from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
 from fencepost.guards.policy import Policy
 from fencepost.guards.redis import Done, Guard
+from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import Redis, wait_until
 from fencepost.lease import Grant, Lease
 from fencepost.rule import MAX_TOKEN, Stamp
@@ -129,6 +130,10 @@ def test_a_reset_raises_and_never_lowers(guard: Guard, thing: str) -> None:
     assert guard.reset(thing, 20) == Stamp(50)
     with pytest.raises(StaleToken):
         guard.execute("SET", thing, 1, offer=50)
+    guard.execute("SET", thing, 1, offer=Stamp(2**53 + 1, 1, "ann"))
+    assert guard.reset(thing, 2**53 + 1) == Stamp(2**53 + 1), "refused from now on, whoever has it"
+    with pytest.raises(TokenClash):
+        guard.execute("SET", thing, 2, offer=Stamp(2**53 + 1, 2, "ann"))
 
 
 def test_inside_a_lock_the_lease_is_found(guard: Guard, client: Any, thing: str) -> None:
@@ -227,3 +232,50 @@ def test_marks_of_different_resources_never_share_a_key(guard: Guard) -> None:
     names = [f"{secrets.token_hex(3)}{tail}" for tail in ("", "{a}", "{a", "a}", "{}", "}{")]
     names += [f"{{a}}{name}" for name in names]
     assert len({guard.link.key("mark:", name) for name in names}) == len(names)
+
+
+def test_an_update_whose_answer_was_lost_is_made_once(redis_server: Endpoint, client: Any, thing: str) -> None:
+    with Proxy(int(redis_server.url.rpartition(":")[2].partition("/")[0])) as proxy:
+        for mode in ("strict", "shadow"):
+            with redis.Redis(port=proxy.port) as retrying:  # as redis-py does by itself
+                guard = Guard(retrying, policy=Policy(mode))
+                guard.update(thing, lambda before: int(before or 0) + 1, lease(5))
+                before = int(client.get(thing))
+                proxy.drop_after(b"EVALSHA")
+                guard.update(thing, lambda before: int(before or 0) + 1, lease(6))
+                assert int(client.get(thing)) == before + 1, mode
+                assert not proxy._traps, "the answer was to be lost"
+            client.delete(thing, f"fencepost:mark:{{{thing}}}:{thing}")
+
+
+@pytest.mark.parametrize("options", [{"encoding": "latin-1"}, {"encoding_errors": "replace"}], ids=str)
+def test_an_update_of_what_the_client_decodes_its_own_way_ends(
+    redis_server: Endpoint, client: Any, thing: str, options: dict[str, str]
+) -> None:
+    def change(before: str) -> str:
+        seen.append(before)
+        assert len(seen) < 3, "nobody else writes"
+        return "changed"
+
+    raw, seen = b"\xe9\xff", list[str]()
+    client.set(thing, raw)
+    with redis.from_url(redis_server.url, decode_responses=True, **options) as own:
+        Guard(own).update(thing, change, lease(5))
+    assert seen == [raw.decode(options.get("encoding", "utf-8"), options.get("encoding_errors", "strict"))]
+    assert client.get(thing) == b"changed"
+
+
+def test_a_key_that_is_no_text_needs_a_name(guard: Guard, client: Any, thing: str) -> None:
+    with pytest.raises(ConfigError, match="give resource="):
+        guard.execute("SET", b"\xff" + thing.encode(), 1, offer=5)
+    guard.execute("SET", b"\xff" + thing.encode(), 1, offer=5, resource=thing)
+    assert client.get(b"\xff" + thing.encode()) == b"1"
+
+
+def test_nobody_writes_over_a_mark(guard: Guard, client: Any, thing: str) -> None:
+    guard.execute("SET", thing, "new", offer=9)
+    (mark,) = client.keys(f"fencepost:mark:*{thing}")
+    with pytest.raises(ConfigError, match="over a mark"):
+        guard.execute("DEL", mark, offer=1)
+    with pytest.raises(StaleToken):
+        guard.execute("SET", thing, "zombie", offer=5)

@@ -10,6 +10,7 @@ was here, and so does a failover that loses the last writes.
 """
 
 import hashlib
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,15 +110,17 @@ class Guard:
             await self._pass(access, resource, (), (), "")
 
     async def _update(self, key: str, change: Callable[[Any], Part], offer: Offer | None) -> Done:
+        # The mark remembers this very call: a client that sends it twice, for the first answer was lost, made it once.
+        digest = f"update {secrets.token_hex(8)}"
         while True:
-            before = await self.link.ask("GET", key)
+            before, held = await self.link.value(key)
             after = change(before)
             access = Access("redis", key, offer, "write", self._hooks, self._policy)
             if not access.judged:
                 return Done(await self.link.ask("SET", key, after))
-            expected = b"-" if before is None else b"=" + encoded(before)
+            expected = b"-" if held is None else b"=" + held
             with access.turn(blocking=not self.link.is_async):
-                done = await self._pass(access, key, (key,), ("SET", key, after), "", expected)
+                done = await self._pass(access, key, (key,), ("SET", key, after), digest, expected)
             if done is not _CHANGED:
                 return done
 
@@ -128,9 +131,7 @@ class Guard:
     async def _reset(self, resource: str, above: int) -> Stamp:
         check.name(resource, "resource")
         before = await self._mark(resource)
-        await self.link.script(
-            _ADMIT, [self.link.key(self._prefix, resource)], [check.token(above), 1, "", "", "1", "", "", ""]
-        )
+        await self.link.script(_RESET, [self.link.key(self._prefix, resource)], [check.token(above)])
         seen = before.token if before else None
         Hooks(self._hooks)(Event(kind="reset", name=resource, source="redis", token=above, seen=seen))
         after = await self._mark(resource)
@@ -148,6 +149,8 @@ class Guard:
     ) -> Done:
         mark_key = self.link.key(self._prefix, resource)
         self.link.same_slot(mark_key, keys)
+        if access.action == "write" and any(encoded(key).startswith(self._prefix.encode()) for key in keys):
+            raise ConfigError(f"{text(command[0])} would write over a mark; take another key, or another prefix=")
         offer = access.take()
         limits = ["" if limit is None else limit for limit in access.limits]
         refuses = "1" if access.refuses else "0"
@@ -160,6 +163,7 @@ class Guard:
 
 
 _ADMIT = Script("fencepost.guards", "admit.lua")
+_RESET = Script("fencepost.guards", "reset.lua")
 _CHANGED = Done(None)
 
 

@@ -49,13 +49,13 @@ class Link:
         except NoScriptError:
             return await self.ask("EVAL", source, len(keys), *keys, *args)
 
-    async def ask(self, *command: Part, anywhere: bool = False) -> Any:
+    async def ask(self, *command: Part, anywhere: bool = False, **options: Any) -> Any:
         """The reply to a command; ``anywhere`` asks any node of a Cluster. BackendError if there was none."""
         from redis.exceptions import ConnectionError, TimeoutError
 
         try:
             if not (anywhere and self._cluster):
-                return await settle(self._client.execute_command(*command))
+                return await settle(self._client.execute_command(*command, **options))
             if self.is_async:
                 await self._client.initialize()  # or it knows no node yet
             node = self._client.get_random_node()
@@ -67,6 +67,11 @@ class Link:
                 backend="redis",
                 ambiguous=not anywhere,
             ) from error
+
+    async def value(self, key: str) -> tuple[Any, bytes | None]:
+        """A string as the client gives it to its user, and as the server holds it; None if there is none."""
+        held: bytes | None = await self.ask("GET", key, NEVER_DECODE=True)
+        return (None if held is None else self._client.get_encoder().decode(held)), held
 
     def key(self, prefix: str, resource: str) -> str:
         """A key of ours that belongs to a resource: in the slot of the key that is called like the resource."""
@@ -124,8 +129,11 @@ class Link:
 
 
 def text(value: Part) -> str:
-    """A part of a command as text."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """A part of a command as text; ConfigError if it is none."""
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{value!r} is not UTF-8, and cannot name what is guarded; give resource=") from None
 
 
 def encoded(value: Part) -> bytes:

@@ -34,7 +34,8 @@ else
 end
 local done = verdict == 'replay' and digest ~= '' and digest == kept
 local reply = false
-if verdict == 'admit' or not refuses then
+-- A digest that goes with an expected value is this very call's: it was made, and must not be made again.
+if verdict == 'admit' or (not refuses and not (done and expected ~= '')) then
   if expected ~= '' then
     local now = redis.call('GET', KEYS[2])
     if (now and '=' .. now or '-') ~= expected then return {'changed', 0, seen, last, owner, false} end
