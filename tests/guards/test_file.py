@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.errors import BackendError, StaleToken
+from fencepost.errors import BackendError, StaleToken, TokenClash
 from fencepost.guards.file import Guard
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
@@ -84,6 +84,10 @@ def test_a_reset_raises_and_never_lowers(tmp_path: Path) -> None:
     with pytest.raises(StaleToken):
         guard.write("thing", b"y", 50)
     assert guard.peek("thing") == b"x"
+    guard.write("thing", b"z", Stamp(51, 1, "ann"))
+    assert guard.reset("thing", 51) == Stamp(51), "refused from now on, whoever has it"
+    with pytest.raises(TokenClash):
+        guard.write("thing", b"y", Stamp(51, 2, "ann"))
 
 
 def test_a_damaged_mark_lets_nobody_in(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fencepost.errors import ConfigError, StaleToken, TokenLeap
+from fencepost.errors import ConfigError, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
 from fencepost.guards import column, postgres
 from fencepost.guards.policy import Policy
@@ -151,7 +151,10 @@ def test_a_reset_raises_and_never_lowers(pg: Conn, thing: str) -> None:
         assert postgres.reset(pg, thing, 20, hooks=[told.append]) == Stamp(50)
         with pytest.raises(StaleToken):
             postgres.admit(pg, thing, 50)
-        postgres.admit(pg, thing, 51)
+        postgres.admit(pg, thing, Stamp(51, 1, "ann"))
+        assert postgres.reset(pg, thing, 51) == Stamp(51), "refused from now on, whoever has it"
+        with pytest.raises(TokenClash):
+            postgres.admit(pg, thing, Stamp(51, 2, "ann"))
     assert [(event.kind, event.token, event.seen) for event in told] == [("reset", 50, None), ("reset", 20, 50)]
 
 

@@ -174,3 +174,13 @@ def test_every_decision_is_told_and_a_clash_is_logged_loudly(
     assert {(event.kind, event.name, event.source, event.token) for event in told} == {
         ("decision", "thing", "sqlite", 5)
     }
+
+
+def test_a_reset_refuses_the_token_it_names_whoever_has_it(conn: sqlite3.Connection) -> None:
+    with conn:
+        sqlite.admit(conn, "thing", Stamp(5, 1, "ann"))
+        assert sqlite.reset(conn, "thing", 5) == Stamp(5)
+        assert sqlite.reset(conn, "thing", 4) == Stamp(5), "never lowered"
+        with pytest.raises(TokenClash):
+            sqlite.admit(conn, "thing", Stamp(5, 2, "ann"))
+        sqlite.admit(conn, "thing", Stamp(6, 1, "bob"))

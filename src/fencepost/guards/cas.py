@@ -107,7 +107,7 @@ class Guard(ABC):
         with self._hold(resource):
             for _ in self._tries(resource):
                 (mark, _, value), version = self._load(resource)
-                after = mark if mark and mark.token >= above else Stamp(above)
+                after = mark if mark and mark.token > above else Stamp(above)
                 if after == mark or self._save(resource, Content(after, None, value), version):
                     seen = mark.token if mark else None
                     Hooks(self._hooks)(Event(kind="reset", name=resource, source=self.source, token=above, seen=seen))

@@ -36,7 +36,7 @@ _JUDGE = "SELECT * FROM fencepost_judge(%s, %s, %s, %s, %s, %s, %s)"
 _MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %s"
 _RESET = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '') ON CONFLICT (resource)
     DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL, writer = NULL
-    WHERE fencepost_mark.token < excluded.token"""
+    WHERE fencepost_mark.token <= excluded.token"""
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7378434))"
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 7378434))"
 _PATIENCE = "SELECT set_config('lock_timeout', %s, true)"

@@ -162,7 +162,7 @@ def reset(conn: sqlite3.Connection, resource: str, above: int, *, hooks: Iterabl
     found = locked(conn, _MARKS)
     row = _look(found, resource)
     before = row[0] if row else None
-    after = before if before and before.token >= above else Stamp(above)
+    after = before if before and before.token > above else Stamp(above)
     if after is not before:
         found.execute(_KEEP, (resource, *after, None))
     Hooks(hooks)(
