@@ -188,15 +188,16 @@ def test_work_runs_while_a_partition_is_owned_and_guards_find_its_lease(connect:
     assert [lease.name for _, lease in sorted(seen.items()) if lease] == ["orders/0", "orders/1"]
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_failing_work_and_callbacks_are_logged_and_tried_again(
-    connect: Callable[[], sync.Locks], caplog: pytest.LogCaptureFixture
+    connect: Callable[[], sync.Locks], caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     tries: dict[str, int] = {}
 
     def fail(what: str, partition: Partition) -> None:
         tries[what] = tries.get(what, 0) + 1
         if partition.number == 0:
-            raise ValueError(what)
+            raise error(what)
 
     def work(partition: Partition) -> None:
         if tries.get("work", 0) > 2:
@@ -388,6 +389,40 @@ def test_losing_a_partition_cancels_its_work(where: str) -> None:
             await running
 
     asyncio.run(_timed(main()))
+
+
+@pytest.mark.parametrize("what", ["assign", "work", "revoke"])
+def test_awaiting_what_somebody_else_has_cancelled_gives_the_partition_up(where: str, what: str) -> None:
+    told: list[str] = []
+
+    async def call(name: str) -> None:
+        told.append(name)
+        if name == what:
+            other = asyncio.create_task(asyncio.sleep(3600))
+            other.cancel()
+            await other
+
+    async def main() -> None:
+        async with fencepost.aio.connect(where, ttl=30) as locks:
+            mine = fleet.aio.Partitions(
+                locks, "orders", 1, assign=lambda partition: call("assign"), revoke=lambda partition: call("revoke")
+            )
+            running = asyncio.create_task(mine.run(lambda partition: call("work")))
+            await until(lambda: what in told or "work" in told, "it was called")
+            if what == "revoke":
+                mine.stop()
+                await running
+            else:
+                await until(lambda: not numbers(mine), "it is given up")
+            assert await locks.status("orders/0") is None
+            mine.stop()
+            await running
+
+    asyncio.run(_timed(main()))
+    assert (
+        told
+        == {"assign": ["assign"], "work": ["assign", "work", "revoke"], "revoke": ["assign", "work", "revoke"]}[what]
+    )
 
 
 def test_work_that_blocks_is_told_so_in_asyncio(where: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -132,7 +133,8 @@ class Partitions:
     async def _begin(self, partition: Partition) -> None:
         ambient.push(partition.lease)
         if self._assign is not None:
-            await settle(self._assign(partition))
+            with _failing():
+                await settle(self._assign(partition))
 
     async def _perform(self, partition: Partition) -> None:
         if self._work is None or partition.lost:
@@ -152,13 +154,30 @@ class Partitions:
                 stop()
 
         partition.lease._on_loss = lost
-        try:
-            await body
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not partition.lost or (task is not None and task.cancelling()):
-                raise
+        with _failing():
+            try:
+                await body
+            except asyncio.CancelledError:
+                if not partition.lost or _cancelled():
+                    raise
 
     async def _end(self, partition: Partition) -> None:
         if self._revoke is not None:
-            await settle(self._revoke(partition))
+            with _failing():
+                await settle(self._revoke(partition))
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """A cancellation that is not this task's came out of what was awaited: it failed, as by any other error."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if _cancelled():
+            raise
+        raise RuntimeError("it awaited what somebody else has cancelled") from error
+
+
+def _cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

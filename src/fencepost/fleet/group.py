@@ -20,6 +20,10 @@ from fencepost.locks import GRACE, Core
 from fencepost.renewals import Held
 
 _log = logging.getLogger("fencepost")
+_FAILURES = (
+    Exception,
+    SystemExit,
+)  # sys.exit() in a thread ends nothing but that thread, and its partition must not hang
 
 L = TypeVar("L", bound=Held)
 
@@ -294,20 +298,20 @@ class Group(Generic[L, P]):
         """Do what is to be done while the partition is owned; False if that failed."""
         try:
             await self._begin(owned)
-        except Exception:
+        except _FAILURES:
             _log.exception("%s could not be assigned; it is given up, and asked for again later", owned.name)
             return False
         fine = True
         try:
             await self._work(owned)
             await owned._until_stop()
-        except Exception as error:
+        except _FAILURES as error:
             # One that finds itself replaced has been told so in the way that is meant.
             if not (owned.lease.over and isinstance(error, (LeaseLost, Refused))):
                 _log.exception("the work on %s failed; it is given up, and asked for again later", owned.name)
                 fine = False
         try:
             await self._end(owned)
-        except Exception:
+        except _FAILURES:
             _log.exception("%s was not revoked cleanly; it is given up all the same", owned.name)
         return fine
