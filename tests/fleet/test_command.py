@@ -44,6 +44,10 @@ def test_show_tells_who_owns_what(tmp_path: Path) -> None:
         assert said[0] == "orders: 1 members, 3 partitions, 0 unowned"
         assert said[1].startswith("  first  ")
         assert f"    1  no member, holder {by_hand.holder}  token {by_hand.token}, " in said[3]
+        assert wait_until(lambda: any(each.waiters for each in locks.list("orders/1")), timeout=PATIENCE)
+        told = json.loads(fence("fleet", "show", "orders", "--backend", where, "--json"))
+        assert [each["waiting"] for each in told["partitions"]] == [0, 1, 0]
+        assert ", 1 waiting" in fence("fleet", "show", "orders", "--backend", where)
         by_hand.release()
     assert fence("fleet", "show", "orders", "--backend", where) == "orders: 0 members, 0 partitions, 0 unowned\n"
 

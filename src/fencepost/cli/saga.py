@@ -76,21 +76,21 @@ def resume(saga: App, database: Database, backend: Backend = None, as_json: Json
 
 
 @app.command()
-def retry(saga: App, id: Id, database: Database, backend: Backend = None) -> None:
+def retry(saga: App, id: Id, database: Database, backend: Backend = None, as_json: Json = False) -> None:
     """Try a stuck saga's undo again, or go on with an interrupted one. Ends with 1 if it is compensated or stuck."""
     _drive(saga, database, backend, lambda saga, locks, conn: saga.retry(locks, conn, id))
-    print("done")
+    _tell(id, "done", as_json)
 
 
 @app.command()
-def compensate(saga: App, id: Id, database: Database, backend: Backend = None) -> None:
+def compensate(saga: App, id: Id, database: Database, backend: Backend = None, as_json: Json = False) -> None:
     """Undo a saga instead of going on with it. Ends with 1 if it is stuck."""
     from fencepost.saga import Compensated
 
     try:
         _drive(saga, database, backend, lambda saga, locks, conn: saga.compensate(locks, conn, id))
     except Compensated:
-        print("compensated")
+        _tell(id, "compensated", as_json)
 
 
 @app.command()
@@ -100,6 +100,7 @@ def skip(
     step: Annotated[str, typer.Argument(help="The step that somebody has undone by hand.")],
     database: Database,
     backend: Backend = None,
+    as_json: Json = False,
 ) -> None:
     """Take a stuck step as undone, by somebody's hand, and go on undoing the others. Ends with 1 if it is stuck."""
     from fencepost.saga import Compensated
@@ -107,7 +108,11 @@ def skip(
     try:
         _drive(saga, database, backend, lambda saga, locks, conn: saga.skip(locks, conn, id, step))
     except Compensated:
-        print("compensated")
+        _tell(id, "compensated", as_json)
+
+
+def _tell(id: str, state: str, as_json: bool) -> None:
+    print(json.dumps({id: state}) if as_json else state)
 
 
 def _drive(path: str, database: str, backend: str | None, call: Callable[[Any, Any, Any], Any]) -> Any:
