@@ -193,6 +193,21 @@ def test_a_saga_that_somebody_is_at_work_on_is_left_alone(conn: Any, locks: Any)
     assert said == ["do a", "do b"]
 
 
+def test_a_lock_store_that_has_lost_its_tokens_is_told_of(
+    conn: Any, locks: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(task: Task) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        locks.acquire("saga/order/1").release()
+    with pytest.raises(KeyboardInterrupt):
+        Saga("order", [Step("a", say), Step("b", interrupted)]).run(locks, conn, "1")
+    with fencepost.connect(f"sqlite:{tmp_path}/emptied.sqlite3") as emptied:
+        assert Saga("order", [Step("a", say), Step("b", say)]).resume(emptied, conn) == {}
+    assert "saga order 1 was left alone: stale fencing token" in caplog.text
+
+
 def test_one_that_cannot_go_on_does_not_keep_the_others_from_it(conn: Any, locks: Any) -> None:
     def interrupted(task: Task) -> None:
         raise KeyboardInterrupt

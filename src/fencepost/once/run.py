@@ -37,12 +37,15 @@ class Run:
         self._result = json.loads(text)
 
     def _told(self) -> str:
+        """The result as it is kept; from now on it is the same to who set it, a list where it was a tuple."""
         try:
-            return json.dumps(self._result, separators=(",", ":"))
+            text = json.dumps(self._result, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the result of run {self.id!r} cannot be kept as JSON: {error}; keep its plain facts"
             ) from error
+        self._result = json.loads(text)
+        return text
 
 
 R = TypeVar("R", bound=Run)

@@ -12,6 +12,7 @@ before it are undone in reverse. Where it stands is a row in your database, whic
 step's own effect, and only for the holder of the saga's lease.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from inspect import iscoroutinefunction
@@ -26,6 +27,8 @@ from fencepost.lease import Lease
 from fencepost.saga import ledger, moves
 from fencepost.saga.ledger import Record, State
 from fencepost.saga.step import Compensated, Step, Stuck, Task, plain, word
+
+_log = logging.getLogger("fencepost")
 
 __all__ = ["Compensated", "Record", "Saga", "State", "Step", "Stuck", "Task"]
 
@@ -110,8 +113,10 @@ class Saga:
                 stands[id] = "compensated"
             except Stuck:
                 stands[id] = "stuck"
-            except (NotAcquired, LeaseLost, StaleToken):
+            except (NotAcquired, LeaseLost):
                 pass  # somebody else is at work on it
+            except StaleToken as error:  # somebody else is, or the lock store has lost its tokens
+                _log.warning("saga %s %s was left alone: %s", self.name, id, error)
             except ConfigError as error:
                 alien = alien or error
         if alien is not None:
