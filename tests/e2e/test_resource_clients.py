@@ -204,9 +204,13 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path, tls: Pa
         ["--client-ca", str(tls / "ca.pem")],
         ["--max-connections", "0"],
         ["--timeout", "0"],
+        ["--store", f"sqlite://{tmp_path}/store"],
+        ["--store", "redis://:secret@localhost/0"],
+        ["--store", "postgresql://localhost/db?ssl_mode=require"],
     ):
         done = run(*store, *args)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (args, done)
+        assert "secret" not in done.stderr
 
 
 def test_a_new_token_is_printed_once_and_its_table_holds_only_its_hash(tmp_path: Path) -> None:

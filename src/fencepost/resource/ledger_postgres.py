@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres_wire import BlockingLink, conninfo, failure
+from fencepost.backends.postgres_wire import LIBPQ, BlockingLink, conninfo, failure
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import postgres
@@ -32,6 +32,7 @@ class PostgresLedger:
     name = "postgresql"
 
     def __init__(self, address: Address) -> None:
+        address.options(**dict.fromkeys(LIBPQ, str))  # a misspelt sslmode is not to be overlooked
         self._info = conninfo(address, _PATIENCE)
         try:
             self._link = self._connect()

@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from fencepost.errors import ConfigError
 from fencepost.events import Hook, Hooks
 from fencepost.guards.decision import Access
 from fencepost.guards.policy import Policy
 from fencepost.resource.group import GROUP, Writer
 from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
 from fencepost.rule import Stamp
-from fencepost.url import find, parse
+from fencepost.url import find, masked, parse
 
 
 class Written(NamedTuple):
@@ -30,6 +31,8 @@ def opener(place: str | Path) -> Opener:
         from fencepost.resource.ledger_postgres import PostgresLedger
 
         return lambda: PostgresLedger(address)
+    if not isinstance(place, Path) and "://" in place:
+        raise ConfigError(f"no store in {masked(place)!r}; it is the path of an SQLite file, or postgresql://...")
     return lambda: SqliteLedger(Path(place))
 
 
