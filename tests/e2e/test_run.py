@@ -125,14 +125,17 @@ def test_a_command_that_killed_itself_is_told_by_its_code(runner: Runner) -> Non
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("no-such-command", 127), ("/etc/passwd", 126)], ids=["missing", "not executable"]
+    ("command", "code"),
+    [("no-such-command", 127), ("/etc/passwd", 126), ("", 127)],
+    ids=["missing", "not executable", "empty"],
 )
 def test_what_cannot_be_run_is_told_apart_and_leaves_the_lock_free(
     runner: Runner, locks: sync.Locks, command: str, code: int
 ) -> None:
     done = runner.run(command=[command])
     assert done.returncode == code
-    assert command in done.stderr
+    assert done.stderr.startswith(f"fencepost: {command}: ")
+    assert done.stderr.count("\n") == 1
     assert locks.try_acquire("job")
 
 

@@ -94,6 +94,7 @@ def test_watch_prints_each_change_once(locks: sync.Locks, where: str) -> None:
     lease = locks.acquire("job")
     lines = fence("watch", "--backend", where, "--json", "--every", "10ms", "--for", "200ms").stdout.splitlines()
     assert [json.loads(line)["status"]["token"] for line in lines] == [lease.token]
+    fence("watch", "--backend", where, "--every", "0", code=2)
 
 
 def test_break_ends_the_hold_or_says_that_there_is_none(locks: sync.Locks, where: str) -> None:

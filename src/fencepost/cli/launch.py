@@ -9,6 +9,7 @@ and then aborts there.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -29,8 +30,8 @@ def main(parent: int, terminal: int, report: int, command: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     try:
         os.execvp(command[0], command)
-    except OSError as error:
-        os.write(report, str(error.errno).encode())
+    except (OSError, ValueError) as error:  # ValueError: the command's name is empty
+        os.write(report, str(getattr(error, "errno", errno.ENOENT)).encode())
 
 
 if __name__ == "__main__":

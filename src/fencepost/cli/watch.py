@@ -30,6 +30,8 @@ def watch(
         else:
             print(time.strftime("%H:%M:%S"), told.line(status) if status else f"{name}  free", flush=True)
 
+    if every <= 0:
+        raise typer.BadParameter("--every must be greater than 0: it is the pause between two looks")
     until = None if duration is None else time.monotonic() + duration
     known: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {}
     with fencepost.connect(backend) as locks:
