@@ -124,6 +124,19 @@ def test_a_body_that_is_far_too_large_is_answered_early_and_does_not_go_on_for_e
         assert time.monotonic() < until, "it was cut off"
 
 
+@pytest.mark.parametrize(
+    ("size", "token", "status"), [(900_000, None, 428), (2_000_000, "5", 413)], ids=["no token", "too large"]
+)
+def test_a_body_that_was_answered_early_does_not_spoil_the_next_request(
+    service: Service, size: int, token: str | None, status: int
+) -> None:
+    headers = {"X-Fence-Token": token} if token else {}
+    with contextlib.closing(service.connection()) as connection:
+        for _ in range(5):
+            assert service.ask("PUT", "/r/early", bytes(size), headers, over=connection).status == status
+            assert service.ask("GET", "/r/early", over=connection).status == 404
+
+
 def read_all(client: socket.socket) -> bytes:
     """Whatever comes until the service closes."""
     said = b""

@@ -33,6 +33,7 @@ class Connection(HttpToolsProtocol):
     _head = 0
     _unread = 0
     _in_body = False
+    _ended = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,10 +43,11 @@ class Connection(HttpToolsProtocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        self._ended = False
         super().data_received(data)
         self._watch()
         # The rest of a body that was answered early is let run, for a client that has not looked up yet.
-        self._unread = 0 if self._working or self._in_body else self._unread + len(data)
+        self._unread = 0 if self._working or self._in_body or self._ended else self._unread + len(data)
         if self._unread > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
 
@@ -60,6 +62,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_body = False
+        self._ended = True
 
     def on_url(self, url: bytes) -> None:
         if b"#" in url:
