@@ -106,3 +106,12 @@ def test_an_error_of_the_caller_s_own_comes_through(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="mine"):
         Guard(tmp_path).update("thing", change, 5)
     assert Guard(tmp_path).mark("thing") is None
+
+
+def test_a_folder_that_is_gone_is_no_empty_one(tmp_path: Path) -> None:
+    guard = Guard(tmp_path / "values")
+    guard.write("thing", b"x", 5)
+    (tmp_path / "values").rename(tmp_path / "elsewhere")
+    for ask in (lambda: guard.write("thing", b"y", 4), lambda: guard.mark("thing"), lambda: guard.peek("thing")):
+        with pytest.raises(BackendError, match="No such file"):
+            ask()

@@ -55,11 +55,12 @@ class Guard(cas.Guard):
             yield
 
     def _load(self, resource: str) -> cas.Found:
-        try:
-            with _failures():
+        with _failures():
+            try:
                 return cas.Found(unpack(self.path(resource).read_bytes()), None)
-        except FileNotFoundError:
-            return cas.Found(Content(), None)
+            except FileNotFoundError:
+                self._folder.stat()  # without its folder, nobody knows what was there
+        return cas.Found(Content(), None)
 
     def _save(self, resource: str, content: Content, version: Any) -> bool:
         path = self.path(resource)
@@ -82,8 +83,6 @@ class Guard(cas.Guard):
 def _failures() -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
         # After a failed fsync nobody knows what is on the disk.
         raise BackendError(f"the guarded file failed: {error}", backend="file", ambiguous=True) from error
