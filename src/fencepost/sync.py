@@ -28,6 +28,13 @@ R = TypeVar("R")
 _OUTLIVING = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
+def _outlives(call: Callable[..., object]) -> ConfigError:
+    return ConfigError(
+        f"{getattr(call, '__qualname__', call)} would outlive a blocking lock taken around its call; lock with "
+        f"fencepost.aio, or inside its body"
+    )
+
+
 class Lost(Over):
     """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
 
@@ -65,7 +72,8 @@ class Lock:
         self._options = options
         self._reentrant = reentrant
         self._alone = "limit" not in options  # a guard must not take a share for the lock
-        self._held: dict[int, list[Lease]] = {}  # by thread: one Lock serves many at once
+        # By thread, and not by its number, which another one has after it: one Lock serves many at once.
+        self._held: dict[threading.Thread, list[Lease]] = {}
         self.name = name
 
     def acquire(self) -> Lease:
@@ -80,7 +88,7 @@ class Lock:
         return run(self._locks._core.acquire(self.name, **self._options | {"timeout": 0}))
 
     def __enter__(self) -> Lease:
-        thread, entered = threading.get_ident(), self._locks._core.entered
+        thread, entered = threading.current_thread(), self._locks._core.entered
         lease = entered.again(thread, self.name) if self._reentrant else None
         if lease is None:
             lease = self.acquire()
@@ -94,7 +102,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thread = left(self._held, threading.get_ident(), self.name)
+        thread = left(self._held, threading.current_thread(), self.name)
         mine = self._held[thread]
         lease = mine.pop()
         if not mine:
@@ -105,16 +113,19 @@ class Lock:
             raise lost
 
     def __call__(self, call: Callable[P, R]) -> Callable[P, R]:
-        if any(is_one(call) for is_one in _OUTLIVING):
-            raise ConfigError(
-                f"{getattr(call, '__qualname__', call)} would outlive a blocking lock taken around its call; lock with "
-                f"fencepost.aio, or inside its body"
-            )
+        if not callable(call):
+            raise ConfigError(f"{call!r} cannot be called; @classmethod, @property and the like go above the lock")
+        if any(is_one(call) or is_one(getattr(call, "__call__", None)) for is_one in _OUTLIVING):  # noqa: B004
+            raise _outlives(call)
 
         @functools.wraps(call)
         def held(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
-                return call(*args, **kwargs)
+                result = call(*args, **kwargs)
+            if inspect.iscoroutine(result):  # of a plain function around a coroutine function, which nobody can see
+                result.close()
+                raise _outlives(call)
+            return result
 
         return held
 

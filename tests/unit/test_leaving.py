@@ -1,6 +1,7 @@
 """A block that is left by another thread or task than entered it, as frameworks do with the two ends of a generator."""
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ import pytest
 
 import fencepost
 from fencepost import aio, sync
-from fencepost.errors import ConfigError, LeaseLost
+from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 
 
 @pytest.fixture
@@ -92,3 +93,32 @@ def test_another_task_is_told_of_the_loss() -> None:
                 await lock.__aexit__(None, None, None)
 
     asyncio.run(scene())
+
+
+def test_a_thread_with_the_number_of_one_that_ended_is_not_taken_for_it(locks: sync.Locks) -> None:
+    """It would enter a re-entrant lock that somebody else is inside of."""
+    numbers: list[int] = []
+
+    def given() -> Iterator[sync.Lease]:
+        with locks.lock("a", reentrant=True) as lease:
+            yield lease
+
+    block = given()
+
+    def enter() -> None:
+        numbers.append(threading.get_ident())
+        next(block)
+
+    aside(enter)
+    entered = []
+
+    def again() -> None:
+        numbers.append(threading.get_ident())
+        with contextlib.suppress(NotAcquired), locks.lock("a", reentrant=True, timeout=0.01) as lease:
+            entered.append(lease)
+
+    while numbers[-1] != numbers[0] or len(numbers) == 1:
+        aside(again)
+    assert not entered
+    assert next(block, None) is None
+    assert locks.status("a") is None
