@@ -1,5 +1,7 @@
 """Each thing that must not be in a history is found, and nothing else is."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +183,41 @@ def test_a_history_survives_being_written(tmp_path: Path) -> None:
     assert list(load(path)) == GOOD
 
 
-@pytest.mark.parametrize("text", ["[]", '{"t": 1}', '{"ev": "run"}', "{", '{"t":1,"ev":2}'])
+@pytest.mark.parametrize("text", ["[]", '{"t": 1}', '{"ev": "run"}', "{", '{"t":1,"ev":2}', '{"t":null,"ev":"note"}'])
 def test_what_is_no_line_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(lines([RUN]) + text + "\n")
     with pytest.raises(ConfigError, match=":2 is not a line"):
         list(load(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (acquired(1, "A", "x"), "'x'"),
+        (acquired(1, "A", 1, asked=None), "NoneType"),
+        (over(2, "A") | {"holder": []}, "list"),
+        ({"t": 1.0, "ev": "acquired", "token": 1}, "'holder'"),
+        (RUN | {"format": 2}, "format 2, where this fencepost knows 1"),
+    ],
+)
+def test_a_line_that_lacks_what_is_checked_is_named(line: Line, what: str) -> None:
+    """A traceback would end a command with 1, which means that a promise was broken."""
+    with pytest.raises(ConfigError, match=f"line 2 of the history, '{line['ev']}', cannot be read.*{what}"):
+        check([RUN, line])
+
+
+def test_a_promise_that_nobody_knows_is_not_said_to_be_kept() -> None:
+    with pytest.raises(ConfigError, match="there is no promise 'exclusions'"):
+        check([RUN | {"promises": ["exclusions"]}, *GOOD[1:]])
+
+
+def test_nothing_is_not_said_to_be_kept_of_an_empty_history(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.touch()
+    done = subprocess.run([sys.executable, "-m", "fencepost", "check", str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is empty" in done.stderr
 
 
 UNTOLD = RUN | {"journal": False}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from fencepost.errors import ConfigError
 from fencepost.lab.gather import SLACK, Acquire, Gathered, Refusal, Violation, Write
 from fencepost.lab.history import Line
 from fencepost.rule import Verdict
@@ -51,10 +52,16 @@ class Report:
 def check(history: Iterable[Line], promises: Collection[str] | None = None) -> Report:
     """Check a history against what it promises, or against ``promises``."""
     gathered = Gathered()
-    for line in history:
-        gathered.add(line)
+    for number, line in enumerate(history, 1):
+        try:
+            gathered.add(line)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            what = f"line {number} of the history, {line['ev']!r}, cannot be read"
+            raise ConfigError(f"{what}: {type(error).__name__} {error}") from error
     if promises is None:
         promises = gathered.promises if gathered.promises is not None else ("data", "order")
+    if unknown := set(promises) - set(PROMISES):
+        raise ConfigError(f"there is no promise {min(unknown)!r}; there are {', '.join(PROMISES)}")
     report = Report(tuple(promises), counts=gathered.counts)
     found = gathered.wrong
     for acquires in gathered.acquires.values():

@@ -4,7 +4,7 @@ from collections import Counter
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
-from fencepost.lab.history import Line
+from fencepost.lab.history import FORMAT, Line
 from fencepost.rule import Verdict
 
 SLACK = 2e-6  # the instants of a history are rounded to microseconds
@@ -78,6 +78,8 @@ class Gathered:
             taker(line)
 
     def _run(self, line: Line) -> None:
+        if line.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"format {line['format']}, where this fencepost knows {FORMAT}")
         self._lock, self._key = line.get("lock", ""), line.get("key", "")
         self.journaled = line.get("journal", True)
         if "promises" in line:
@@ -86,7 +88,7 @@ class Gathered:
     def _acquired(self, line: Line) -> None:
         t, lock, holder = line["t"], line.get("lock", self._lock), line["holder"]
         token = int(line["token"] or 0)  # not every lock has tokens; nobody promises their order then
-        self.acquires.setdefault(lock, []).append(Acquire(line["asked"], t, token, holder))
+        self.acquires.setdefault(lock, []).append(Acquire(float(line["asked"]), t, token, holder))
         believers = self._believers.setdefault(lock, {})
         if believers:
             self.counts["overlapping_beliefs"] += 1

@@ -84,6 +84,10 @@ def load(path: Path) -> Iterator[Line]:
                 line = json.loads(text)
             except ValueError:
                 line = None
-            if not isinstance(line, dict) or not isinstance(line.get("ev"), str) or "t" not in line:
+            if (
+                not isinstance(line, dict)
+                or not isinstance(line.get("ev"), str)
+                or type(line.get("t")) not in (int, float)
+            ):
                 raise ConfigError(f"{path}:{number} is not a line of a history: a JSON object with t and ev")
             yield line
