@@ -1,5 +1,7 @@
 """What wakes a waiter on an SQLite file, and what waiting costs."""
 
+import gc
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -165,3 +167,47 @@ def test_a_full_queue_forgets_the_dead_before_it_refuses(url: str, worker: Worke
         queued(locks, 1)
         assert holder.release()
         assert waiter.served().release()
+
+
+def test_locks_that_are_dropped_unclosed_leave_no_thread_and_no_mailbox(url: str, tmp_path: Path) -> None:
+    """As by a function that connects each time it is called, and waits now and then."""
+
+    def turn() -> None:
+        locks = fencepost.connect(url, ttl=0.6)
+        holder = locks.acquire("a")
+        waiter = Waiter(locks)
+        queued(locks, 1)
+        assert holder.release()
+        assert waiter.served().release()
+        assert listeners() > before
+
+    before = listeners()
+    for _ in range(3):
+        turn()
+
+    def gone() -> bool:
+        gc.collect()
+        return listeners() == before and not list(tmp_path.glob("locks.db.wake/*"))
+
+    assert wait_until(gone, timeout=PATIENCE)
+
+
+def listeners() -> int:
+    return sum(thread.name == "fencepost-wake" for thread in threading.enumerate())
+
+
+def test_a_child_that_drops_its_parents_locks_leaves_them_their_mailbox(url: str) -> None:
+    locks = fencepost.connect(url, ttl=60)
+    holder = locks.acquire("a")
+    waiter = Waiter(locks)
+    queued(locks, 1)
+    child = os.fork()
+    if not child:
+        locks = waiter.locks = None  # type: ignore[assignment]
+        del holder
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert holder.release()
+    assert waiter.served().release()
+    locks.close()

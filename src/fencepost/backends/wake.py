@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import threading
+import weakref
 from math import inf
 from pathlib import Path
 
@@ -41,20 +42,10 @@ class Mailbox:
         with _Path(self._folder, name) as path:
             box.bind(path)
         # First: a mailbox that nobody empties would be taken for that of a live process.
-        threading.Thread(target=self._listen, args=(box,), name="fencepost-wake", daemon=True).start()
+        threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
         self._socket, self.address = box, name
-
-    def _listen(self, box: socket.socket) -> None:
-        while True:
-            try:
-                holder = box.recv(1024).decode("ascii", "replace")
-            except OSError:
-                return
-            if self._socket is not box:
-                return
-            signal = self._signals.get(holder)
-            if signal is not None:
-                signal.set()
+        self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
+        self._end.atexit = False
 
     def expect(self, holder: str, signal: Signal) -> None:
         """Set ``signal`` whenever ``holder`` is woken."""
@@ -65,20 +56,40 @@ class Mailbox:
 
     def close(self) -> None:
         box, self._socket = self._socket, None
-        if box is None:
-            return
-        (self._folder / self.address).unlink(missing_ok=True)
-        try:
-            box.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        box.close()
+        if box is not None:
+            self._end()
 
     def forked(self) -> None:
         """Let go, in a forked child, of the parent's socket, or the parent would seem alive for ever."""
         if self._socket is not None:
             self._socket.close()
         self.__init__(self._folder)  # type: ignore[misc]
+
+
+def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket) -> None:
+    # It keeps no mailbox alive: one that is dropped without being closed ends its thread all the same.
+    while True:
+        try:
+            holder = box.recv(1024).decode("ascii", "replace")
+        except OSError:
+            return
+        here = mailbox()
+        if here is None or here._socket is not box:
+            return
+        signal = here._signals.get(holder)
+        if signal is not None:
+            signal.set()
+        del here, signal
+
+
+def _end(box: socket.socket, path: Path, process: int) -> None:
+    if process == os.getpid():  # else it is the parent's, who still reads it
+        path.unlink(missing_ok=True)
+        try:
+            box.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+    box.close()
 
 
 class Lines:
