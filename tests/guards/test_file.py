@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.errors import BackendError, StaleToken, TokenClash
+from fencepost.errors import BackendError, ConfigError, StaleToken, TokenClash
 from fencepost.guards.file import Guard
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
@@ -115,3 +115,21 @@ def test_a_folder_that_is_gone_is_no_empty_one(tmp_path: Path) -> None:
     for ask in (lambda: guard.write("thing", b"y", 4), lambda: guard.mark("thing"), lambda: guard.peek("thing")):
         with pytest.raises(BackendError, match="No such file"):
             ask()
+
+
+def test_a_change_may_write_other_resources_and_not_its_own(tmp_path: Path) -> None:
+    def move(before: bytes | None) -> bytes:
+        guard.write("other", b"moved", held)
+        return b"gone"
+
+    def read_again(before: bytes | None) -> bytes | None:
+        return guard.read("thing", held)
+
+    held = Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    guard = Guard(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(guard.update, "thing", move, held).result(timeout=30)
+        with pytest.raises(ConfigError, match="waits for the change"):
+            pool.submit(guard.update, "thing", read_again, held).result(timeout=30)
+    assert (guard.peek("thing"), guard.peek("other")) == (b"gone", b"moved")
+    assert guard.read("thing", held) == b"gone", "and nothing is held any more"

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,7 @@ from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
 _gate = threading.Lock()
-_turns: WeakKeyDictionary[Lease, threading.Lock] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[Lease, AbstractContextManager[bool]] = WeakKeyDictionary()
 
 
 class Decision(NamedTuple):
@@ -89,7 +89,8 @@ class Access:
             yield
             return
         with _gate:
-            lock = _turns.setdefault(self._offer, threading.Lock())
+            # What changes one value may write another, under the same lease.
+            lock = _turns.setdefault(self._offer, threading.RLock())
         with lock:
             yield
 

@@ -11,13 +11,14 @@ stopped in the very middle makes the others wait; it cannot make them wrong.
 import fcntl
 import hashlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import cas
 from fencepost.guards.envelope import Content, pack, unpack
@@ -37,6 +38,7 @@ class Guard(cas.Guard):
         super().__init__(hooks, policy)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._mine = threading.local()
 
     def path(self, resource: str) -> Path:
         """The file of a resource: its name, percent-encoded; the line with the mark comes first in it."""
@@ -47,12 +49,22 @@ class Guard(cas.Guard):
 
     @contextmanager
     def _hold(self, resource: str) -> Iterator[None]:
+        held: set[str] = vars(self._mine).setdefault("held", set())
+        if resource in held:
+            raise ConfigError(
+                f"what changes {resource!r} cannot read or write it through the guard, which waits for the change; it "
+                f"is given the value, and returns the new one"
+            )
         with _failures():
             lock = open(self.path(resource).with_suffix(".lock"), "ab")  # noqa: SIM115 - closed below, with the lock
         with lock:
             with _failures():
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            held.add(resource)
+            try:
+                yield
+            finally:
+                held.discard(resource)
 
     def _load(self, resource: str) -> cas.Found:
         with _failures():
