@@ -1,5 +1,6 @@
 """The Postgres guard: locks, triggers and SQL, which the matrices cannot ask."""
 
+import asyncio
 import secrets
 import subprocess
 import threading
@@ -116,6 +117,17 @@ def test_installing_at_once_from_many_places_works(postgres_server: Any) -> None
         list(pool.map(install, range(4)))
     with psycopg.connect(postgres_server.url, options=f"-csearch_path={name}") as conn:
         assert postgres.admit(conn, "thing", 5)
+
+
+def test_whatever_cursors_a_connection_makes_it_is_fenced(postgres_url: str, thing: str) -> None:
+    async def admit() -> None:
+        async with await psycopg.AsyncConnection.connect(postgres_url, cursor_factory=psycopg.AsyncRawCursor) as conn:
+            await postgres.admit(conn, thing, 6)
+
+    with psycopg.connect(postgres_url, cursor_factory=psycopg.RawCursor) as conn:
+        postgres.admit(conn, thing, 5)
+        assert postgres.mark(conn, thing) == Stamp(5)
+    asyncio.run(admit())
 
 
 def test_every_decision_is_told_with_the_mark_before_it(pg: Conn, thing: str) -> None:

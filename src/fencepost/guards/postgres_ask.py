@@ -58,15 +58,17 @@ def unprepared(error: Exception) -> ConfigError | None:
 
 
 def tuples(conn: Any) -> Any:
-    """A cursor of psycopg that gives tuples, whatever rows the caller's connection makes."""
-    return conn.cursor(row_factory=_tuple_row())
+    """A plain cursor of psycopg that gives tuples, whatever cursors and rows the caller's connection makes."""
+    cursor, async_cursor, rows = _psycopg()
+    return (async_cursor if kind(conn) == "psycopg-async" else cursor)(conn, row_factory=rows)
 
 
 @cache
-def _tuple_row() -> Any:
+def _psycopg() -> tuple[Any, Any, Any]:
+    from psycopg import AsyncCursor, Cursor
     from psycopg.rows import tuple_row
 
-    return tuple_row
+    return Cursor, AsyncCursor, tuple_row
 
 
 def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool) -> tuple[Any, ...] | None:
