@@ -16,6 +16,7 @@ import fencepost
 from fencepost.backends import consul_names
 from fencepost.drive import Blocking, run
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import Consul, http_json
 from fencepost.lab.servers.processes import HOST, Port, wait_until
 from fencepost.url import connect
@@ -190,3 +191,25 @@ def test_somebody_else_at_the_port_is_an_error_that_names_it(said: bytes) -> Non
                     ask("x")
                 assert failed.value.ambiguous
         stranger.shutdown()
+
+
+def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None:
+    with (
+        Proxy(server.port) as proxy,
+        fencepost.connect(f"{server.url}/again", ttl=PATIENCE) as others,
+        fencepost.connect(f"consul://{HOST}:{proxy.port}/again", ttl=PATIENCE) as locks,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        lease = locks.acquire("x")
+        proxy.cut()
+        released = aside.submit(lease.release)
+        assert wait_until(lambda: bool(proxy.held), timeout=PATIENCE), "the request was on its way"
+        proxy.drop()
+        with pytest.raises(BackendError):
+            released.result(PATIENCE)
+        proxy.mend()
+        assert others.try_acquire("x") is None
+        assert lease.release()
+        assert others.acquire("x").release()
+        # Its session is lent to nobody else: it is still to be ended.
+        assert all(locks.acquire(f"y{number}").release() for number in range(3))

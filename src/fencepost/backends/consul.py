@@ -166,9 +166,15 @@ class Consul(Backend):
         held = self._mine(name, holder, token)
         if held is None:
             return False
+        left = self._overdue.left(holder) or 0.0
         in_time = self._overdue.forget(holder)
         del self._held[holder]
-        return await self._end(held) and in_time
+        try:
+            return await self._end(held) and in_time
+        except BaseException:
+            self._held[holder] = held  # it may be tried again, and ends in time if it is not
+            self._overdue.put(holder, self.driver.now() + left)
+            raise
 
     async def _end(self, held: _Held) -> bool:
         """See to it that a hold is over; say whether it was one until now."""

@@ -46,6 +46,8 @@ class Sessions:
         return await self._create(ttl)
 
     def give_back(self, session: Session) -> None:
+        if session in self._doomed:
+            return
         self._idle.setdefault(session.ttl, []).append(session)
 
     def doom(self, session: Session) -> None:
