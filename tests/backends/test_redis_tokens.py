@@ -8,10 +8,11 @@ import pytest
 import redis
 
 import fencepost
-from fencepost.errors import StaleToken, TokenClash
+from fencepost.errors import BackendError, StaleToken, TokenClash
 from fencepost.guards.memory import Guard
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import HOST, Redis, wait_until
+from fencepost.rule import MAX_TOKEN
 from tests.backends.conftest import Own
 
 
@@ -134,6 +135,17 @@ def test_tokens_are_exact_beyond_what_lua_can_count(own_redis: Own, fence: str, 
                 tokens.append(lease.token)
                 lease.renew()
         assert tokens == [above + 1, above + 2, above + 3]
+
+
+@pytest.mark.parametrize("fence", ["clock", "counter"])
+def test_after_the_last_token_the_next_step_is_named(own_redis: Own, fence: str) -> None:
+    with fencepost.connect(f"{own_redis.url}?fence={fence}") as locks:
+        locks.bump("a", above=MAX_TOKEN - 1)
+        locks.acquire("a").release()
+        with pytest.raises(BackendError, match=r"another \?prefix=") as raised:
+            locks.acquire("a")
+        assert not raised.value.ambiguous
+        assert locks.status("a") is None
 
 
 def test_locks_that_were_used_leave_nothing_behind(own_redis: Own) -> None:

@@ -22,7 +22,7 @@ NOTHING = object()
 
 # The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
-_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE")
+_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE", "would overflow")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ def refusal(reply: Any, scheme: str) -> BackendError:
     text = str(reply)
     if "WRONGTYPE" in text:
         text += "; the lock's key is in use for something else: give locks a ?prefix= of their own"
+    if "would overflow" in text:
+        text += "; the last token was given, and there is no larger one: give locks another ?prefix="
     known = text.startswith((*LATER, *_NEVER)) or any(word in text for word in _NEVER)
     return BackendError(f"Redis: {text}", backend=scheme, ambiguous=not known)
 
