@@ -55,6 +55,12 @@ class TestReport:
         for number in itertools.islice(self.tokens, count):
             self.guard.write(f"thing/{number % 7}", "x", number)
 
+    def test_lines_of_others_are_passed_over(self) -> None:
+        self.work(20)
+        with self.path.open("a") as log:
+            log.write('{"level": "info", "at": "noon"}\n{"kind": 3}\n[1]\nnot json\n{"kind": "decis')
+        assert self.report()["decisions"] == 20
+
     def test_nothing_against_it_goes_a_step_further(self) -> None:
         self.work()
         row = self.report()

@@ -75,8 +75,8 @@ def fared(facts: Iterable[Mapping[str, Any]], *, since: float = 0.0) -> list[Far
     guards: dict[str, Fared] = {}
     overrides = 0
     for fact in facts:
-        if fact.get("at", 0.0) < since:
-            continue
+        if fact.get("kind") not in ("decision", "override") or fact["at"] < since:
+            continue  # others may write their lines to the same file
         if fact["kind"] == "override" and fact.get("seconds"):
             overrides += 1
             for each in guards.values():
