@@ -1,6 +1,7 @@
 """The etcd guard: a condition for one's own transaction, and servers that come and go."""
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -90,6 +91,24 @@ def test_somebody_who_enters_between_reading_and_writing_is_noticed(etcd_server:
     assert (newer.peek(thing), newer.mark(thing)) == (None, Stamp(7, 0))
     zombie.close()
     newer.close()
+
+
+def test_a_restart_costs_no_more_than_the_connections(thing: str) -> None:
+    together = threading.Barrier(8)
+    with Etcd() as server:
+        own = Guard(f"http://{server.address}")
+
+        def write(number: int) -> None:
+            together.wait(30)
+            own.write(f"{thing}/{number}", b"x", 5)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(write, range(8)))
+        assert len(own._idle) > 2, "they were to be at it at the same time"
+        server.kill()
+        server.restart()
+        assert own.write(f"{thing}/1", b"y", 6)
+        own.close()
 
 
 def test_entering_does_not_touch_the_value(guard: Guard, thing: str) -> None:

@@ -15,6 +15,7 @@ import json
 import ssl
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -174,6 +175,7 @@ class Guard(cas.Guard):
                 data = response.read()
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
+                self.close()  # what broke this one may have broken all that are idle
                 self._turn += 1
                 # What was never sent, or only read, may be asked of the next one.
                 if left and (reads or not sent):
@@ -199,8 +201,9 @@ class Guard(cas.Guard):
 
     def close(self) -> None:
         """Close the connections."""
-        while self._idle:
-            self._idle.pop().close()
+        with suppress(IndexError):  # another thread was faster
+            while True:
+                self._idle.pop().close()
 
 
 def _is_endpoint(place: SplitResult) -> bool:
