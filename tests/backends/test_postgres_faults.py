@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost import aio
+from fencepost import aio, sync
 from fencepost.drive import boottime
 from fencepost.errors import BackendError
 from fencepost.lab.nemesis.proxy import Proxy
@@ -159,6 +159,31 @@ def test_a_request_whose_connection_broke_does_not_take_the_lock_after_all(serve
                 os.kill(pid, signal.SIGCONT)
             assert wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout=PATIENCE)
             assert others.status(name) is None
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_whoever_is_cancelled_while_nothing_gets_through_is_cancelled(server: Postgres, name: str, waits: bool) -> None:
+    """It must neither be told of the server's silence instead nor, waiting, go on as if nothing had been said."""
+
+    async def scene(proxy: Proxy, others: sync.Locks) -> None:
+        async with aio.connect(f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s", ttl=LONG) as locks:
+            assert await (await locks.acquire(name)).release()
+            if waits:
+                holder = others.acquire(name, ttl=3, renew=False)
+                victim = asyncio.create_task(locks.acquire(name))
+                await asyncio.to_thread(line, others, name, 1)
+                assert not holder.over
+            proxy.cut()
+            if not waits:
+                victim = asyncio.create_task(locks.acquire(name))
+            assert await asyncio.to_thread(wait_until, lambda: bool(proxy.held), timeout=PATIENCE)
+            victim.cancel()
+            await asyncio.wait([victim], timeout=PATIENCE)
+            assert victim.cancelled()
+            proxy.mend()
+
+    with Proxy(server.port) as proxy, fencepost.connect(server.url) as others:
+        asyncio.run(scene(proxy, others))
 
 
 def test_sessions_that_were_ended_are_replaced_unseen(server: Postgres, name: str) -> None:

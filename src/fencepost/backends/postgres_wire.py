@@ -1,5 +1,6 @@
 """One connection to Postgres: where it leads, what is called over it, and what its errors mean."""
 
+import asyncio
 from collections.abc import Generator, Sequence
 from importlib import resources
 from typing import Any, TypeAlias
@@ -91,6 +92,12 @@ def _bounded(work: Generator[Any, Any, Any], patience: float) -> Generator[Any, 
         return end.value
 
 
+def _cause(error: psycopg.Error) -> BaseException:
+    """What ended a statement: psycopg asks the server to end one that is interrupted, whose silence is no cause."""
+    hidden = error.__context__
+    return hidden if isinstance(hidden, (asyncio.CancelledError, KeyboardInterrupt)) else error
+
+
 class BlockingLink(psycopg.Connection[Any]):
     """A connection whose statements are given up after ``patience`` seconds of silence."""
 
@@ -101,7 +108,10 @@ class BlockingLink(psycopg.Connection[Any]):
         """Say nothing: who drops the locks unclosed has never seen this connection, which ends with them."""
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        return super().wait(_bounded(gen, self.patience), *args, **options)
+        try:
+            return super().wait(_bounded(gen, self.patience), *args, **options)
+        except psycopg.Error as error:
+            raise _cause(error) from None
 
 
 class AsyncioLink(psycopg.AsyncConnection[Any]):
@@ -114,7 +124,10 @@ class AsyncioLink(psycopg.AsyncConnection[Any]):
         """Say nothing, as above."""
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        return await super().wait(_bounded(gen, self.patience), *args, **options)
+        try:
+            return await super().wait(_bounded(gen, self.patience), *args, **options)
+        except psycopg.Error as error:
+            raise _cause(error) from None
 
 
 Link: TypeAlias = BlockingLink | AsyncioLink
