@@ -121,11 +121,13 @@ class Core(Generic[L]):
         holders: Callable[[], str] | None = None,
         make: "Callable[[Core[L], str, str, Grant, bool, float | None], L] | None" = None,
         limit: int | None = None,
+        more: Callable[[], float] | None = None,
     ) -> L | None:
         """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
 
         ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
-        With a ``limit`` it is a share, of at most as many.
+        With a ``limit`` it is a share, of at most as many. ``more`` says, whenever the time is up, for how much longer
+        to keep the place in line.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
@@ -138,7 +140,7 @@ class Core(Generic[L]):
             self.emit("attempt", name)
         while True:
             holder = (holders or self._holders)()
-            grant = await self._obtain(name, holder, seconds, start + patience, patience > 0, limit)
+            grant = await self._obtain(name, holder, seconds, start + patience, patience > 0, limit, more)
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
@@ -163,7 +165,14 @@ class Core(Generic[L]):
         return lease
 
     async def _obtain(
-        self, name: str, holder: str, ttl: float, until: float, queue: bool, limit: int | None
+        self,
+        name: str,
+        holder: str,
+        ttl: float,
+        until: float,
+        queue: bool,
+        limit: int | None,
+        more: Callable[[], float] | None,
     ) -> Grant | None:
         backend = self.backend
         queued = False
@@ -178,6 +187,9 @@ class Core(Generic[L]):
                 self._waits.enter()
             while grant is None and queue:
                 left = until - self.driver.now()
+                if left <= 0 and more is not None:
+                    left = more()
+                    until = self.driver.now() + left
                 if left <= 0:
                     await backend.leave(name, holder)
                     return None

@@ -248,6 +248,22 @@ def test_a_failing_assign_gives_the_partition_up_without_revoke(
     assert calls == ["assign", "assign", "revoke"]
 
 
+def test_the_next_owner_keeps_its_place_in_line_while_the_last_one_finishes(connect: Callable[[], sync.Locks]) -> None:
+    finished = threading.Event()
+    seen: set[str] = set()
+    locks = connect()
+    with Partitions(locks, "orders", 2, revoke=lambda partition: finished.wait(PATIENCE)) as first:
+        soon(lambda: len(numbers(first)) == 2, "all for one")
+        with Partitions(connect(), "orders", 2) as second:
+            soon(lambda: any(each.waiters for each in locks.list("orders/")), "it stands in line")
+            until = time.monotonic() + TTL  # it looks whether it is still wanted three times in this
+            while time.monotonic() < until:
+                seen.update(*(each.waiters for each in locks.list("orders/")))
+            finished.set()
+            soon(lambda: len(numbers(second)) == 1, "it is handed over")
+    assert len(seen) == 1
+
+
 def test_workers_must_agree_on_how_many_partitions_there_are(connect: Callable[[], sync.Locks]) -> None:
     with (
         Partitions(connect(), "orders", 4, member="four"),

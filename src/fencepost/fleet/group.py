@@ -176,9 +176,9 @@ class Group(Generic[L, P]):
     def _holder(self) -> str:
         return self._mark + self._core._holders()[plan.MARK :]
 
-    async def _acquire(self, name: str, timeout: float) -> L | None:
+    async def _acquire(self, name: str, timeout: float, more: Callable[[], float] | None = None) -> L | None:
         return await self._core.acquire(
-            name, ttl=self.ttl, timeout=timeout, renew=True, max_hold=None, holders=self._holder
+            name, ttl=self.ttl, timeout=timeout, renew=True, max_hold=None, holders=self._holder, more=more
         )
 
     async def _enroll(self, timeout: float) -> bool:
@@ -279,9 +279,14 @@ class Group(Generic[L, P]):
     async def _claim(self, number: int, slot: _Slot[P]) -> L | None:
         """Stand in line until the partition is this worker's, or no longer wanted."""
         name = plan.partition(self.group, number)
+
+        def more() -> float:
+            # Whoever left the line to ask whether it is still wanted could be missed by every look of the owner.
+            return 0.0 if slot.signal.is_set() else self._patience
+
         while not slot.signal.is_set() and not self._core._closed:
             try:
-                lease = await self._acquire(name, self._patience)
+                lease = await self._acquire(name, self._patience, more)
             except (BackendError, QueueFull) as error:
                 _log.warning("worker %r of %r could not ask for %s: %s", self.member, self.group, name, error)
                 await slot.signal.wait(self._patience)
