@@ -293,24 +293,31 @@ class Core(Generic[L]):
             wait.close()  # it may never have begun
             self._waits.leave()
 
+    @property
+    def _open(self) -> Backend:
+        """The store; ConfigError once these locks are closed."""
+        if self._closed:
+            raise _closed()
+        return self.backend
+
     async def status(self, name: str) -> Status | None:
         """The lock as its store sees it; None if nobody holds it."""
-        found = await self.backend.status(check.name(name))
+        found = await self._open.status(check.name(name))
         return found[0] if found else None
 
     async def list(self, prefix: str) -> list[Status]:
         """The held locks whose names begin with ``prefix``."""
-        return await self.backend.status(prefix=prefix and check.name(prefix, "prefix"))
+        return await self._open.status(prefix=prefix and check.name(prefix, "prefix"))
 
     async def evict(self, name: str) -> Status | None:
         """Take the lock from its holder; the hold that was ended."""
-        return await self.backend.evict(check.name(name))
+        return await self._open.evict(check.name(name))
 
     async def bump(self, name: str, above: int) -> None:
         """Make every later token of ``name`` larger than ``above``."""
         if check.token(above) == MAX_TOKEN:
             raise ConfigError(f"no token is larger than {MAX_TOKEN}")
-        await self.backend.bump(check.name(name), above)
+        await self._open.bump(check.name(name), above)
 
     async def close(self) -> None:
         """End all waits, release what is still held and disconnect; the leases' holders learn that they are over."""

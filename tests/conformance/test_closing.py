@@ -19,6 +19,17 @@ async def test_closed_locks_take_nothing(store: Store) -> None:
     assert await there.status(store.name) is None
 
 
+async def test_closed_locks_tell_and_change_nothing(store: Store) -> None:
+    here = store.connect()
+    await here.try_acquire(store.name)
+    await here.close()
+    for call in (here.status, here.list, here.evict):
+        with pytest.raises(ConfigError, match="closed"):
+            await call(store.name)
+    with pytest.raises(ConfigError, match="closed"):
+        await here.bump(store.name, above=1)
+
+
 async def test_a_lease_of_closed_locks_is_released_already(store: Store) -> None:
     here, there = store.connect(), store.connect()
     lease = await here.acquire(store.name)
