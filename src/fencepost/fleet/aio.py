@@ -11,7 +11,8 @@ from typing import Any
 from fencepost import aio, ambient
 from fencepost.drive import settle
 from fencepost.errors import ConfigError
-from fencepost.fleet.group import Group, Owned
+from fencepost.fleet.group import Group
+from fencepost.fleet.owned import Owned
 
 __all__ = ["Partition", "Partitions", "Stop"]
 
