@@ -1,31 +1,9 @@
-"""A run that claims to be complete fails when it skipped anything."""
+"""The plugins of the test suite; tests/harness says what each is for."""
 
-import os
 import signal
 
-import pytest
+pytest_plugins = ("tests.harness.complete", "tests.harness.servers", "tests.harness.running")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As for a shell's background jobs; tests that interrupt themselves and others would wait for ever.
+    # As for a shell's background jobs. The programs that the tests start and interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _complete_run() -> bool:
-    return os.environ.get("CI") == "true" or os.environ.get("FENCEPOST_REQUIRE_SERVERS") == "1"
-
-
-def _skipped(config: pytest.Config) -> int:
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return len(reporter.stats.get("skipped", ())) if reporter else 0
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if _complete_run() and _skipped(session.config) and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _complete_run() and (count := _skipped(terminalreporter.config)):
-        terminalreporter.section("no test may be skipped here", red=True)
-        terminalreporter.line(f"{count} skipped under CI=true or FENCEPOST_REQUIRE_SERVERS=1: the run fails")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from fencepost.lab.servers.processes import dying_with_us, state_of, wait_until
-from tests.service import Service
+from tests.harness.resource import Service
 from tests.torture_history import Count, Life, count, violations
 
 KEY = "counter"

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from fencepost.lab.servers import Missing, Redis
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 PATIENCE = 30  # seconds to wait for what must come; far longer than it takes
 

@@ -13,7 +13,7 @@ import psycopg
 from fencepost import sync
 from fencepost.lab.servers import Missing, Postgres
 from fencepost.lab.servers.processes import wait_until
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import fencepost
 from fencepost import sync
 from fencepost.lab.servers.processes import dying_with_us, program, wait_until
 from tests.backends.peer import background
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 PATIENCE = 60.0
 LONG = 60.0

@@ -14,7 +14,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.servers import QUICK_ETCD, Etcd, ask
 from fencepost.lab.servers.processes import wait_until
 from tests.backends.etcd import PATIENCE, etcdctl
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import ConfigError
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 def test_a_bump_is_done_if_the_store_is_past_it_and_else_names_the_way(etcd_server: Endpoint) -> None:

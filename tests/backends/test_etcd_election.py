@@ -10,7 +10,7 @@ from fencepost import sync
 from fencepost.lab.servers.processes import program, wait_until
 from tests.backends.etcd import LONG, PATIENCE
 from tests.backends.peer import Peer, background
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 class Elect(Peer):

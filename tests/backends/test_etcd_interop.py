@@ -12,7 +12,7 @@ from fencepost import sync
 from fencepost.lab.servers.processes import wait_until
 from tests.backends.etcd import LONG, PATIENCE, Native, etcdctl
 from tests.backends.peer import background
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 @pytest.fixture(params=["etcd_server", "etcd_cluster"])

@@ -9,7 +9,7 @@ import pytest
 
 import fencepost
 from fencepost.lab.servers import Postgres
-from tests.bouncer import PgBouncer
+from tests.harness.pgbouncer import PgBouncer
 
 
 @pytest.fixture(scope="module")

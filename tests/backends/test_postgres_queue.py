@@ -15,7 +15,7 @@ from fencepost.lab.servers import Postgres
 from fencepost.lab.servers.processes import wait_until
 from tests.backends.postgres import LONG, PATIENCE, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
-from tests.bouncer import PgBouncer
+from tests.harness.pgbouncer import PgBouncer
 
 
 @pytest.fixture(scope="module")

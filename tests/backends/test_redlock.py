@@ -15,7 +15,7 @@ from fencepost.lab.servers import HOST, Missing, Redis
 from fencepost.lab.servers.redis_groups import Independent
 from tests.backends.conftest import PATIENCE, until
 from tests.conformance.faces import FACES, Client
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 TTL = 120.0  # nothing here gets free by expiry
 

@@ -11,7 +11,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.servers import HOST, Cluster, Missing, Redis
 from tests.backends.certificate import self_signed
 from tests.conformance.faces import FACES, Client
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 TTL = 60.0
 

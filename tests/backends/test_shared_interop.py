@@ -9,7 +9,7 @@ from fencepost.lab.servers.processes import wait_until
 from tests.backends.etcd import LONG, PATIENCE, Native
 from tests.backends.peer import background
 from tests.backends.zookeeper import kazoo
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 def test_etcdctl_waits_for_sharers_and_sharers_for_etcdctl(etcd_server: Endpoint) -> None:

@@ -12,7 +12,7 @@ from fencepost import sync
 from fencepost.lab.servers.processes import wait_until
 from tests.backends.peer import background
 from tests.backends.zookeeper import LONG, PATIENCE, kazoo
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from fencepost import sync
 from fencepost.lab.servers.processes import program, wait_until
 from tests.backends.peer import Peer, background
 from tests.backends.zookeeper import LONG, PATIENCE, java, kazoo
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 def address(url: str) -> str:

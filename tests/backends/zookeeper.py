@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from fencepost import sync
 from fencepost.lab.servers import ZooKeeper
 from fencepost.lab.servers.processes import program, wait_until
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 PATIENCE = 60.0
 LONG = 60.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry

@@ -1,9 +1,5 @@
 """The matrix: every test that asks for ``store`` runs on every backend, through both faces."""
 
-import asyncio
-import inspect
-from typing import Any
-
 import pytest
 
 from tests.conformance.backends import BACKENDS
@@ -46,25 +42,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def store(request: pytest.FixtureRequest) -> Store:
     row, face = request.param
     return Store(face, row.url(request.getfixturevalue), row.promises)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test in an event loop of its own, and close its store in there too."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = pyfuncitem._fixtureinfo.argnames
-    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in wanted}
-
-    async def whole() -> None:
-        used = arguments.get("store")
-        if not isinstance(used, Store):
-            return await pyfuncitem.obj(**arguments)  # type: ignore[no-any-return]  # a test returns nothing
-        try:
-            async with asyncio.timeout(2 * used.patience):
-                await pyfuncitem.obj(**arguments)
-        finally:
-            await used.close()
-
-    asyncio.run(whole())
-    return True

@@ -23,8 +23,8 @@ from fencepost.guards import cas, etcd, file, memory, postgres, redis, s3, sqlit
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer, entry, stamp
 from fencepost.rule import Stamp, Verdict
-from tests.object_store import s3_client
-from tests.service import Answer, Service, stamped
+from tests.harness.object_store import s3_client
+from tests.harness.resource import Answer, Service, stamped
 
 
 class Guarded(Protocol):

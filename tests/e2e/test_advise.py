@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from fencepost.advise import code
 from fencepost.cli import app as root
 from fencepost.guards import etcd, file, s3
-from tests.conftest import Endpoint
-from tests.object_store import ObjectStore, s3_client
-from tests.service import Service
+from tests.harness.object_store import ObjectStore, s3_client
+from tests.harness.resource import Service
+from tests.harness.servers import Endpoint
 
 ANSWERS: dict[tuple[str, str], list[str]] = {
     ("avoid", "sqlite"): ["--twice", "nothing", "--resource", "sqlite"],

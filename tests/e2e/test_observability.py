@@ -21,8 +21,8 @@ from fencepost.lab.servers.server import Server
 from fencepost.meter import INSTRUMENTS
 from fencepost.rule import Stamp
 from tests import ROOT
-from tests.conftest import unavailable
-from tests.service import Service
+from tests.harness.resource import Service
+from tests.harness.servers import unavailable
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 CASES = ROOT / "deploy" / "prometheus" / "rules_test.yml"

@@ -18,7 +18,7 @@ import pytest
 
 from fencepost.lab.servers.processes import HOST, wait_until
 from fencepost.rule import MAX_TOKEN, Stamp
-from tests.service import Answer, Service
+from tests.harness.resource import Answer, Service
 
 LIMIT = 1 << 20
 TOKEN = "X-Fence-Token"

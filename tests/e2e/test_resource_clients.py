@@ -17,7 +17,7 @@ import trustme
 from fencepost.errors import ConfigError
 from fencepost.lab.servers.processes import HOST
 from fencepost.resource import clients
-from tests.service import Answer, Service
+from tests.harness.resource import Answer, Service
 
 TOKEN = "X-Fence-Token"
 

@@ -24,7 +24,7 @@ from fencepost.lab.servers.processes import HOST, wait_until
 from fencepost.resource import clients
 from fencepost.rule import MAX_TOKEN
 from tests import ROOT
-from tests.service import Service
+from tests.harness.resource import Service
 
 HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: x\r\nX-Fence-Token: 5\r\n"
 BODY = HEAD + b"Content-Length: 100\r\n\r\nhalf"

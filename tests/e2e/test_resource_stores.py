@@ -22,8 +22,8 @@ from fencepost.lab.servers.processes import Missing, wait_until
 from fencepost.resource.ledger import Ledger
 from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
-from tests.conftest import Endpoint, unavailable
-from tests.service import Service
+from tests.harness.resource import Service
+from tests.harness.servers import Endpoint, unavailable
 
 _serial = itertools.count()
 

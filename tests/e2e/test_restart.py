@@ -9,7 +9,7 @@ import pytest
 import fencepost
 from fencepost.lab.servers.processes import wait_until
 from fencepost.rule import Stamp
-from tests.service import Service
+from tests.harness.resource import Service
 from tests.workers import WorkerProcess
 
 KEY = "counter"

@@ -20,7 +20,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.lab.servers.processes import ENDED, STILL, dying_with_us, state_of, wait_until
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 PATIENCE = 30.0
 

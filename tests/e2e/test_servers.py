@@ -37,7 +37,7 @@ from fencepost.lab.servers import (
 )
 from fencepost.lab.servers.processes import family_of, program, state_of
 from tests import ROOT
-from tests.conftest import Endpoint, provided, unavailable
+from tests.harness.servers import Endpoint, provided, unavailable
 
 SCRIPT = ROOT / "scripts" / "servers"
 Started = TypeVar("Started", bound=AbstractContextManager[object])

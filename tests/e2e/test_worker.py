@@ -12,7 +12,7 @@ import pytest
 
 import fencepost
 from fencepost.lab.servers.processes import state_of, wait_until
-from tests.service import Service
+from tests.harness.resource import Service
 from tests.workers import WorkerProcess
 
 TTL = 0.4

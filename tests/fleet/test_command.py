@@ -19,7 +19,7 @@ import fencepost
 from fencepost.fleet import Partitions
 from fencepost.lab.servers.processes import STILL, dying_with_us, state_of, wait_until
 from tests import ROOT
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 PATIENCE = 60.0
 

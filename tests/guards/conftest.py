@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from fencepost.guards import postgres
-from tests.conftest import Endpoint
 from tests.guards.connections import django_settings
+from tests.harness.servers import Endpoint
 
 
 @pytest.fixture(scope="session")

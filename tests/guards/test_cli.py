@@ -21,7 +21,7 @@ from fencepost.guards import redis as redis_guard
 from fencepost.guards.memory import Guard
 from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 class Done:

@@ -14,7 +14,7 @@ from fencepost.guards.policy import Policy
 from fencepost.lab.servers import Etcd, http_json
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 @pytest.fixture

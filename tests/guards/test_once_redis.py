@@ -14,8 +14,8 @@ from redis.exceptions import ResponseError
 from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.redis import Guard
 from fencepost.once import Commands, once
-from tests.conftest import Endpoint
 from tests.guards.mortal import Fate, lives
+from tests.harness.servers import Endpoint
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import Redis, wait_until
 from fencepost.lease import Grant, Lease
 from fencepost.rule import MAX_TOKEN, Stamp
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fencepost.guards.s3 import Guard
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
-from tests.object_store import Fault, ObjectStore, s3_client
+from tests.harness.object_store import Fault, ObjectStore, s3_client
 
 
 @pytest.fixture(scope="module")

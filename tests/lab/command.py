@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fencepost.lab.servers.processes import Missing, program
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 
 class Done(NamedTuple):

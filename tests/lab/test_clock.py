@@ -11,7 +11,7 @@ from fencepost.lab.nemesis.clock import ClockedRedis
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.servers import HOST, Missing, wait_until
 from fencepost.lab.servers.processes import programs
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 PATIENCE = 10
 

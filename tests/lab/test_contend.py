@@ -20,8 +20,8 @@ from fencepost.lab.contend.plan import Plan
 from fencepost.lab.contend.run import contend
 from fencepost.lab.history import load
 from fencepost.lab.servers import Redis, wait_until
-from tests.conftest import Endpoint
-from tests.service import Service
+from tests.harness.resource import Service
+from tests.harness.servers import Endpoint
 
 COMMAND = [sys.executable, "-m", "fencepost", "contend"]
 

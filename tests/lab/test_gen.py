@@ -18,7 +18,7 @@ from fencepost.lab.gen.run import Order, lay
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.signals import Victim
 from fencepost.lab.servers import HOST, Redis, wait_until
-from tests.conftest import Endpoint, provided
+from tests.harness.servers import Endpoint, provided
 
 PATIENCE = 30
 GEN = [sys.executable, "-m", "fencepost", "gen"]

@@ -15,7 +15,7 @@ from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.network import Network
 from fencepost.lab.servers import Redis, wait_until
 from fencepost.lab.servers.processes import program, spawn
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 
 
 @dataclass(kw_only=True, eq=False)

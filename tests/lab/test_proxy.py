@@ -11,7 +11,7 @@ from redis.retry import Retry
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import HOST, wait_until
-from tests.conftest import Endpoint
+from tests.harness.servers import Endpoint
 
 PATIENCE = 10
 

@@ -6,7 +6,7 @@ import pytest
 
 from fencepost.lab.servers.processes import Missing
 from fencepost.sim.serve import server
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 from tests.sim.browser import Browser, serving
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fencepost.lab.servers.processes import Missing, program
-from tests.conftest import unavailable
+from tests.harness.servers import unavailable
 from tests.sim.browser import Browser, wait_score
 
 DESKTOP, PHONE = (1300, 1000), (360, 740)

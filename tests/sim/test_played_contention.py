@@ -9,8 +9,8 @@ from fencepost.lab.contend.plan import Plan
 from fencepost.lab.contend.run import contend
 from fencepost.lab.history import load
 from fencepost.sim.serve import server
-from tests.conftest import Endpoint
-from tests.service import Service
+from tests.harness.resource import Service
+from tests.harness.servers import Endpoint
 from tests.sim.browser import Browser, serving
 
 BELIEFS = """

@@ -85,7 +85,9 @@ def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that ends when this one does, whichever thread asked for it; ``options`` are Popen's."""
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(dying_with_us(command), stdin=subprocess.DEVNULL, start_new_session=True, **options)
+        return subprocess.Popen(
+            dying_with_us(command), **{"stdin": subprocess.DEVNULL} | options, start_new_session=True
+        )
 
     return _spawner(os.getpid()).submit(start).result()
 

@@ -214,7 +214,10 @@ class Server:
             self.close()
             raise
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self.log.exists():
+            said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+            error.add_note("\n".join([f"the log of {type(self).__name__} ends:", *said.splitlines()[-15:]]))
         self.close()
 
 

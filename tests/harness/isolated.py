@@ -1,0 +1,155 @@
+"""Tests that raise signals, fork, or use up threads or descriptors: each in an interpreter of its own.
+
+``@isolated`` goes on a test, async or not. Its fixtures are made here; their values travel to the child, so they must
+pickle: addresses, paths, a ``Store``. The test's error comes back with the child's traceback and output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import functools
+import gc
+import importlib
+import inspect
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from tests.harness.child import Child
+from tests.harness.threads import on_thread
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LIMIT = 100.0
+"""Seconds for the whole test; below pytest's own timeout, so that a hanging child shows its stacks first."""
+
+
+class IsolatedFailure(AssertionError):
+    """A test failed in its own process; the message is the child's traceback and output."""
+
+
+def isolated(test: Callable[P, Any]) -> Callable[P, None]:
+    """Run this test in a Python process of its own."""
+
+    @functools.wraps(test)
+    def apart(*args: P.args, **kwargs: P.kwargs) -> None:
+        __tracebackhide__ = True
+        call_apart(test, *args, **kwargs)
+
+    return apart
+
+
+def call_apart(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    """Call a module-level function in a Python process of its own; IsolatedFailure if it raised anything there."""
+    __tracebackhide__ = True
+    with tempfile.TemporaryDirectory(prefix="fencepost-isolated-") as folder:
+        order = Path(folder) / "call"
+        order.write_bytes(pickle.dumps((call.__module__, call.__qualname__, args, kwargs)))
+        with Child.python("-m", "tests.harness.isolated", order, stdin=None, merged=True) as child:
+            try:
+                status = child.wait(LIMIT + 15)
+            except AssertionError as error:
+                raise IsolatedFailure(str(error)) from None
+            if status != 0:
+                said = "\n".join(child.output)
+                raise IsolatedFailure(f"in its own process (status {status}):\n{said}")
+
+
+def in_fork(job: Callable[[], Awaitable[T]], deadline: float) -> Awaitable[T]:
+    """What ``job`` returns in a forked child, in an event loop of its own there; the child's error is raised here.
+
+    Use it in an ``@isolated`` test only: a fork copies whatever else the process is in the middle of.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        said: Any = (None, "the child died")
+        try:
+            os.close(reader)
+            said = (asyncio.run(_in_time(job, deadline)), None)
+        except BaseException:
+            said = (None, traceback.format_exc())
+        finally:
+            os.write(writer, pickle.dumps(said))
+            os._exit(0)
+    os.close(writer)
+    return _answer(pid, reader, deadline)
+
+
+async def _answer(pid: int, reader: int, deadline: float) -> Any:
+    def listen() -> bytes:
+        with os.fdopen(reader, "rb") as pipe:
+            return pipe.read()
+
+    try:
+        async with asyncio.timeout(deadline + 5):
+            raw = await on_thread(listen)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        await on_thread(os.waitpid, pid, 0)
+    result, error = pickle.loads(raw) if raw else (None, "the child ended without an answer")
+    if error is not None:
+        raise IsolatedFailure(f"in the forked child:\n{error}")
+    return result
+
+
+async def _in_time(job: Callable[[], Awaitable[T]], deadline: float) -> T:
+    async with asyncio.timeout(deadline):
+        return await job()
+
+
+def _main(order: str) -> None:
+    module, name, args, kwargs = pickle.loads(Path(order).read_bytes())
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    lost: list[str] = []
+    sys.unraisablehook = lambda failure: lost.append(
+        f"ignored in {failure.object!r}: "
+        + "".join(traceback.format_exception(failure.exc_type, failure.exc_value, failure.exc_traceback))
+    )
+    threading.excepthook = lambda failure: lost.append(
+        f"in {failure.thread}: "
+        + "".join(traceback.format_exception(failure.exc_type, failure.exc_value, failure.exc_traceback))
+    )
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+    target: Any = importlib.import_module(module)
+    for part in name.split("."):
+        target = getattr(target, part)
+    test = inspect.unwrap(target)
+    if inspect.iscoroutinefunction(test):
+        from tests.harness.running import run_async_test
+
+        run_async_test(test, inspect.signature(test).bind(*args, **kwargs).arguments)
+    else:
+        test(*args, **kwargs)
+    gc.collect()
+    if lost:
+        raise IsolatedFailure("the test passed, but errors were lost on the way:\n" + "\n".join(lost))
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    try:
+        _main(sys.argv[1])
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,45 @@
+"""The one way to run an async test: in an event loop of its own, its ``Store`` closed in there too."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import pytest
+
+from tests.harness import waiting
+
+
+@runtime_checkable
+class ClosedInLoop(Protocol):
+    """A fixture's value that must be closed in the event loop that used it, within its own ``patience``."""
+
+    patience: float
+
+    async def close(self) -> None: ...
+
+
+def run_async_test(test: Callable[..., Awaitable[None]], arguments: Mapping[str, Any]) -> None:
+    """Run ``test`` to its end."""
+
+    async def whole() -> None:
+        used = [each for each in arguments.values() if isinstance(each, ClosedInLoop)]
+        try:
+            async with asyncio.timeout(2 * used[0].patience if used else waiting.PATIENCE):
+                await test(**arguments)
+        finally:
+            for each in used:
+                await each.close()
+
+    waiting.run(whole())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = pyfuncitem._fixtureinfo.argnames
+    run_async_test(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in wanted})
+    return True
