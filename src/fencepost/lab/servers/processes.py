@@ -89,7 +89,8 @@ def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
             dying_with_us(command), **{"stdin": subprocess.DEVNULL} | options, start_new_session=True
         )
 
-    return _spawner(os.getpid()).submit(start).result()
+    started: subprocess.Popen[bytes] = _spawner(os.getpid()).submit(start).result()
+    return started
 
 
 def family_of(pid: int) -> list[int]:
