@@ -84,7 +84,7 @@ def dying_with_us(command: Sequence[str]) -> list[str]:
 def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that ends when this one does, whichever thread asked for it; ``options`` are Popen's."""
 
-    def start() -> subprocess.Popen[bytes]:
+    def start() -> Any:
         return subprocess.Popen(
             dying_with_us(command), **{"stdin": subprocess.DEVNULL} | options, start_new_session=True
         )
