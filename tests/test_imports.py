@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "fencepost"
 
 FACTS = {"rule", "errors", "check"}
-LOWER = FACTS | {"lease", "events", "drive", "ambient", "signing", "holders"}
+LOWER = FACTS | {"lease", "events", "interrupts", "drive", "ambient", "signing", "holders"}
 CORE = LOWER | {"backend", "locks", "renewals", "url"}
 FACES = CORE | {"sync", "aio"}
 ANYTHING = {"*"}
@@ -23,7 +23,8 @@ ARROWS: dict[str, set[str]] = {
     "check": {"rule", "errors"},
     "lease": FACTS,
     "events": FACTS,
-    "drive": FACTS,
+    "interrupts": set(),
+    "drive": FACTS | {"interrupts"},
     "ambient": FACTS | {"lease"},
     "holders": FACTS,
     "signing": FACTS | {"lease"},

@@ -10,12 +10,16 @@ import inspect
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple
 
+from fencepost.interrupts import interruptible, masked, protected
+
+P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -43,7 +47,7 @@ class Driver(Protocol):
     def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None: ...
     async def sleep(self, seconds: float) -> None: ...
     async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T: ...
-    async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:
+    async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
         """Run a clean-up that the caller's cancellation cannot reach; stay for ``grace`` seconds at most."""
 
     def close(self) -> None: ...
@@ -57,6 +61,22 @@ def run(job: Coroutine[Any, Any, T]) -> T:
         return stop.value  # type: ignore[no-any-return]  # StopIteration is not generic
     job.close()
     raise RuntimeError(f"{job!r} suspended in blocking code")
+
+
+def call(work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+    """Finish a coroutine function as ``run`` does; Ctrl-C interrupts it where it waits, or else comes after it."""
+    return protected(lambda: run(work(*args, **options)))
+
+
+def call_or_undo(
+    undo: Callable[[Any], Coroutine[Any, Any, object]],
+    work: Callable[P, Coroutine[Any, Any, T]],
+    /,
+    *args: P.args,
+    **options: P.kwargs,
+) -> T:
+    """The same; if Ctrl-C comes after it, ``undo`` takes back what it returned, unless that was None."""
+    return protected(lambda: run(work(*args, **options)), lambda done: call(undo, done))
 
 
 async def settle(value: T | Awaitable[T]) -> T:
@@ -146,31 +166,70 @@ def woken(wake: Callable[[], None]) -> Iterator[None]:
             yield
 
 
+class Flag:
+    """A threading.Event that an interrupt cannot break.
+
+    An Event waits under a lock of its own; a KeyboardInterrupt at the wrong bytecode leaves that lock taken, and
+    whoever sets the event hangs. Here each waiter has a lock, and only taking it can be interrupted.
+    """
+
+    __slots__ = ("_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: deque[threading.Lock] = deque()
+
+    def set(self) -> None:
+        self._set = True
+        while self._waiters:
+            try:
+                waiter = self._waiters.popleft()
+            except IndexError:
+                return  # another thread sets it too
+            waiter.release()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it was set within ``timeout`` seconds."""
+        if self._set:
+            return True
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        # threading refuses waits beyond its own limit of some centuries.
+        limit = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        try:
+            # Asked again: it may have been set before this waiter could be seen.
+            return self._set or interruptible(waiter.acquire, True, limit)
+        finally:
+            try:
+                self._waiters.remove(waiter)
+            except ValueError:
+                pass  # it was set
+
+
 class ThreadSignal:
     """A Signal for blocking code."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_flag", "clear", "is_set", "set")
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
+        self._flag = flag = Flag()
+        self.set = flag.set
+        self.clear = flag.clear
+        self.is_set = flag.is_set
 
     async def wait(self, timeout: float | None = None) -> bool:
-        # threading refuses waits beyond its own limit of some centuries.
-        limit = None if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
         waits = _waits.get()
         if waits is None:
-            return self._event.wait(limit)
-        with waits.woken(self._event.set):
-            return self._event.wait(limit)
+            return self._flag.wait(timeout)
+        with waits.woken(self.set):
+            return self._flag.wait(timeout)
 
 
 class TaskSignal:
@@ -231,23 +290,26 @@ class Blocking:
         return ThreadSignal()
 
     def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
+        thread = threading.Thread(target=run, args=(job,), name=name, daemon=True)
         try:
-            threading.Thread(target=run, args=(job,), name=name, daemon=True).start()
-        except BaseException:  # RuntimeError: no thread is to be had
+            protected(thread.start)
+        except (RuntimeError, MemoryError):  # no thread could be started
             job.close()
             raise
+        # An interrupt is raised when the thread runs already, and the job is the thread's.
 
     async def sleep(self, seconds: float) -> None:
         if _waits.get() is not None:
             await ThreadSignal().wait(seconds)
         else:
-            time.sleep(seconds)
+            interruptible(time.sleep, seconds)
 
     async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)
 
-    async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:
-        await job
+    async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
+        with masked():
+            await job
 
     def close(self) -> None:
         pass
@@ -268,7 +330,7 @@ class Asyncio:
     def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
         self._task(job, name)
 
-    def _task(self, job: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+    def _task(self, job: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
         context = None
         if _waits.get() is not None:
             # It works for everybody: the end of the wait that it was started in is not its own.
@@ -291,7 +353,7 @@ class Asyncio:
             self._process = os.getpid()
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
-    async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:
+    async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
         await asyncio.wait([self._task(job, "fencepost-cleanup")], timeout=grace)
 
     def close(self) -> None:

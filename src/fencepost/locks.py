@@ -270,6 +270,10 @@ class Core(Generic[L]):
             return None
         return LeaseLost(lease.name, lease.token, why or _REPLACED)
 
+    async def give_up(self, lease: L) -> None:
+        """Release a lease that its acquirer never gets, because it is interrupted on its way back."""
+        await self.driver.apart(self._release_quietly(lease), GRACE)
+
     async def _release_quietly(self, lease: L, why: str = _RELEASED) -> bool:
         try:
             return await self.release(lease, why)

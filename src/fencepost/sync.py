@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from fencepost import ambient, sharing
 from fencepost import url as _url
 from fencepost.backend import Status
-from fencepost.drive import Blocking, run
-from fencepost.errors import ConfigError
+from fencepost.drive import Blocking, call, call_or_undo
+from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
+from fencepost.interrupts import protected
 from fencepost.locks import Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
@@ -42,7 +43,7 @@ class Lost(Over):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
-        return run(self._lease._until_over(timeout))
+        return call(self._lease._until_over, timeout)
 
 
 class Lease(Held):
@@ -57,11 +58,16 @@ class Lease(Held):
 
     def renew(self) -> None:
         """Extend the lease by its ttl, keeping its token; LeaseLost if it is lost already."""
-        run(self._core.renew(self))
+        call(self._core.renew, self)
 
     def release(self) -> bool:
         """Give the lock back; False, and nothing changed, if it was no longer this holder's."""
-        return run(self._core.release(self))
+        try:
+            return call(self._core.release, self)
+        except BaseException as error:
+            if not self.ended and not isinstance(error, Exception):  # interrupted before it began
+                call(self._core.release, self)
+            raise
 
 
 class Lock:
@@ -78,16 +84,21 @@ class Lock:
 
     def acquire(self) -> Lease:
         """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
-        lease = run(self._locks._core.acquire(self.name, **self._options))
+        core = self._locks._core
+        lease = call_or_undo(core.give_up, core.acquire, self.name, **self._options)
         if lease is None:
             raise late(self.name, self._options["timeout"])
         return lease
 
     def try_acquire(self) -> Lease | None:
         """A lease if it is to be had at this moment, else None."""
-        return run(self._locks._core.acquire(self.name, **self._options | {"timeout": 0}))
+        core = self._locks._core
+        return call_or_undo(core.give_up, core.acquire, self.name, **self._options | {"timeout": 0})
 
     def __enter__(self) -> Lease:
+        return protected(self._enter, lambda _: self._leave([]))
+
+    def _enter(self) -> Lease:
         thread, entered = threading.current_thread(), self._locks._core.entered
         lease = entered.again(thread, self.name) if self._reentrant else None
         if lease is None:
@@ -102,29 +113,39 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        begun: list[Lock] = []
+        try:
+            lost = protected(functools.partial(self._leave, begun))
+        except BaseException:
+            if not begun:  # interrupted before
+                protected(functools.partial(self._leave, begun))
+            raise
+        if lost and error is None:
+            raise lost
+
+    def _leave(self, begun: "list[Lock]") -> LeaseLost | None:
+        begun.append(self)
         thread = left(self._held, threading.current_thread(), self.name)
         mine = self._held[thread]
         lease = mine.pop()
         if not mine:
             del self._held[thread]
         ambient.pop(lease)
-        lost = run(self._locks._core.finish(lease))
-        if lost and error is None:
-            raise lost
+        return call(self._locks._core.finish, lease)
 
-    def __call__(self, call: Callable[P, R]) -> Callable[P, R]:
-        if not callable(call):
-            raise ConfigError(f"{call!r} cannot be called; @classmethod, @property and the like go above the lock")
-        if any(is_one(call) or is_one(getattr(call, "__call__", None)) for is_one in _OUTLIVING):  # noqa: B004
-            raise _outlives(call)
+    def __call__(self, work: Callable[P, R]) -> Callable[P, R]:
+        if not callable(work):
+            raise ConfigError(f"{work!r} cannot be called; @classmethod, @property and the like go above the lock")
+        if any(is_one(work) or is_one(getattr(work, "__call__", None)) for is_one in _OUTLIVING):  # noqa: B004
+            raise _outlives(work)
 
-        @functools.wraps(call)
+        @functools.wraps(work)
         def held(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
-                result = call(*args, **kwargs)
+                result = work(*args, **kwargs)
             if inspect.iscoroutine(result):  # of a plain function around a coroutine function, which nobody can see
                 result.close()
-                raise _outlives(call)
+                raise _outlives(work)
             return result
 
         return held
@@ -171,7 +192,8 @@ class Locks:
         at most; with ``renew=False`` it ends after its ttl. Raises NotAcquired, QueueFull,
         BackendError, ConfigError; whatever it raises, it leaves neither a lock nor a queue entry.
         """
-        lease = run(self._core.acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold))
+        core = self._core
+        lease = call_or_undo(core.give_up, core.acquire, name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
         if lease is None:
             raise late(name, timeout)
         return lease
@@ -185,7 +207,8 @@ class Locks:
         max_hold: float | timedelta | None = None,
     ) -> Lease | None:
         """A lease if the lock is free at this moment, else None."""
-        return run(self._core.acquire(name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold))
+        core = self._core
+        return call_or_undo(core.give_up, core.acquire, name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold)
 
     def shared(
         self,
@@ -242,23 +265,23 @@ class Locks:
 
     def status(self, name: str) -> Status | None:
         """Who holds ``name``, under which token, for how long, and who waits; None if nobody holds it."""
-        return run(self._core.status(name))
+        return call(self._core.status, name)
 
     def list(self, prefix: str = "") -> list[Status]:
         """The locks held right now whose names begin with ``prefix``."""
-        return run(self._core.list(prefix))
+        return call(self._core.list, prefix)
 
     def evict(self, name: str) -> Status | None:
         """Take a lock from its holder by force; the hold that was ended. Its guard refuses it from then on."""
-        return run(self._core.evict(name))
+        return call(self._core.evict, name)
 
     def bump(self, name: str, *, above: int) -> None:
         """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history."""
-        run(self._core.bump(name, above))
+        call(self._core.bump, name, above)
 
     def close(self) -> None:
         """Release what is still held and disconnect."""
-        run(self._core.close())
+        call(self._core.close)
 
     def __enter__(self) -> "Locks":
         return self

@@ -4,8 +4,9 @@ from collections.abc import Generator
 from types import TracebackType
 
 from fencepost import ambient, holders, terms
-from fencepost.drive import run
+from fencepost.drive import call
 from fencepost.errors import LeaseLost
+from fencepost.interrupts import protected
 from fencepost.sync import Lease, Locks
 
 
@@ -34,18 +35,25 @@ class Term(Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        ambient.pop(self)
-        run(self._core.finish(self))
+        try:
+            protected(self._leave)
+        except BaseException:
+            protected(self._leave)  # it may have been interrupted before it began; leaving twice does no harm
+            raise
         return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
+
+    def _leave(self) -> None:
+        ambient.pop(self)
+        call(self._core.finish, self)
 
 
 def lead(candidate: terms.Candidate[Term]) -> Generator[Term, None, None]:
     """Term after term; leaving the loop resigns."""
     try:
         while True:
-            yield run(candidate.elect())
+            yield call(candidate.elect)
     finally:
-        run(candidate.resign())
+        call(candidate.resign)
 
 
 class Leadership:
@@ -57,11 +65,11 @@ class Leadership:
 
     def current(self) -> terms.Leader | None:
         """The leader now; None while there is none."""
-        return run(terms.leader(self._core, self.name))
+        return call(terms.leader, self._core, self.name)
 
     def changes(self) -> Generator[terms.Leader | None, None, None]:
         """The leader now, then each that follows; None while there is none. Ends when the loop is left."""
         known = self.current()
         while True:
             yield known
-            known = run(terms.successor(self._core, self.name, known))
+            known = call(terms.successor, self._core, self.name, known)

@@ -15,8 +15,10 @@ from urllib.parse import quote, urlencode
 
 from fencepost.backends.consul_url import Settings
 from fencepost.backends.fork import sever
+from fencepost.backends.sockets import connect
 from fencepost.drive import Asyncio, Driver, woken
 from fencepost.errors import BackendError
+from fencepost.interrupts import interruptible
 
 _CHUNK = 65536
 BATCH = 64
@@ -56,7 +58,7 @@ class _Link:
 
     @classmethod
     async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> "_Link":
-        sock = socket.create_connection((host, port), timeout)
+        sock = connect(host, port, timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(tls.wrap_socket(sock, server_hostname=host) if tls else sock)
 
@@ -73,7 +75,7 @@ class _Link:
         return [await self._answer(buffer) for _ in range(count)]
 
     async def _read(self) -> bytes:
-        return self._sock.recv(_CHUNK)
+        return interruptible(self._sock.recv, _CHUNK)
 
     async def _answer(self, buffer: bytearray) -> Answer:
         end = await self._until(buffer, b"\r\n\r\n", 0)

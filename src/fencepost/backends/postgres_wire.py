@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Generator, Sequence
+from functools import partial
 from importlib import resources
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from psycopg.pq import ExecStatus
 
 from fencepost.drive import boottime, settle
 from fencepost.errors import BackendError, ConfigError
+from fencepost.interrupts import interruptible
 from fencepost.url import Address
 
 _VERSION, _REVISION = 1, 2
@@ -109,7 +111,7 @@ class BlockingLink(psycopg.Connection[Any]):
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         try:
-            return super().wait(_bounded(gen, self.patience), *args, **options)
+            return interruptible(partial(super().wait, _bounded(gen, self.patience), *args, **options))
         except psycopg.Error as error:
             raise _cause(error) from None
 
@@ -136,7 +138,8 @@ Link: TypeAlias = BlockingLink | AsyncioLink
 async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Link:
     """A new connection; BackendError if there is none to be had."""
     try:
-        link: Link = await settle(kind.connect(**info, autocommit=True, prepare_threshold=None))
+        opened: Any = interruptible(partial(kind.connect, **info, autocommit=True, prepare_threshold=None))
+        link: Link = await settle(opened)
     except psycopg.Error as error:
         raise failure(error, ambiguous=False) from error
     link.patience = patience

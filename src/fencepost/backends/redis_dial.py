@@ -9,7 +9,9 @@ from typing import Any, NoReturn, cast
 
 from hiredis import ProtocolError, ReplyError, pack_command
 
+from fencepost.backends.sockets import connect
 from fencepost.errors import BackendError
+from fencepost.interrupts import interruptible
 
 Place = tuple[str, int | None]
 """Host and port, or the path of a Unix socket and None."""
@@ -67,11 +69,11 @@ class Dial:
     def socket(self, place: Place) -> socket.socket:
         """A connected blocking socket, whose timeouts the kernel keeps: they cost no system call of their own."""
         host, port = place
-        raw = socket.socket(socket.AF_UNIX) if port is None else socket.create_connection(place, self.connect_timeout)
+        raw = socket.socket(socket.AF_UNIX) if port is None else connect(host, port, self.connect_timeout)
         try:
             if port is None:
                 raw.settimeout(self.connect_timeout)
-                raw.connect(host)
+                interruptible(raw.connect, host)
             else:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 keep_alive(raw)

@@ -14,7 +14,7 @@ from fencepost.backends.fork import sever
 from fencepost.backends.redis_dial import Dial, Locate, limit, pack
 from fencepost.backends.redis_pool import Pool, Socket
 from fencepost.backends.redis_stream import Stream
-from fencepost.drive import run
+from fencepost.drive import Flag, run
 from fencepost.errors import BackendError
 
 Hear = Callable[["Node", list[Any]], None]
@@ -206,7 +206,7 @@ class Ear:
         self._node = node
         self._closed = False
         self.socket: Socket | None = None
-        self.up = threading.Event()
+        self.up = Flag()
         self.failure: BackendError | None = None
         threading.Thread(target=self._run, name="fencepost-redis-ear", daemon=True).start()
 

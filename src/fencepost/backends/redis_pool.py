@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 from hiredis import ProtocolError, Reader
 
+from fencepost import interrupts
 from fencepost.backends.fork import sever
 from fencepost.backends.redis_dial import NOTHING, Dial, Locate, Place, garbled
+from fencepost.interrupts import interruptible
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 _IDLE = 0.02  # seconds after which to look whether the server is still there before asking it
@@ -48,7 +50,7 @@ class Socket:
         """One round trip; OSError if the connection broke: what was asked may have happened."""
         self._send(request)
         while True:
-            data = self._recv(4096)
+            data = interruptible(self._recv, 4096)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._feed(data)
@@ -82,7 +84,7 @@ class Socket:
         """The next reply or message."""
         try:
             while (reply := self._gets()) is NOTHING:
-                data = self._recv(4096)
+                data = interruptible(self._recv, 4096)
                 if not data:
                     raise ConnectionResetError("the server closed the connection")
                 self._feed(data)
@@ -162,6 +164,7 @@ class Pool:
                     self._queued -= 1
                 if (wire := self.spare()) is not None:
                     return wire
+                interrupts.check()
             self._opened += 1
         try:
             return Socket(self._dial, await self._locate())

@@ -14,6 +14,7 @@ from fencepost.backends.redis_reply import Reply
 from fencepost.backends.redis_stream import Stream
 from fencepost.drive import run
 from fencepost.errors import BackendError
+from fencepost.interrupts import interruptible
 
 Asked = Sequence[tuple[Node, Place, Sequence[bytes]]]
 Answers = list[list[Any] | BackendError]
@@ -58,7 +59,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
             waiting[wire.raw.fileno()] = index
             poll.register(wire.raw, select.POLLIN)
         while waiting and (left := until - monotonic()) > 0:
-            for number, _ in poll.poll(left * 1000):
+            for number, _ in interruptible(poll.poll, left * 1000):
                 poll.unregister(number)
                 index = waiting.pop(number)
                 wire = wires[index]

@@ -6,8 +6,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from fencepost import ambient, sync
-from fencepost.drive import Signal, run
+from fencepost import ambient, drive, sync
+from fencepost.drive import Signal
 from fencepost.errors import ConfigError
 from fencepost.fleet import aio
 from fencepost.fleet.group import Group
@@ -33,7 +33,7 @@ class Stop:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the work should end, or ``timeout`` seconds have passed; say whether it should."""
-        return run(self._owned._until_stop(timeout))
+        return drive.call(self._owned._until_stop, timeout)
 
 
 class Partition(Owned[sync.Lease]):
@@ -113,7 +113,7 @@ class Partitions:
     def __enter__(self) -> "Partitions":
         """Join; raises BackendError, ConfigError if others of the group count differently, or NotAcquired if another
         worker of the same name is there for twice the ttl."""
-        run(self._group.join())
+        drive.call(self._group.join)
         return self
 
     def __exit__(
@@ -131,7 +131,7 @@ class Partitions:
         _blocking(work)
         self._work = work
         with self:
-            run(self._group.leaving.wait())
+            drive.call(self._group.leaving.wait)
 
     def stop(self) -> None:
         """Ask this worker to leave, and return at once: for signal handlers, and for ``work`` itself."""
@@ -139,7 +139,7 @@ class Partitions:
 
     def close(self) -> None:
         """Leave: finish, revoke and release what is owned. Waits for that."""
-        run(self._group.leave())
+        drive.call(self._group.leave)
 
     async def _begin(self, partition: Partition) -> None:
         ambient.push(partition.lease)

@@ -43,7 +43,7 @@ class Task:
 
     __slots__ = ("_awaited", "_done", "_driver", "_job", "_thrown", "over")
 
-    def __init__(self, driver: "Virtual", job: Coroutine[Any, Any, None], done: Wakeup | None = None) -> None:
+    def __init__(self, driver: "Virtual", job: Coroutine[Any, Any, object], done: Wakeup | None = None) -> None:
         self._driver = driver
         self._job = job
         self._awaited: Wakeup | None = None
@@ -157,7 +157,7 @@ class Virtual:
     async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)
 
-    async def apart(self, job: Coroutine[Any, Any, None], grace: float) -> None:
+    async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
         done = Wakeup()
         Task(self, job, done)
         self.node.after(grace, done.fire, None)

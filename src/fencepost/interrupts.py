@@ -1,0 +1,137 @@
+"""Ctrl-C in blocking code: raised where the code waits, never between two steps that belong together.
+
+Python runs signal handlers between any two bytecodes of the main thread, so a KeyboardInterrupt could come after the
+store granted a lock and before anybody remembers it. ``protected`` holds such handlers back while it calls;
+``interruptible`` lets them run during one call that waits, and what is raised there is cleaned up after like a
+cancelled ``await`` of asyncio code. All this concerns the main thread only: no handler ever runs in another one.
+"""
+
+import os
+import signal
+import threading
+
+# The C functions: the wrappers of the signal module turn every result into an enum, which costs more than the call.
+from _signal import getsignal as _getsignal  # type: ignore[import-not-found]  # typeshed leaves it out
+from _signal import signal as _setsignal
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+# Those whose handlers commonly raise. Others run as they come.
+_SIGNALS = tuple(
+    getattr(signal, name).value
+    for name in ("SIGHUP", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGBREAK", "SIGINT")
+    if hasattr(signal, name)
+)
+_ident = threading.get_ident
+_main = threading.main_thread().ident
+_depth = 0
+_open = False
+_masks = 0
+_pending: deque[tuple[int, FrameType | None]] = deque()
+_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+
+def _defer(number: int, frame: FrameType | None) -> None:
+    """Stands in for the program's own handlers while protected code runs."""
+    if _open or not _depth:
+        _handlers[number](number, frame)
+    else:
+        _pending.append((number, frame))
+
+
+def _deliver() -> None:
+    while _pending:
+        number, frame = _pending.popleft()
+        _handlers[number](number, frame)
+
+
+def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """What ``call`` returns; a signal handler runs only where it waits, or after it.
+
+    If a handler raises after ``call`` has returned something other than None, ``undo`` is given that first.
+    """
+    global _depth, _open
+    if _ident() != _main:
+        return call()
+    if _depth:  # inside another one; or in a handler that runs while another one waits
+        before, _open = _open, False
+        _depth += 1
+        try:
+            return call()
+        finally:
+            _depth -= 1
+            _open = before
+    result: T | None = None
+    try:
+        for number in _SIGNALS:
+            handler = _getsignal(number)
+            if handler is not _defer and callable(handler):
+                _handlers[number] = handler
+                _setsignal(number, _defer)
+        _depth = 1
+        try:
+            result = call()
+        finally:
+            _depth = 0
+            _open = False
+            # Should a handler raise before all are back, _defer passes on what comes, until the next time.
+            for number in _SIGNALS:
+                if _getsignal(number) is _defer:
+                    _setsignal(number, _handlers[number])
+            if _pending:
+                _deliver()
+        return result
+    except BaseException:
+        if undo is not None and result is not None:
+            undo(result)
+        raise
+
+
+def interruptible(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """What ``call`` returns: something that waits, during which signal handlers run as they come."""
+    global _open
+    if not _depth or _masks or _ident() != _main:
+        return call(*args)
+    before = _open
+    try:
+        _open = True
+        if _pending:
+            _deliver()
+        return call(*args)
+    finally:
+        _open = before
+
+
+def check() -> None:
+    """Let the handlers run whose signals came, for code that waits in short steps."""
+    if _pending and not _masks and _ident() == _main:
+        interruptible(_deliver)
+
+
+class masked:
+    """Inside, not even a wait can be interrupted: for a clean-up that must happen, and takes a bounded time."""
+
+    def __enter__(self) -> None:
+        global _masks
+        if _ident() == _main:
+            _masks += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _masks
+        if _ident() == _main:
+            _masks -= 1
+
+
+def _after_fork() -> None:
+    global _main, _depth, _open, _masks
+    if _ident() != _main:  # the thread that forked is the child's main thread, and is in no protected call
+        _main, _depth, _open, _masks = _ident(), 0, False, 0
+        _pending.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,256 @@
+"""Signal handlers are held back in protected code, and run where it waits. Each test is a process of its own."""
+
+import inspect
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from fencepost import interrupts
+from fencepost.drive import Blocking, Flag, call, call_or_undo
+from fencepost.interrupts import interruptible, masked, protected
+from tests.harness.interrupts import Interrupter
+from tests.harness.isolated import isolated
+from tests.harness.threads import background
+
+
+def press(number: int = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+
+
+@isolated
+def test_an_interrupt_comes_after_protected_code() -> None:
+    steps = []
+
+    def work() -> str:
+        press()
+        steps.append("went on")
+        return "done"
+
+    with pytest.raises(KeyboardInterrupt):
+        protected(work, lambda result: steps.append(f"undid {result}"))
+    assert steps == ["went on", "undid done"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "everything is as before"
+    assert protected(lambda: "again") == "again"
+
+
+@isolated
+def test_an_interrupt_comes_at_once_where_the_code_waits() -> None:
+    def wait() -> None:
+        def send() -> None:
+            time.sleep(0.05)
+            press()
+
+        sender = background(send)
+        try:
+            interruptible(time.sleep, 60)
+        finally:
+            sender.result()
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        protected(wait)
+    assert time.monotonic() - began < 30
+
+
+@isolated
+def test_an_interrupt_that_came_before_the_wait_ends_it() -> None:
+    def wait() -> None:
+        press()
+        interruptible(time.sleep, 60)
+
+    with pytest.raises(KeyboardInterrupt):
+        protected(wait)
+
+
+@isolated
+def test_a_masked_wait_is_seen_through() -> None:
+    steps = []
+
+    def clean_up() -> None:
+        with masked():
+            press()
+            interruptible(time.sleep, 0.01)
+            steps.append("cleaned up")
+        interruptible(time.sleep, 60)
+        steps.append("unreachable")
+
+    with pytest.raises(KeyboardInterrupt):
+        protected(clean_up)
+    assert steps == ["cleaned up"]
+
+
+@isolated
+def test_a_programs_own_handlers_are_held_back_too_and_need_not_raise() -> None:
+    came: list[tuple[int, str]] = []
+    state = "outside"
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append((number, state))
+
+    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGINT, note)
+
+    def work() -> str:
+        nonlocal state
+        state = "inside"
+        press(signal.SIGTERM)
+        press(signal.SIGINT)
+        assert came == []
+        state = "waiting"
+        interruptible(time.sleep, 0.001)
+        state = "inside"
+        press(signal.SIGTERM)
+        state = "outside"
+        return "done"
+
+    assert protected(work) == "done"
+    assert came == [(15, "waiting"), (2, "waiting"), (15, "outside")]
+    assert signal.getsignal(signal.SIGTERM) is note
+
+
+@isolated
+def test_a_handler_may_use_protected_code_itself() -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        assert protected(lambda: interruptible(len, "four")) == 4
+        raise SystemExit(3)
+
+    signal.signal(signal.SIGTERM, handler)
+
+    def wait() -> None:
+        press(signal.SIGTERM)
+        interruptible(time.sleep, 60)
+
+    with pytest.raises(SystemExit):
+        protected(wait)
+    with pytest.raises(KeyboardInterrupt):
+        protected(press)
+
+
+@isolated
+def test_other_threads_are_left_alone() -> None:
+    def elsewhere() -> object:
+        return protected(lambda: signal.getsignal(signal.SIGINT))
+
+    assert background(elsewhere).result() is signal.default_int_handler
+
+
+@isolated
+def test_ignored_signals_stay_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    protected(press)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@isolated
+def test_a_child_forked_by_another_thread_can_be_interrupted() -> None:
+    inside, forked = threading.Event(), threading.Event()
+
+    def fork() -> int:
+        assert inside.wait(60)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.default_int_handler  # noqa: B018
+                try:
+                    press()
+                    time.sleep(60)
+                except KeyboardInterrupt:
+                    os._exit(7)
+            finally:
+                os._exit(1)
+        forked.set()
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    forker = background(fork)
+
+    def work() -> None:
+        inside.set()
+        assert forked.wait(60)
+
+    protected(work)
+    assert forker.result() == 7
+
+
+@isolated
+def test_a_thread_that_is_interrupted_while_it_starts_does_its_job() -> None:
+    """The interrupt comes when the thread runs already: the job is the thread's, and must not be closed."""
+    came: Counter[str] = Counter()
+    driver = Blocking()
+    for at in range(10_000):
+        done = threading.Event()
+
+        async def job(done: threading.Event = done) -> None:
+            done.set()
+
+        coroutine = job()
+        interrupter = Interrupter(at)
+        try:
+            interrupter.run(lambda coroutine=coroutine: driver.spawn(coroutine, "job"))  # type: ignore[misc]
+            came["started"] += 1
+        except KeyboardInterrupt:
+            came["interrupted"] += 1
+        if not done.wait(0.2) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            came["never started"] += 1  # interrupted before the thread was: its job is dropped with it
+            coroutine.close()
+        else:
+            assert done.wait(60)
+        if not interrupter.sent:
+            break
+    assert came["interrupted"] > came["never started"], came
+
+
+@isolated
+def test_a_flag_survives_an_interrupt_at_every_place_of_its_wait() -> None:
+    for at in range(10_000):
+        flag = Flag()
+        interrupter = Interrupter(at)
+        try:
+            interrupter.run(lambda flag=flag: flag.wait(0.001))  # type: ignore[misc]
+        except KeyboardInterrupt:
+            pass
+        waiter = background(lambda flag=flag: flag.wait(60))  # type: ignore[misc]
+        flag.set()
+        assert waiter.result() is True
+        if not interrupter.sent:
+            break
+    assert at > 3, "there was something to interrupt"
+
+
+def test_a_flag_wakes_all_who_wait_and_can_be_cleared() -> None:
+    flag = Flag()
+    waiters = [background(lambda: flag.wait(60)) for _ in range(5)]
+    assert flag.wait(0) is False
+    assert flag.wait(0.001) is False
+    flag.set()
+    assert all(waiter.result() for waiter in waiters)
+    assert flag.is_set()
+    assert flag.wait(0)
+    flag.clear()
+    assert not flag.is_set()
+    assert flag.wait(0.001) is False
+    assert not flag._waiters
+
+
+@isolated
+def test_a_coroutine_that_is_interrupted_on_its_way_back_is_undone() -> None:
+    undone: list[Any] = []
+
+    async def work() -> str:
+        press()
+        return "done"
+
+    async def undo(result: str) -> None:
+        undone.append(result)
+
+    with pytest.raises(KeyboardInterrupt):
+        call_or_undo(undo, work)
+    assert undone == ["done"]
+    with pytest.raises(KeyboardInterrupt):
+        call(work)
+    assert interrupts._depth == 0
