@@ -21,11 +21,9 @@ from typing import Any, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# Those whose handlers commonly raise. Others run as they come.
+# Those whose handlers commonly raise. Others run as they come: looking at each one costs time on every call.
 _SIGNALS = tuple(
-    getattr(signal, name).value
-    for name in ("SIGHUP", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGBREAK", "SIGINT")
-    if hasattr(signal, name)
+    getattr(signal, name).value for name in ("SIGTERM", "SIGALRM", "SIGBREAK", "SIGINT") if hasattr(signal, name)
 )
 _ident = threading.get_ident
 _main = threading.main_thread().ident
@@ -67,12 +65,15 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
             _depth -= 1
             _open = before
     result: T | None = None
+    replaced: list[int] = []
     try:
         for number in _SIGNALS:
             handler = _getsignal(number)
-            if handler is not _defer and callable(handler):
-                _handlers[number] = handler
-                _setsignal(number, _defer)
+            if callable(handler):
+                if handler is not _defer:
+                    _handlers[number] = handler
+                    _setsignal(number, _defer)
+                replaced.append(number)
         _depth = 1
         try:
             result = call()
@@ -80,7 +81,7 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
             _depth = 0
             _open = False
             # Should a handler raise before all are back, _defer passes on what comes, until the next time.
-            for number in _SIGNALS:
+            for number in replaced:
                 if _getsignal(number) is _defer:
                     _setsignal(number, _handlers[number])
             if _pending:
