@@ -156,7 +156,7 @@ class File:
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        db = sqlite3.connect(self.path, 0, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             # Refuse somebody else's database before anything in it is touched. As of one moment: another process
             # may be creating it right now.
