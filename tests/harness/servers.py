@@ -22,6 +22,7 @@ from tests.harness import keeper
 from tests.harness.child import Child
 from tests.harness.complete import complete_run
 from tests.harness.object_store import ObjectStore
+from tests.harness.stores import no_servers
 
 ADDRESS = "FENCEPOST_TEST_KEEPER"
 _keeper: list[Child] = []
@@ -132,7 +133,7 @@ def object_store() -> Iterator[ObjectStore]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") or config.option.collectonly or os.environ.get("FENCEPOST_NO_SERVERS") == "1":
+    if hasattr(config, "workerinput") or config.option.collectonly or no_servers():
         return
     address = f"fencepost-keeper-{secrets.token_hex(8)}"
     child = Child.python("-m", "tests.harness.keeper", address)
