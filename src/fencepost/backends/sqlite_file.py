@@ -85,10 +85,10 @@ class File:
     """One connection to the file, for one thread at a time; opened on first use."""
 
     def __init__(self, path: Path, busy: float) -> None:
+        self._connection: sqlite3.Connection | None = None
         self.path = path
         self._busy = busy
         self._gate = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
         self._inode = (0, 0)
         self._reserved = 0
         _files.add(self)
@@ -145,6 +145,11 @@ class File:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+    def __del__(self) -> None:
+        # Locks may be dropped unclosed; from Python 3.13 on, a connection that is dropped open is a ResourceWarning.
+        if self._connection is not None:
+            self._connection.close()
 
     def _current(self) -> sqlite3.Connection:
         """The connection, to the file that has the name now: in one that was removed or replaced, we exclude nobody."""
