@@ -5,8 +5,9 @@ MAKEFLAGS += --no-print-directory
 
 PY := .venv/bin/python
 ARGS ?=
+STORE ?=
 
-.PHONY: help demo test check format setup servers bench torture storm reign model docs lab lock clean
+.PHONY: help demo test quick stress matrix check format setup servers bench torture storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -18,14 +19,22 @@ help: ## Show this help
 demo: .venv/demo.stamp ## Watch a paused holder corrupt a resource, then be refused
 	@.venv/bin/fencepost demo $(ARGS)
 
-test: setup servers ## Run every test against real servers (ARGS="-k name" to choose)
-	scripts/test $(ARGS)
+test: setup servers ## Run every test against real servers (STORE=redis: one store; ARGS="-k name": what you name)
+	@scripts/test $(if $(STORE),--store "$(STORE)") $(ARGS)
+
+quick: setup ## Lint, formatting, types, and every test that needs no server; below a minute
+	@scripts/quick $(ARGS)
+
+stress: setup servers ## Repeat tests in random order on a busy machine (ARGS="-n 50 --load 4 PATTERN")
+	@scripts/stress $(ARGS)
+
+matrix: servers ## What quick does and the conformance suite, on every Python from 3.11 on that is here
+	@scripts/matrix $(ARGS)
 
 check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	@for script in scripts/docs scripts/model scripts/servers; do $(PY) -m mypy $$script || exit 1; done  # each its own __main__
 
 format: setup ## Rewrite the code in the house style
 	$(PY) -m ruff check --fix .

@@ -2,8 +2,20 @@
 
 import signal
 
-pytest_plugins = ("tests.harness.complete", "tests.harness.servers", "tests.harness.running")
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = (
+    "tests.harness.complete",
+    "tests.harness.stores",
+    "tests.harness.order",
+    "tests.harness.servers",
+    "tests.harness.running",
+)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As for a shell's background jobs. The programs that the tests start and interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("fencepost", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("fencepost")

@@ -1,5 +1,6 @@
-"""The locks agree with each other and with pyproject.toml: `make` installs the same thing tomorrow."""
+"""The locks agree with each other and with pyproject.toml, and all places name the same Python versions."""
 
+import json
 import re
 import tomllib
 
@@ -33,3 +34,16 @@ def test_every_package_that_an_extra_asks_for_is_locked() -> None:
 def test_the_locks_name_no_place_to_download_from() -> None:
     for lock in (ROOT / "requirements").glob("*.lock"):
         assert not re.search(r"://|--(extra-)?index-url|--find-links", lock.read_text("utf-8")), lock.name
+
+
+def test_all_places_name_the_same_python_versions() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    versions = [found[1] for each in project["classifiers"] if (found := re.fullmatch(r".*Python :: (3\.\d+)", each))]
+    first, last = versions[0], versions[-1]
+    assert project["requires-python"] == f">={first}"
+    assert f"Python {', '.join(versions[:-1])} or {last}." in (ROOT / "README.md").read_text("utf-8")
+    setup = (ROOT / "scripts" / "setup").read_text("utf-8")
+    assert " ".join(f"python{version}" for version in versions[::-1]) in setup
+    assert f"(3, {first.partition('.')[2]})" in setup
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    assert f"python: {json.dumps(versions)}" in workflow

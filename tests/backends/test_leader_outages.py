@@ -12,6 +12,8 @@ from fencepost.errors import BackendError
 from fencepost.lab.servers import Redis
 from fencepost.lab.servers.processes import wait_until
 
+pytestmark = pytest.mark.redis
+
 PATIENCE = 60.0
 TTL = 0.5
 

@@ -5,6 +5,7 @@ import pytest
 from tests.conformance.backends import BACKENDS
 from tests.conformance.faces import FACES
 from tests.conformance.store import Store
+from tests.harness.stores import NO_SERVER, no_servers
 
 MARKS = {
     "fair": "only where the backend promises to serve live waiters in the order they came",
@@ -28,6 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     matrix = [
         pytest.param((row, face), id=f"{row.label}-{face}")
         for row in BACKENDS
+        if row.scheme in NO_SERVER or not no_servers()
         if row.promises.fair or "fair" not in marked
         if row.promises.reach != "one process" or "processes" not in marked
         if row.promises.bump or "bump" not in marked

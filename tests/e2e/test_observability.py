@@ -118,6 +118,7 @@ def names(page: str) -> set[str]:
     return {re.split(r"[{ ]", line)[0] for line in page.splitlines() if line and not line.startswith("#")}
 
 
+@pytest.mark.server
 def test_promtool_finds_no_fault_with_what_is_really_served(resource_page: str, worker_page: str) -> None:
     assert 'fencing_reject_total{verdict="stale"} 1.0' in resource_page
     assert "lock_acquire_success_total 1.0" in worker_page
@@ -133,6 +134,7 @@ def test_both_halves_serve_every_instrument_and_no_other_label(resource_page: st
         assert labels <= {"le", "verdict", "result", "method", "code"}
 
 
+@pytest.mark.server
 def test_a_real_prometheus_raises_the_alarm_about_a_clash_and_a_write_without_a_token() -> None:
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(Service())
@@ -150,6 +152,7 @@ def test_a_real_prometheus_raises_the_alarm_about_a_clash_and_a_write_without_a_
         assert wait_until(lambda: prometheus.firing() == alarms, timeout=30), prometheus.firing()
 
 
+@pytest.mark.server
 def test_every_alert_is_valid_and_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     promtool("check", "rules", str(RULES))
     promtool("test", "rules", str(CASES))
@@ -182,6 +185,7 @@ def test_the_documentation_lists_every_instrument_with_its_own_words() -> None:
     assert dict(rows) == {name: instrument.text for name, instrument in INSTRUMENTS.items()}
 
 
+@pytest.mark.server
 def test_the_dashboard_s_queries_are_queries() -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]

@@ -145,6 +145,7 @@ def test_every_acknowledged_write_is_found_again_after_each_kill(place: str) -> 
                 assert service.put(name, b"zombie", token).status == 409
 
 
+@pytest.mark.postgres
 def test_when_postgres_dies_clients_get_503_and_nothing_acknowledged_is_lost() -> None:
     with contextlib.ExitStack() as stack:
         try:

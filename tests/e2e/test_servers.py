@@ -39,6 +39,8 @@ from fencepost.lab.servers.processes import family_of, program, state_of
 from tests import ROOT
 from tests.harness.servers import Endpoint, provided, unavailable
 
+pytestmark = pytest.mark.server
+
 SCRIPT = ROOT / "scripts" / "servers"
 Started = TypeVar("Started", bound=AbstractContextManager[object])
 Test = Callable[..., None]

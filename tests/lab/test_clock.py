@@ -13,6 +13,8 @@ from fencepost.lab.servers import HOST, Missing, wait_until
 from fencepost.lab.servers.processes import programs
 from tests.harness.servers import unavailable
 
+pytestmark = pytest.mark.redis
+
 PATIENCE = 10
 
 

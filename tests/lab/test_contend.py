@@ -89,6 +89,7 @@ def test_an_open_load_below_the_ceiling_keeps_its_schedule(redis_server: Endpoin
     assert all(t >= number / 40 for number, t in enumerate(asked)), "nobody comes before his time"
 
 
+@pytest.mark.redis
 def test_a_store_that_stalls_is_felt_by_all_who_were_due(tmp_path: Path) -> None:
     """What a closed loop would leave out: it would have met the stall once."""
     with Redis() as server:

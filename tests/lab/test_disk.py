@@ -8,6 +8,8 @@ from fencepost.lab.nemesis.disk import aof, lose_tail
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.servers import HOST, Redis
 
+pytestmark = pytest.mark.redis
+
 
 def test_what_was_written_after_a_point_is_gone_and_the_rest_is_there() -> None:
     faults = Faults()

@@ -32,6 +32,7 @@ def test_every_experiment_says_what_it_asks_and_claims() -> None:
     assert [each.name for each in chosen(["all"])] == [each.name for each in found]
 
 
+@pytest.mark.redis
 @pytest.mark.parametrize("backend", ["sqlite", "redis"])
 def test_a_paused_holder_corrupts_without_the_fence_and_is_refused_with_it(tmp_path: Path, backend: str) -> None:
     if backend == "redis":
@@ -55,6 +56,7 @@ def test_a_paused_holder_corrupts_without_the_fence_and_is_refused_with_it(tmp_p
     assert (guarded.counts["fault:pause"], guarded.counts["write:stale"]) == (1, 1)
 
 
+@pytest.mark.redis
 def test_get_and_delete_delete_somebody_elses_lock_and_the_script_does_not(tmp_path: Path) -> None:
     needs("REDIS_SERVER")
     held(lab("run", "release", "--quick", "--json", "--out", str(tmp_path)))
@@ -92,6 +94,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.redis
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, mutant: str) -> None:
     file, place, instead, experiment = MUTANTS[mutant]

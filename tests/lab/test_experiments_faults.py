@@ -14,6 +14,8 @@ from fencepost.lab.outcome import Outcome
 from fencepost.lab.room import Room
 from tests.lab.command import needs
 
+pytestmark = pytest.mark.redis
+
 NOTE = Path(fencepost.__file__).parent / "lab" / "experiments" / "redlock-note.md"
 
 

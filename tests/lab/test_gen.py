@@ -20,6 +20,8 @@ from fencepost.lab.nemesis.signals import Victim
 from fencepost.lab.servers import HOST, Redis, wait_until
 from tests.harness.servers import Endpoint, provided
 
+pytestmark = pytest.mark.redis
+
 PATIENCE = 30
 GEN = [sys.executable, "-m", "fencepost", "gen"]
 

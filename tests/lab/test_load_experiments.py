@@ -5,11 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fencepost
 from fencepost.lab.experiments import chosen
 from fencepost.lab.room import Room
 from fencepost.lab.servers.processes import wait_until
 from tests.lab.command import held, lab, needs
+
+pytestmark = pytest.mark.redis
 
 
 def test_more_contenders_buy_nothing_but_waiting() -> None:

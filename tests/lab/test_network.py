@@ -17,6 +17,8 @@ from fencepost.lab.servers import Redis, wait_until
 from fencepost.lab.servers.processes import program, spawn
 from tests.harness.servers import unavailable
 
+pytestmark = pytest.mark.server
+
 
 @dataclass(kw_only=True, eq=False)
 class Far(Redis):

@@ -110,6 +110,7 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert "<b>" not in page
 
 
+@pytest.mark.browser
 def test_the_page_fits_a_phone_and_a_dark_room(tmp_path: Path) -> None:
     needs("CHROMEDRIVER")
     written(tmp_path)

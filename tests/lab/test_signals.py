@@ -52,6 +52,7 @@ def test_a_client_is_killed_with_its_children(client: subprocess.Popen[str]) -> 
     assert faults[0]["do"] == "kill"
 
 
+@pytest.mark.redis
 def test_a_stopped_server_answers_nobody_and_a_killed_one_can_come_back() -> None:
     faults = Faults()
     with Redis() as server:

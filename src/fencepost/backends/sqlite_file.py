@@ -85,10 +85,10 @@ class File:
     """One connection to the file, for one thread at a time; opened on first use."""
 
     def __init__(self, path: Path, busy: float) -> None:
+        self._connection: sqlite3.Connection | None = None
         self.path = path
         self._busy = busy
         self._gate = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
         self._inode = (0, 0)
         self._reserved = 0
         _files.add(self)
@@ -146,6 +146,11 @@ class File:
                 self._connection.close()
                 self._connection = None
 
+    def __del__(self) -> None:
+        # Locks may be dropped unclosed; from Python 3.13 on, a connection that is dropped open is a ResourceWarning.
+        if self._connection is not None:
+            self._connection.close()
+
     def _current(self) -> sqlite3.Connection:
         """The connection, to the file that has the name now: in one that was removed or replaced, we exclude nobody."""
         if self._connection is not None and self._inode != _inode(self.path):
@@ -156,7 +161,7 @@ class File:
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        db = sqlite3.connect(self.path, 0, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             # Refuse somebody else's database before anything in it is touched. As of one moment: another process
             # may be creating it right now.

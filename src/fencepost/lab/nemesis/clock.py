@@ -29,7 +29,7 @@ def _build(library: Path) -> None:
             "a clock that jumps is compiled on the spot, and there is no C compiler: apt-get install gcc libc6-dev, "
             "or run 'scripts/servers cc' in a clone"
         ) from None
-    source = files(__package__).joinpath("clock.c").read_bytes()
+    source = files("fencepost.lab.nemesis").joinpath("clock.c").read_bytes()
     said = subprocess.run(
         [compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-o", str(library), "-"], input=source, capture_output=True
     )

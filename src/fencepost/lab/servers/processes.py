@@ -27,6 +27,10 @@ class Missing(ConfigError):
     """A server's program is not on this machine; the message says how to get it."""
 
 
+class Forbidden(RuntimeError):
+    """A program is asked for in a run that promised to start none."""
+
+
 @functools.cache
 def programs() -> dict[str, str]:
     """Where each program is, of all that are on this machine."""
@@ -34,7 +38,12 @@ def programs() -> dict[str, str]:
 
 
 def program(key: str) -> str:
-    """The place of one program; raises Missing."""
+    """The place of one program; raises Missing, and Forbidden under FENCEPOST_NO_SERVERS=1."""
+    if os.environ.get("FENCEPOST_NO_SERVERS") == "1":
+        raise Forbidden(
+            f"FENCEPOST_NO_SERVERS=1 forbids {key}. If this is a test, it starts a server: mark it with "
+            "@pytest.mark.<store>, or with @pytest.mark.server for what belongs to no store"
+        )
     with contextlib.suppress(KeyError):
         return programs()[key]
     raise Missing(f"{key} is not on this machine: run 'make servers' in a clone, or give the URL of a running one")

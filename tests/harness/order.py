@@ -1,0 +1,87 @@
+"""The order of a run, and how to get a failure again.
+
+``--random-order-seed=N`` runs modules, and the tests in each, in the order drawn from N; ``random`` draws N. Every
+worker draws the same. Not pytest-randomly: it also resets the global random generator before each test, so that what
+tests and the product draw at random would be the same in every run.
+``--results=FILE`` adds a JSON line for each test to FILE, for scripts/stress.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+SEED = "random_order_seed"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fencepost")
+    group.addoption(
+        "--random-order-seed",
+        metavar="N",
+        help="run modules, and the tests in each, in the order drawn from N; 'random' draws N",
+    )
+    group.addoption("--results", metavar="FILE", type=Path, help="add a JSON line for each test to FILE")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, SEED) == "random":
+        setattr(config.option, SEED, str(random.SystemRandom().randrange(1_000_000)))  # the workers get it from here
+    if (path := config.option.results) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Results(path))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = getattr(config.option, SEED)
+    return None if seed is None else f"order: --random-order-seed={seed}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := getattr(config.option, SEED)) is not None:
+        items[:] = shuffled(items, seed)
+
+
+def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
+    """A module's tests stay together: many of them share a server of their own."""
+    modules = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
+    chance = random.Random(seed)
+    chance.shuffle(modules)
+    for module in modules:
+        chance.shuffle(module)
+    return [item for module in modules for item in module]
+
+
+class Results:
+    """Notes how each test went, where all reports arrive."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            fact = {"test": report.nodeid, "outcome": report.outcome, "when": report.when, "why": _why(report)}
+            with self._path.open("a") as file:
+                file.write(json.dumps(fact) + "\n")
+
+
+def _why(report: pytest.TestReport) -> str:
+    return report.longreprtext[-6000:] if report.failed else ""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    failed = [each.nodeid for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
+    if not failed:
+        return
+    terminalreporter.section("to see a failure again")
+    for test in list(dict.fromkeys(failed))[:20]:
+        terminalreporter.line(f"alone:   scripts/test {shlex.quote(test)}")
+    terminalreporter.line(f"often:   scripts/stress -n 20 --load 2 {shlex.quote(failed[0])}")
+    if seed := getattr(config.option, SEED):
+        terminalreporter.line(f"the run: scripts/test --random-order-seed={seed}")
