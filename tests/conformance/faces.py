@@ -5,44 +5,17 @@ asyncio face it is a plain await in the one event loop of the test.
 """
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import fencepost
 from fencepost import aio, sync
 from fencepost.backend import Status
+from tests.harness.threads import on_thread
 
 FACES = ("blocking", "asyncio")
 
 T = TypeVar("T")
-
-
-async def on_thread(call: Callable[..., T], /, *args: Any, **options: Any) -> T:
-    """Run a blocking call on a new thread; cancelling this leaves the thread alone."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # None where T is None
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = call(*args, **options)
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the test is over, and its loop closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await done
 
 
 async def in_loop(call: Callable[..., Awaitable[T]], /, *args: Any, **options: Any) -> T:

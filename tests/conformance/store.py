@@ -2,14 +2,14 @@
 
 import asyncio
 import secrets
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from fencepost.backend import Promises, Status
 from tests.conformance.faces import Client, Hold
 from tests.conformance.worker import Worker
+from tests.harness.waiting import Watched, until_async
 
 T = TypeVar("T")
 
@@ -47,8 +47,11 @@ class Store:
 
     @property
     def patience(self) -> float:
-        """How long to wait for what must come; far longer than it takes."""
-        return 15 + 4 * self.short
+        """How long to wait for what must come; far longer than it takes, on the busiest machine.
+
+        A test may take twice as long, and is still stopped before its process or pytest is.
+        """
+        return 45.0
 
     def connect(self, **options: Any) -> Client:
         """A new connection, as another program would have."""
@@ -62,15 +65,35 @@ class Store:
         self.workers.append(worker)
         return worker
 
-    async def until(self, condition: Callable[[], Awaitable[T]], what: str) -> T:
-        """The condition's value once it is true; the test fails if it never is."""
-        deadline = time.monotonic() + self.patience
-        while not (value := await condition()):
-            assert time.monotonic() < deadline, f"never came: {what}"
-            await asyncio.sleep(0.003)
-        return value
+    @overload
+    async def until(
+        self,
+        condition: Callable[[], Awaitable[T]],
+        what: str,
+        *,
+        watching: Iterable[Watched | asyncio.Future[Any]] = (),
+    ) -> T: ...
+    @overload
+    async def until(
+        self, condition: Callable[[], T], what: str, *, watching: Iterable[Watched | asyncio.Future[Any]] = ()
+    ) -> T: ...
+    async def until(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        *,
+        watching: Iterable[Watched | asyncio.Future[Any]] = (),
+    ) -> Any:
+        """The condition's value once it is true. Fails after ``patience``, or as soon as a worker or watched work has.
 
-    async def queue(self, client: Client, count: int, name: str = "") -> tuple[str, ...]:
+        The condition may be a coroutine function.
+        """
+        __tracebackhide__ = True
+        return await until_async(condition, what, deadline=self.patience, watching=[*self.workers, *watching])
+
+    async def queue(
+        self, client: Client, count: int, name: str = "", *, watching: Iterable[asyncio.Future[Any]] = ()
+    ) -> tuple[str, ...]:
         """Return once ``count`` wait for the lock. An unfair store keeps no line that could be seen."""
         if not self.promises.fair:
             return ()
@@ -79,7 +102,7 @@ class Store:
             status = await client.status(name or self.name)
             return status if status and len(status.waiters) == count else None
 
-        status = await self.until(line, f"{count} waiters of {name or self.name}")
+        status = await self.until(line, f"{count} waiters of {name or self.name}", watching=watching)
         assert status is not None
         return status.waiters
 

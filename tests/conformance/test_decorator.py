@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
-from tests.conformance.faces import on_thread
 from tests.conformance.store import Store
+from tests.harness.threads import on_thread
 
 
 @pytest.mark.only("blocking")

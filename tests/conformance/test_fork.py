@@ -1,60 +1,30 @@
 """After a fork, the leases are the parent's; the child has none, and can take its own."""
 
 import asyncio
-import contextlib
-import json
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from fencepost.errors import LeaseLost
-from tests.conformance.faces import Client, Hold, on_thread
+from tests.conformance.faces import Client, Hold
 from tests.conformance.store import Store
+from tests.harness.isolated import in_fork, isolated
+
+T = TypeVar("T")
 
 
-async def in_child(store: Store, job: Callable[[], Awaitable[Any]]) -> Any:
-    """What ``job`` returns in a forked child, in an event loop of its own there."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        said: Any = {"error": "the child died"}
-        try:
-            os.close(reader)
-            said = asyncio.run(_in_time(store, job))
-        except BaseException as error:
-            said = {"error": repr(error)}
-        finally:
-            os.write(writer, json.dumps(said).encode())
-            os._exit(0)
-    os.close(writer)
-
-    def listen() -> bytes:
-        with os.fdopen(reader, "rb") as pipe:
-            return pipe.read()
-
-    try:
-        async with asyncio.timeout(store.patience + 5):
-            return json.loads(await on_thread(listen))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        await on_thread(os.waitpid, pid, 0)
+def in_child(store: Store, job: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    return in_fork(job, store.patience)
 
 
-async def _in_time(store: Store, job: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(store.patience):
-        return await job()
-
-
+@isolated
 async def test_a_lease_is_over_in_the_child_and_lives_on_in_the_parent(store: Store) -> None:
     client = store.connect()
     lease = await client.acquire(store.name, ttl=store.kept)
 
-    async def child() -> Any:
+    async def child() -> dict[str, Any]:
         said: dict[str, Any] = {"lost": lease.lost, "remaining": lease.remaining, "waited": await lease.wait_lost(0.01)}
         for act in (lease.raw.check, lease.renew):
             try:
@@ -66,8 +36,7 @@ async def test_a_lease_is_over_in_the_child_and_lives_on_in_the_parent(store: St
         said["released"] = await lease.release()
         return said
 
-    said = await in_child(store, child)
-    assert said == {
+    assert await in_child(store, child) == {
         "lost": True,
         "remaining": 0.0,
         "waited": True,
@@ -82,76 +51,68 @@ async def test_a_lease_is_over_in_the_child_and_lives_on_in_the_parent(store: St
     assert await lease.release() is True
 
 
+@isolated
 async def test_a_child_that_ends_releases_nothing(store: Store) -> None:
     client = store.connect()
     lease = await client.acquire(store.name)
-
-    async def child() -> Any:
-        await client.close()
-        return "closed"
-
-    assert await in_child(store, child) == "closed"
+    await in_child(store, client.close)
     status = await client.status(store.name)
     assert status is not None
     assert status.holder == lease.holder
     assert await lease.release() is True
 
 
+@isolated
 async def test_a_child_takes_locks_of_its_own(store: Store) -> None:
     client = store.connect()
     mine = await client.acquire(f"{store.prefix}/parent")
 
-    async def child() -> Any:
+    async def child() -> None:
         lease = await client.acquire(f"{store.prefix}/child", ttl=store.kept, timeout=store.patience)
-        kept = not await lease.wait_lost(1.5 * store.kept)
-        return {"token": lease.token, "kept": kept, "released": await lease.release()}
+        assert await lease.wait_lost(1.5 * store.kept) is False, "the child renews it"
+        assert await lease.release() is True
 
-    said = await in_child(store, child)
-    assert said["kept"], said
-    assert said["released"]
+    await in_child(store, child)
     mine.check()
     assert await mine.release() is True
 
 
+@isolated
 @pytest.mark.processes
 async def test_parent_and_child_exclude_each_other(store: Store, tmp_path: Path) -> None:
     client = store.connect()
     lease = await client.acquire(store.name)
     asked = tmp_path / "asked"
 
-    async def child() -> Any:
-        refused = await client.try_acquire(store.name) is None
+    async def child() -> int:
+        assert await client.try_acquire(store.name) is None
         asked.touch()
-        return {"refused": refused, "token": (await client.acquire(store.name, timeout=store.patience)).token}
+        return (await client.acquire(store.name, timeout=store.patience)).token
 
-    answer = asyncio.create_task(in_child(store, child))
-
-    async def refused() -> bool:
-        return asked.exists()
-
-    await store.until(refused, "the child's refusal")
-    await store.queue(client, 1)
+    answer = asyncio.ensure_future(in_child(store, child))
+    await store.until(asked.exists, "the child's refusal", watching=[answer])
+    await store.queue(client, 1, watching=[answer])
     assert await lease.release()
-    said = await answer
-    assert said["refused"]
-    assert said["token"] > lease.token
+    assert await answer > lease.token
 
 
+@isolated
 async def test_a_parents_waiter_goes_on_waiting(store: Store) -> None:
     here, there = store.connect(), store.connect()
     lease = await here.acquire(store.name)
     waiter = asyncio.create_task(there.acquire(store.name, timeout=store.long))
-    await store.queue(here, 1)
+    await store.queue(here, 1, watching=[waiter])
 
-    async def child() -> Any:
+    async def child() -> str:
         return "alive"
 
     assert await in_child(store, child) == "alive"
-    await store.queue(here, 1)
+    await store.queue(here, 1, watching=[waiter])
     assert await lease.release()
     assert await (await waiter).release()
 
 
+@isolated
 async def test_forks_amid_traffic_leave_children_that_work(store: Store) -> None:
     """A fork copies whatever the other threads are in the middle of: locks taken, transactions begun."""
     client = store.connect()
@@ -165,7 +126,7 @@ async def test_forks_amid_traffic_leave_children_that_work(store: Store) -> None
 
     busy = [asyncio.create_task(traffic(each)) for each in range(3)]
 
-    async def child() -> Any:
+    async def child() -> bool:
         lease = await client.acquire(f"{store.prefix}/child", timeout=store.patience)
         return await lease.release()
 

@@ -10,8 +10,9 @@ import pytest
 
 from fencepost import ambient
 from fencepost.errors import LeaseLost, NotAcquired
-from tests.conformance.faces import Client, on_thread
+from tests.conformance.faces import Client
 from tests.conformance.store import Store
+from tests.harness.threads import on_thread
 
 
 async def inside(client: Client, lock: Any, body: Callable[[Any, int], Any], depth: int) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.faces import on_thread
 from tests.conformance.store import Store
+from tests.harness.threads import on_thread
 from tests.reign import Reign, fencepost, judge
 
 

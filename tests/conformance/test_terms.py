@@ -9,8 +9,9 @@ import pytest
 
 from fencepost import ambient
 from fencepost.errors import ConfigError, LeaseLost
-from tests.conformance.faces import Client, on_thread
+from tests.conformance.faces import Client
 from tests.conformance.store import Store
+from tests.harness.threads import on_thread
 
 ADDRESS = "http://10.0.0.5:8080/a b?c=d&ü"
 

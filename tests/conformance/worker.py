@@ -7,65 +7,55 @@ JSON, and answers each with one line. It ends with its standard input, whatever 
 import asyncio
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from fencepost.errors import FencepostError
-from fencepost.lab.servers.processes import STILL, state_of, wait_until
-from tests import ROOT
-from tests.conformance.faces import Client, Hold, on_thread
+from tests.conformance.faces import Client, Hold
+from tests.harness.child import Child
+from tests.harness.threads import on_thread
 
 
 class Worker:
     """The test's end of it."""
 
     def __init__(self, face: str, url: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.conformance.worker", face, url],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        self.child = Child.python("-m", "tests.conformance.worker", face, url)
+        self._killed = False
 
     def tell(self, verb: str, *arguments: Any) -> None:
         """Send a command; ``answer`` has its outcome."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([verb, *arguments]) + "\n")
+        self.child.tell_json([verb, *arguments])
 
     async def answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = await on_thread(self.process.stdout.readline)
-        assert line, f"the worker ended with status {self.process.poll()}"
-        return json.loads(line)
+        """The next outcome. Raises ChildFailed, with the worker's traceback, if it ended instead."""
+        return await on_thread(self.child.json)
 
     async def ask(self, verb: str, *arguments: Any) -> Any:
         self.tell(verb, *arguments)
         return await self.answer()
 
+    def check(self) -> None:
+        """Raise ChildFailed, with the worker's traceback, if it ended by itself."""
+        if not self._killed:
+            self.child.check()
+
     def kill(self) -> None:
         """SIGKILL it: no clean-up of any kind runs."""
-        self.process.kill()
-        self.process.wait()
+        self._killed = True
+        self.child.kill()
 
     def freeze(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
-        assert wait_until(lambda: state_of(self.process.pid) in STILL, timeout=10, poll=0.002)
+        self.child.freeze()
 
     def thaw(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
+        self.child.thaw()
 
     def close(self) -> None:
-        self.kill()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self._killed = True
+        self.child.close()
 
 
 async def increment(client: Client, name: str, path: Path, rounds: int, **options: Any) -> list[int]:
