@@ -6,9 +6,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-import boto3
-from botocore.config import Config
-
 from fencepost.lab.servers.processes import HOST
 
 Fault = Callable[[dict[str, Any]], str | None]
@@ -17,6 +14,9 @@ Fault = Callable[[dict[str, Any]], str | None]
 
 def s3_client(url: str, *, attempts: int = 1) -> Any:
     """A boto3 client for ``url`` with made-up credentials; ``attempts`` of its own for each request."""
+    import boto3  # slow to import, and only few tests need it
+    from botocore.config import Config
+
     return boto3.client(
         "s3",
         endpoint_url=url,
