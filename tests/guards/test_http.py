@@ -1,6 +1,5 @@
 """The middleware in front of a service: what it answers, and what it hands on."""
 
-import asyncio
 import json
 import sqlite3
 import time
@@ -26,6 +25,7 @@ from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp, Verdict
 from fencepost.signing import Keys
 from tests.harness.threads import background
+from tests.harness.waiting import run
 
 KEYS = Keys({"k1": b"secret " * 5})
 
@@ -64,7 +64,7 @@ def ask_asgi(app: Any) -> Ask:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        asyncio.run(app(scope, receive, send))
+        run(app(scope, receive, send))
         found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return Answer(sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:]))
 

@@ -18,6 +18,7 @@ from fencepost.errors import LeaseLost, StaleToken
 from fencepost.once import once
 from fencepost.saga import Compensated, Saga, Step, Stuck, Task
 from tests.guards.mortal import Connect, Fate, lives, postgres_schema, sqlite_file
+from tests.harness.isolated import isolated
 
 
 class World:
@@ -111,6 +112,7 @@ def every_moment(job: Callable[[str, Fate], None], after: Callable[[str], None])
     raise AssertionError
 
 
+@isolated
 def test_a_saga_that_goes_well_has_each_effect_once(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn:
@@ -125,6 +127,7 @@ def test_a_saga_that_goes_well_has_each_effect_once(world: World) -> None:
     assert every_moment(run, go_on) == 14
 
 
+@isolated
 def test_a_saga_that_fails_leaves_nothing_behind(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn, pytest.raises(Compensated, match="ship: "):
@@ -139,6 +142,7 @@ def test_a_saga_that_fails_leaves_nothing_behind(world: World) -> None:
     assert every_moment(run, go_on) == 22
 
 
+@isolated
 def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn, pytest.raises(Stuck, match="bank is closed"):
@@ -162,6 +166,7 @@ def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> N
     assert every_moment(run, go_on) == 20
 
 
+@isolated
 def test_a_retry_by_hand_can_be_killed_as_well(world: World) -> None:
     def retry(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn, pytest.raises(Compensated, match="ship: "):
@@ -183,6 +188,7 @@ def test_a_retry_by_hand_can_be_killed_as_well(world: World) -> None:
     assert every_moment(run, go_on) == 8
 
 
+@isolated
 def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -> None:
     id = secrets.token_hex(4)
     child = os.fork()
@@ -213,6 +219,7 @@ def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -
     assert world.effects(id) == ["charge", "pack", "reserve", "ship"]
 
 
+@isolated
 def test_a_run_once_is_neither_lost_nor_doubled(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with closing(world.connect(fate)) as conn, once(conn, id) as attempt:
