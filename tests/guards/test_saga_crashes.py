@@ -120,7 +120,7 @@ def test_a_saga_that_goes_well_has_each_effect_once(world: World) -> None:
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["charge", "pack", "reserve", "ship"]
 
     # begin, reserve, charge noted, asked, noted again, pack, ship: seven commits
@@ -135,7 +135,7 @@ def test_a_saga_that_fails_leaves_nothing_behind(world: World) -> None:
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["charge", "refund"]
 
     # six as above, the turn, pack undone, refund asked, noted, reserve undone
@@ -150,7 +150,7 @@ def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> N
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["charge", "reserve"]
         world.closes_for_refunds(False)
         with world.locks() as locks, closing(world.connect(Fate())) as conn:
@@ -181,7 +181,7 @@ def test_a_retry_by_hand_can_be_killed_as_well(world: World) -> None:
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: retry(id, fate), None)
+        retry(id, Fate())
         assert world.effects(id) == ["charge", "refund"]
 
     # unstuck, the refund asked, noted, reserve undone
@@ -228,7 +228,7 @@ def test_a_run_once_is_neither_lost_nor_doubled(world: World) -> None:
                 attempt.result = "made"
 
     def go_on(id: str) -> None:
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["effect"]
 
     assert every_moment(run, go_on) == 2
