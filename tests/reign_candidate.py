@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 import fencepost
+from fencepost.backends.sqlite_file import patiently
 from fencepost.errors import StaleToken
 from fencepost.guards import sqlite
 
@@ -21,7 +22,7 @@ RESOURCE = "reign"
 def journal(path: str) -> sqlite3.Connection:
     """The guarded resource: what was admitted, in the order it was."""
     conn = sqlite3.connect(path, timeout=30, isolation_level=None)
-    conn.execute("PRAGMA journal_mode = WAL")
+    patiently(conn, "PRAGMA journal_mode = WAL", busy=30)
     conn.execute("PRAGMA synchronous = OFF")  # processes are killed here, not machines
     conn.execute("CREATE TABLE IF NOT EXISTS reign (n INTEGER PRIMARY KEY, epoch INTEGER, holder TEXT, label TEXT)")
     return conn

@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
@@ -80,9 +80,6 @@ class SQLite:
     def __init__(self, path: str, stack: ExitStack, policy: Policy | None) -> None:
         self._policy = policy
         self._conns = PerThread(lambda: sqlite3.connect(path, timeout=60, check_same_thread=False), stack)
-        with self._conns.mine as conn:
-            conn.execute("PRAGMA journal_mode = WAL")
-            conn.execute("CREATE TABLE IF NOT EXISTS thing (id TEXT PRIMARY KEY, data BLOB)")
 
     def write(self, resource: str, data: bytes, offer: Offer) -> bool:
         with self._conns.mine as conn:
@@ -247,6 +244,15 @@ def _folder(fixture: Fixture) -> Path:
     return folder
 
 
+def _file(fixture: Fixture, stack: ExitStack) -> str:
+    """A file in WAL mode. Nobody has it open yet: SQLite does not wait for others when it changes the mode."""
+    path = f"{_folder(fixture)}/guarded.sqlite3"
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute("PRAGMA journal_mode = WAL")
+        conn.execute("CREATE TABLE thing (id TEXT PRIMARY KEY, data BLOB)")
+    return path
+
+
 def _schema(fixture: Fixture, stack: ExitStack) -> str:
     """A schema of its own, found by search_path."""
     url, name = fixture("postgres_server").url, f"guard_{secrets.token_hex(4)}"
@@ -256,14 +262,15 @@ def _schema(fixture: Fixture, stack: ExitStack) -> str:
 
 
 def _bucket(fixture: Fixture, stack: ExitStack) -> str:
-    url, name = fixture("object_store").url, f"guard-{secrets.token_hex(4)}"
-    s3_client(url).create_bucket(Bucket=name)
+    url, name = fixture("shared_object_store").url, f"guard-{secrets.token_hex(4)}"
+    with closing(s3_client(url)) as client:
+        client.create_bucket(Bucket=name)
     return f"{url}#{name}"
 
 
 GUARDS: dict[str, Row] = {
     "memory": Row(lambda fixture, stack: "", Memory),
-    "sqlite": Row(lambda fixture, stack: f"{_folder(fixture)}/guarded.sqlite3", SQLite),
+    "sqlite": Row(_file, SQLite),
     "postgres": Row(_schema, Postgres),
     "redis": Row(lambda fixture, stack: f"{fixture('redis_server').url}#{secrets.token_hex(4)}", Redis),
     "etcd": Row(lambda fixture, stack: f"{fixture('etcd_server').url}#{secrets.token_hex(4)}", Etcd, examples=60),

@@ -2,9 +2,11 @@
 
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
+import redis
 
 from fencepost.guards import postgres
 from tests.guards.connections import django_settings
@@ -29,16 +31,24 @@ def sqlite_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     import sqlite3
 
     path = str(tmp_path_factory.mktemp("guarded") / "app.sqlite3")
-    conn = sqlite3.connect(path)
-    conn.execute("PRAGMA journal_mode = WAL")
-    conn.execute("CREATE TABLE account (id text PRIMARY KEY, balance int, lock_epoch integer NOT NULL DEFAULT 0)")
-    conn.close()
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute("PRAGMA journal_mode = WAL")
+        conn.execute("CREATE TABLE account (id text PRIMARY KEY, balance int, lock_epoch integer NOT NULL DEFAULT 0)")
     return path
 
 
 @pytest.fixture(scope="session")
 def django(postgres_url: str, sqlite_path: str) -> None:
     django_settings(postgres_url, sqlite_path)
+
+
+@pytest.fixture
+def cluster(redis_cluster: Endpoint) -> Iterator[redis.RedisCluster]:
+    """redis-py's client of the cluster; its close() leaves the connections of its pools open."""
+    host, _, port = redis_cluster.url.rpartition("/")[2].partition(",")[0].partition(":")
+    with redis.RedisCluster(host=host or "127.0.0.1", port=int(port.partition("/")[0])) as client:
+        yield client
+        client.disconnect_connection_pools()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -74,18 +74,19 @@ async def _psycopg_async(url: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def _sqlite3(path: str) -> AsyncIterator[Any]:
-    conn = sqlite3.connect(path, timeout=30)
-    yield conn
-    conn.close()
+    with closing(sqlite3.connect(path, timeout=30)) as conn:
+        yield conn
 
 
 def _alchemy(dialect: str, *, session: bool = False) -> Callable[[str], Opened]:
     @asynccontextmanager
     async def open(address: str) -> AsyncIterator[Any]:
         engine = sqlalchemy.create_engine(_address(dialect, address), poolclass=NullPool)
-        with Session(engine) if session else engine.connect() as conn:
-            yield conn
-        engine.dispose()
+        try:
+            with Session(engine) if session else engine.connect() as conn:
+                yield conn
+        finally:
+            engine.dispose()
 
     return open
 
@@ -94,9 +95,11 @@ def _alchemy_async(dialect: str, *, session: bool = False) -> Callable[[str], Op
     @asynccontextmanager
     async def open(address: str) -> AsyncIterator[Any]:
         engine = create_async_engine(_address(dialect, address), poolclass=NullPool)
-        async with AsyncSession(engine) if session else engine.connect() as conn:
-            yield conn
-        await engine.dispose()
+        try:
+            async with AsyncSession(engine) if session else engine.connect() as conn:
+                yield conn
+        finally:
+            await engine.dispose()
 
     return open
 
@@ -129,8 +132,10 @@ def _django(alias: str) -> Callable[[str], Opened]:
     async def open(_: str) -> AsyncIterator[Any]:
         from django.db import connections
 
-        yield connections[alias]
-        connections[alias].close()
+        try:
+            yield connections[alias]
+        finally:
+            connections[alias].close()
 
     return open
 

@@ -1,34 +1,30 @@
 """Counts one value up through a guard: read, wait to be told, write; in a process that a test freezes.
 
-``python -m tests.guards.counter`` takes one job per line of its standard input, a Job as JSON, and plays it.
-It says when it is inside, between its read and its write, and goes on when it is told to.
+``python -m tests.guards.counter`` takes one job per line of its standard input, a Job as JSON, and plays it. In a job
+that is watched it says when it is inside, between its read and its write, and goes on when it is told to.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from queue import Queue
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import fencepost
 from fencepost.errors import Refused
 from fencepost.guards.policy import Policy
-from fencepost.lab.servers.processes import STILL, dying_with_us, state_of, wait_until
-from tests import ROOT
 from tests.conformance.guards import GUARDS
+from tests.harness.child import Child
+
+SHORT, LONG = 0.2, 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every worker does: ``rounds`` increments of ``name``, each under its lock."""
+    """What a worker does: ``rounds`` increments of ``name``, each under its lock."""
 
     guard: str
     address: str
@@ -36,48 +32,9 @@ class Job:
     name: str
     mode: str
     enters: bool
-    rounds: int
-    ttl: float
-
-
-class Worker:
-    """The test's end of one process; what it says goes to ``told``, with itself."""
-
-    def __init__(self, told: Queue[tuple[Worker, dict[str, Any]]]) -> None:
-        self.process = subprocess.Popen(
-            dying_with_us([sys.executable, "-m", "tests.guards.counter"]),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self._told = told
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._told.put((self, json.loads(line)))
-        self._told.put((self, {"event": "ended"}))
-
-    def tell(self, word: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(word) + "\n")
-
-    def freeze(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
-        assert wait_until(lambda: state_of(self.process.pid) in STILL, timeout=10, poll=0.002)
-
-    def thaw(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+    rounds: int = 1
+    ttl: float = LONG
+    watched: bool = False
 
 
 @dataclass
@@ -85,58 +42,74 @@ class Tally:
     """How a run ended. ``zombies`` are those that were frozen past their ttl, and what became of their writes."""
 
     final: int
-    admitted: int
+    outcomes: list[str]
     zombies: list[str]
 
+    @property
+    def admitted(self) -> int:
+        return self.outcomes.count("admitted")
 
-def play(workers: list[Worker], told: Queue[tuple[Worker, dict[str, Any]]], job: Job, *, stops: int) -> Tally:
-    """Run the job in all workers at once, and freeze ``stops`` of them inside, past their ttl.
 
-    Each wakes when the next holder is inside itself: by turns before that one writes, and after.
+class Crew:
+    """Worker processes that take one job after another. After a failure none of them is used again."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._workers: list[Child] = []
+
+    @contextmanager
+    def at_work(self) -> Iterator[list[Child]]:
+        """The whole crew, each ready for a job."""
+        while len(self._workers) < self._size:
+            self._workers.append(Child.python("-m", "tests.guards.counter"))
+        try:
+            yield self._workers
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        while self._workers:
+            self._workers.pop().close()
+
+
+def play(workers: list[Child], job: Job, *, stops: int) -> Tally:
+    """Count up in all workers at once; ``stops`` times freeze the first of them inside, past its ttl.
+
+    It wakes when its successor is inside itself: by turns before that one writes, and after. Only the frozen ones have
+    a short ttl, so that no other is refused on a slow machine.
     """
-    for worker in workers:
-        worker.tell(asdict(job))
-    running, admitted, frozen = len(workers), 0, 0
-    zombie: Worker | None = None
+    outcomes: list[str] = []
     zombies: list[str] = []
+    zombie, successor, *others = workers
+    alone = replace(job, rounds=1, watched=True)
 
-    def until_done(who: Worker) -> str:
-        nonlocal admitted
-        others: list[tuple[Worker, dict[str, Any]]] = []
-        while True:
-            worker, fact = told.get(timeout=60)
-            if worker is who and fact["event"] == "done":
-                admitted += fact["outcome"] == "admitted"
-                for each in others:
-                    told.put(each)
-                return str(fact["outcome"])
-            others.append((worker, fact))
+    def write(worker: Child) -> str:
+        worker.tell("go")
+        outcomes.append(worker.event("done")["outcome"])
+        worker.event("over")
+        return outcomes[-1]
 
-    while running or zombie:
-        worker, fact = told.get(timeout=60)
-        assert fact["event"] != "ended", f"a worker ended with status {worker.process.wait()}"
-        if fact["event"] == "over":
-            running -= 1
-        elif fact["event"] == "done":
-            admitted += fact["outcome"] == "admitted"
-        elif zombie is None and frozen < stops:
-            worker.freeze()
-            zombie, frozen = worker, frozen + 1
-        elif zombie is not None and zombie is not worker:
-            # Only its expired lease let this one in. Both read the same value; now both write.
-            for each in [zombie, worker] if frozen % 2 else [worker, zombie]:
-                if each is zombie:
-                    each.thaw()
-                each.tell("go")
-                outcome = until_done(each)
-                if each is zombie:
-                    zombies.append(outcome)
-            zombie = None
-        else:
-            worker.tell("go")
+    for stop in range(stops):
+        zombie.tell_json(asdict(replace(alone, ttl=SHORT)))
+        zombie.event("inside")
+        zombie.freeze()
+        successor.tell_json(asdict(alone))
+        successor.event("inside")  # only the expired lease let it in; both have read the same value
+        for other in others:
+            other.tell_json(asdict(job))
+        if stop % 2:
+            write(successor)
+        zombie.thaw()
+        zombies.append(write(zombie))
+        if not stop % 2:
+            write(successor)
+        for other in others:
+            outcomes += [other.event("done")["outcome"] for _ in range(job.rounds)]
+            other.event("over")
     with ExitStack() as stack:
         final = GUARDS[job.guard].open(job.address, stack, None).peek(job.name)[0]
-    return Tally(int(final or 0), admitted, zombies)
+    return Tally(int(final or 0), outcomes, zombies)
 
 
 def work(job: Job, say: Callable[..., None], wait: Callable[[], str]) -> None:
@@ -147,14 +120,15 @@ def work(job: Job, say: Callable[..., None], wait: Callable[[], str]) -> None:
             lease = locks.acquire(job.name, ttl=job.ttl, renew=False)
             try:
                 before = guard.read(job.name, lease) if job.enters else guard.peek(job.name)[0]
-                say("inside", token=lease.token)
-                wait()
+                if job.watched:
+                    say("inside", token=lease.token)
+                    wait()
                 guard.write(job.name, b"%d" % (int(before or 0) + 1), lease)
                 outcome = "admitted"
             except Refused as error:
                 outcome = error.verdict.value
-            say("done", token=lease.token, outcome=outcome)
             lease.release()
+            say("done", token=lease.token, outcome=outcome)
     say("over")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -61,38 +63,36 @@ class Post(psycopg.Connection[Any]):
         self.fate.passes("after")
 
 
+def _sqlite(path: str, fate: Fate) -> Lite:
+    conn = sqlite3.connect(path, timeout=30, factory=Lite)
+    conn.fate = fate
+    return conn
+
+
+def _postgres(url: str, fate: Fate) -> Post:
+    conn = Post.connect(url, autocommit=True)
+    conn.fate = fate
+    return conn
+
+
 def sqlite_file(path: str) -> Connect:
     """Connections to one file."""
-
-    def connect(fate: Fate) -> Lite:
-        conn = sqlite3.connect(path, timeout=30, factory=Lite)
-        conn.fate = fate
-        return conn
-
-    return connect
+    return partial(_sqlite, path)
 
 
 def postgres_schema(url: str) -> Connect:
     """Connections to one schema."""
-
-    def connect(fate: Fate) -> Post:
-        conn = Post.connect(url, autocommit=True)
-        conn.fate = fate
-        return conn
-
-    return connect
+    return partial(_postgres, url)
 
 
 def lives(job: Callable[[Fate], None], moment: tuple[str, int] | None) -> bool:
-    """Do ``job`` in a process of its own that dies at ``moment``; whether it came to its end instead."""
+    """Do ``job`` in a fork that dies at ``moment``; whether it came to its end instead. For isolated tests only."""
     child = os.fork()
     if child == 0:
         try:
             job(Fate(moment))
             os._exit(0)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
             os._exit(1)
     _, status = os.waitpid(child, 0)

@@ -1,6 +1,5 @@
 """The SQL guards inside the transactions of every kind of connection they claim to take."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from fencepost.drive import settle
 from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
 from fencepost.rule import Stamp
 from tests.guards.connections import KINDS, Kind, execute
+from tests.harness.waiting import run
 
 Scenario = Callable[[Kind, Any, str], Awaitable[None]]
 
@@ -36,7 +36,7 @@ def play(kind: Kind, postgres_url: str, sqlite_path: str, thing: str) -> Callabl
                 await execute(conn, f"INSERT INTO account (id, balance) VALUES ('{thing}', 100)")
             await scenario(kind, conn, thing)
 
-    return lambda scenario: asyncio.run(whole(scenario))
+    return lambda scenario: run(whole(scenario))
 
 
 async def mark(kind: Kind, conn: Any, thing: str) -> Stamp | None:

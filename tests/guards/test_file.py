@@ -1,9 +1,8 @@
 """The file guard across processes, and killed in the middle."""
 
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from fencepost.errors import BackendError, ConfigError, StaleToken, TokenClash
 from fencepost.guards.file import Guard
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
-from tests import ROOT
+from tests.harness.child import Child
 
 WRITER = """
 import os, signal, sys
@@ -34,8 +33,8 @@ Guard(folder).write("thing", b"new", Stamp(9, 1, "bob"))
 def test_killed_before_the_rename_neither_value_nor_mark_moved(tmp_path: Path, where: str) -> None:
     guard = Guard(tmp_path)
     guard.write("thing", b"old", Stamp(5, 1, "ann"))
-    killed = subprocess.run([sys.executable, "-c", WRITER, where, str(tmp_path)], cwd=ROOT, timeout=30)
-    assert killed.returncode == -signal.SIGKILL
+    with Child.python("-c", WRITER, where, tmp_path) as killed:
+        assert killed.wait() == -signal.SIGKILL, killed.story
     assert (guard.peek("thing"), guard.mark("thing")) == (b"old", Stamp(5, 1, "ann"))
     assert guard.write("thing", b"newer", Stamp(5, 2, "ann")), "and its lock did not outlive it"
 
@@ -46,8 +45,10 @@ def test_updates_of_many_processes_lose_nothing(tmp_path: Path) -> None:
         "guard = Guard(sys.argv[1], policy=Policy('off'))\n"
         "for _ in range(50): guard.update('thing', lambda before: b'%d' % (int(before or 0) + 1))"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT) for _ in range(4)]
-    assert [writer.wait(60) for writer in writers] == [0] * 4
+    with ExitStack() as stack:
+        writers = [stack.enter_context(Child.python("-c", program, tmp_path)) for _ in range(4)]
+        for writer in writers:
+            writer.succeed()
     assert Guard(tmp_path).peek("thing") == b"200"
 
 

@@ -1,8 +1,8 @@
 """The middleware in front of a service: what it answers, and what it hands on."""
 
-import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +24,8 @@ from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp, Verdict
 from fencepost.signing import Keys
+from tests.harness.threads import background
+from tests.harness.waiting import run
 
 KEYS = Keys({"k1": b"secret " * 5})
 
@@ -62,7 +64,7 @@ def ask_asgi(app: Any) -> Ask:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        asyncio.run(app(scope, receive, send))
+        run(app(scope, receive, send))
         found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return Answer(sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:]))
 
@@ -124,6 +126,17 @@ def serve(request: pytest.FixtureRequest) -> Callable[..., Ask]:
 def marks(tmp_path: Path) -> Iterator[Marks]:
     with closing(Marks(tmp_path / "marks.sqlite3")) as marks:
         yield marks
+
+
+def test_a_file_for_marks_that_somebody_writes_to_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "marks.sqlite3"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        opening = background(lambda: Marks(path))
+        time.sleep(0.1)
+        opening.check()
+        other.execute("COMMIT")
+        opening.result().close()
 
 
 def told(fenced: Any, method: str) -> str:

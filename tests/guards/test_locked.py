@@ -1,6 +1,5 @@
 """`postgres.locked`: lock and data in one transaction, on every kind of connection."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 from fencepost.drive import settle
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.guards import postgres
-from fencepost.lab.servers.processes import wait_until
 from tests.guards.connections import KINDS, Kind, execute
+from tests.harness.waiting import run, until
 
 POSTGRES = [name for name, kind in KINDS.items() if kind.guard is postgres]
 Scenario = Callable[[Kind, Any], Awaitable[None]]
@@ -26,7 +25,7 @@ def play(request: pytest.FixtureRequest, postgres_url: str, django: None) -> Cal
         async with kind.open(postgres_url) as conn:
             await scenario(kind, conn)
 
-    return lambda scenario: asyncio.run(whole(scenario))
+    return lambda scenario: run(whole(scenario))
 
 
 def test_the_lock_is_held_until_the_transaction_ends(
@@ -119,5 +118,5 @@ def test_a_session_that_is_killed_leaves_nothing_behind(postgres_url: str, thing
                     return False
                 return True
 
-        assert wait_until(free, timeout=20)
+        until(free, "its lock is free")
         killed.close()

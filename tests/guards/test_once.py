@@ -1,8 +1,6 @@
 """Run once, in the transactions of every kind of connection: the effect and its memory become true together."""
 
-import asyncio
 import sqlite3
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
@@ -17,6 +15,8 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.connections import is_async
 from fencepost.once import Block, Run, once, purge
 from tests.guards.connections import KINDS, Kind, execute
+from tests.harness.threads import background
+from tests.harness.waiting import run, until
 
 Scenario = Callable[[Any, str, Kind], Awaitable[None]]
 
@@ -66,7 +66,7 @@ def play(
         async with kind.open(address) as conn, kind.transaction(conn):
             return int((await execute(conn, f"SELECT balance FROM account WHERE id = '{thing}'"))[0][0])
 
-    return lambda scenario: asyncio.run(whole(scenario))
+    return lambda scenario: run(whole(scenario))
 
 
 def test_the_second_attempt_gets_the_result_of_the_first(play: Callable[[Scenario], int]) -> None:
@@ -136,23 +136,18 @@ def test_purged_runs_can_happen_again(play: Callable[[Scenario], int]) -> None:
 
 
 def test_two_at_once_in_postgres_the_second_waits_and_gets_the_result(postgres_url: str, thing: str) -> None:
-    got: list[Run] = []
-
-    def second() -> None:
+    def second() -> Run:
         with psycopg.connect(postgres_url) as conn, once(conn, thing) as run:
-            got.append(run)
+            return run
 
     with psycopg.connect(postgres_url) as conn, psycopg.connect(postgres_url, autocommit=True) as watch:
         with once(conn, thing) as run:
-            other = threading.Thread(target=second)
-            other.start()
-            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            while watch.execute(waiting).fetchone() == (0,):
-                pass
-            assert not got, "it waits"
+            other = background(second)
+            waiting = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+            until(lambda: watch.execute(waiting, [conn.info.backend_pid]).fetchall(), "it waits", watching=[other])
             run.result = "first"
-        other.join()
-    assert [(each.done, each.result) for each in got] == [(True, "first")]
+        got = other.result()
+    assert (got.done, got.result) == (True, "first")
 
 
 def test_in_postgres_it_waits_no_longer_than_lock_timeout(postgres_url: str, thing: str) -> None:
@@ -183,7 +178,7 @@ def test_a_connection_of_the_other_kind_is_told_so(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn:
         block = once(conn, "run")
         with pytest.raises(ConfigError, match="use 'with'"):
-            asyncio.run(block.__aenter__())
+            run(block.__aenter__())
         with pytest.raises(ConfigError, match=r"keep= is for Redis"):
             once(conn, "run", keep=1)  # type: ignore[call-overload]
         with pytest.raises(ConfigError, match="run id cannot be empty"):

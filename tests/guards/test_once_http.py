@@ -1,6 +1,5 @@
 """A service that remembers its answers: the effect of a request once, and the same answer to each repetition."""
 
-import asyncio
 import os
 import secrets
 import signal
@@ -23,6 +22,8 @@ import fencepost
 from fencepost.once import asgi, wsgi
 from tests.guards.mortal import Fate, sqlite_file
 from tests.guards.test_http import Ask, ask_asgi, ask_wsgi
+from tests.harness.isolated import isolated
+from tests.harness.waiting import PATIENCE
 
 Serve = Callable[..., tuple[Ask, Callable[[], int]]]
 
@@ -170,7 +171,7 @@ def test_while_the_first_is_at_work_for_too_long_the_second_gets_409(tmp_path: P
         assert (answer.status, answer.headers["retry-after"]) == (409, "1")
 
 
-def test_a_request_that_breaks_off_is_not_served(tmp_path: Path) -> None:
+async def test_a_request_that_breaks_off_is_not_served(tmp_path: Path) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("not to be called")
 
@@ -184,7 +185,7 @@ def test_a_request_that_breaks_off_is_not_served(tmp_path: Path) -> None:
         "path": "/",
         "query_string": b"",
     }
-    asyncio.run(asgi.Once(never, never)(scope, receive, never))
+    await asgi.Once(never, never)(scope, receive, never)
 
     environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "k", "CONTENT_LENGTH": "9"}
     with open(os.devnull, "rb") as empty:
@@ -199,13 +200,14 @@ class _Quiet(WSGIRequestHandler):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@isolated
 def test_a_server_killed_around_its_commit_serves_the_request_once(tmp_path: Path, when: str) -> None:
     path = str(tmp_path / "app.sqlite3")
     with closing(sqlite3.connect(path)) as conn:
         conn.execute("CREATE TABLE line (text)")
 
     def ask(port: int) -> tuple[int, bytes]:
-        with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as http:
+        with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as http:
             http.request("POST", "/lines", b"hello", {"Idempotency-Key": "k"})
             answer = http.getresponse()
             return answer.status, answer.read()

@@ -1,9 +1,9 @@
 """Run once in Redis: commands and memory in one script."""
 
-import asyncio
 import secrets
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,10 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.redis import Guard
 from fencepost.once import Commands, once
 from tests.guards.mortal import Fate, lives
+from tests.harness.isolated import isolated
 from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -43,30 +46,25 @@ def test_the_second_attempt_gets_the_result_of_the_first(client: Any, tag: str) 
     assert (client.get(f"balance:{tag}"), client.lrange(f"ledger:{tag}", 0, -1)) == ("-10", ["paid"])
 
 
-def test_asyncio_and_a_limited_memory(redis_server: Endpoint, tag: str) -> None:
-    async def main() -> None:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
-            async with once(Guard(client), tag, keep=60) as run:
-                run.execute("INCR", f"n:{tag}")
-                run.result = "é"
-            async with once(Guard(client), tag) as again:
-                assert (again.done, again.result) == (True, "é")
-            (key,) = await client.keys(f"fencepost:run:*{tag}")
-            assert 0 < await client.pttl(key) <= 60_000
-
-    asyncio.run(main())
-
-
-def test_a_cluster_wants_one_hash_tag(redis_cluster: Endpoint, tag: str) -> None:
-    host, _, port = redis_cluster.url.rpartition("/")[2].partition(",")[0].partition(":")
-    with redis.RedisCluster(host=host or "127.0.0.1", port=int(port.partition("/")[0])) as client:
-        guard = Guard(client)
-        with once(guard, f"pay/{{{tag}}}") as run:
-            run.execute("INCR", f"n:{{{tag}}}")
-            run.execute("SADD", f"s:{{{tag}}}", "a")
-        assert run.replies == [1, 1]
-        with pytest.raises(ConfigError, match="one hash tag"), once(guard, f"other/{tag}") as run:
+async def test_asyncio_and_a_limited_memory(redis_server: Endpoint, tag: str) -> None:
+    async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+        async with once(Guard(client), tag, keep=600) as run:
             run.execute("INCR", f"n:{tag}")
+            run.result = "é"
+        async with once(Guard(client), tag) as again:
+            assert (again.done, again.result) == (True, "é")
+        (key,) = await client.keys(f"fencepost:run:*{tag}")
+        assert 0 < await client.pttl(key) <= 600_000
+
+
+def test_a_cluster_wants_one_hash_tag(cluster: Any, tag: str) -> None:
+    guard = Guard(cluster)
+    with once(guard, f"pay/{{{tag}}}") as run:
+        run.execute("INCR", f"n:{{{tag}}}")
+        run.execute("SADD", f"s:{{{tag}}}", "a")
+    assert run.replies == [1, 1]
+    with pytest.raises(ConfigError, match="one hash tag"), once(guard, f"other/{tag}") as run:
+        run.execute("INCR", f"n:{tag}")
 
 
 def test_of_many_at_once_one_makes_it_and_all_know(client: Any, redis_server: Endpoint, tag: str) -> None:
@@ -76,17 +74,14 @@ def test_of_many_at_once_one_makes_it_and_all_know(client: Any, redis_server: En
     def attempt(number: int) -> None:
         with redis.Redis.from_url(redis_server.url) as own:
             with once(Guard(own), tag) as run:
-                together.wait()
+                together.wait(PATIENCE)
                 assert not run.done, "all of them are in their block before the first leaves it"
                 run.execute("INCR", f"n:{tag}")
                 run.result = number
             results.append((run.done, run.result))
 
-    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for each in [background(partial(attempt, number)) for number in range(8)]:
+        each.result()
     assert client.get(f"n:{tag}") == "1"
     assert len({result for _, result in results}) == 1
     assert sorted(done for done, _ in results) == [False] + [True] * 7
@@ -167,10 +162,13 @@ def test_a_lost_answer_is_made_good_by_another_attempt(client: Any, redis_server
     assert client.get(f"n:{tag}") == "1"
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_process_killed_around_its_script_neither_loses_nor_doubles_the_run(
-    client: Any, redis_server: Endpoint, tag: str, when: str
-) -> None:
+@isolated
+def test_a_process_killed_around_its_script_neither_loses_nor_doubles_the_run(redis_server: Endpoint) -> None:
+    for when in ("before", "after"):
+        killed_around_its_script(redis_server, secrets.token_hex(6), when)
+
+
+def killed_around_its_script(redis_server: Endpoint, tag: str, when: str) -> None:
     class Mortal(redis.Redis):
         fate: Fate
 
@@ -189,12 +187,13 @@ def test_a_process_killed_around_its_script_neither_loses_nor_doubles_the_run(
                 if not run.done:
                     run.execute("INCR", f"n:{tag}")
 
-    with once(Guard(client), f"warm/{tag}"):
-        pass  # the script is known from here on
-    assert not lives(attempt, (when, 1))
-    assert client.get(f"n:{tag}") == (None if when == "before" else "1")
-    assert lives(attempt, None)
-    assert client.get(f"n:{tag}") == "1"
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
+        with once(Guard(client), f"warm/{tag}"):
+            pass  # the script is known from here on
+        assert not lives(attempt, (when, 1))
+        assert client.get(f"n:{tag}") == (None if when == "before" else "1")
+        assert lives(attempt, None)
+        assert client.get(f"n:{tag}") == "1"
 
 
 def test_what_cannot_be_meant_is_refused(client: Any, tag: str) -> None:

@@ -20,11 +20,12 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fencepost.lab.servers.processes import HOST, wait_until
+from fencepost.lab.servers.processes import HOST
 from fencepost.once import asgi
 from tests.guards.test_http import ask_asgi
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
-PATIENCE = 30.0
 KEY = {"Idempotency-Key": "1"}
 
 
@@ -71,14 +72,13 @@ def serving(app: Any) -> Iterator[int]:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
+        running = background(lambda: server.run(sockets=[listener]))
         try:
-            assert wait_until(lambda: server.started, timeout=PATIENCE)
+            until(lambda: server.started, "the server starts", watching=[running])
             yield int(listener.getsockname()[1])
         finally:
             server.should_exit = True
-            thread.join(PATIENCE)
+            running.result()
 
 
 def post(port: int, path: str) -> tuple[int, bytes, str | None]:

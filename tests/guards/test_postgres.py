@@ -1,6 +1,5 @@
 """The Postgres guard: locks, triggers and SQL, which the matrices cannot ask."""
 
-import asyncio
 import secrets
 import subprocess
 import threading
@@ -16,9 +15,10 @@ from fencepost.errors import ConfigError, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
 from fencepost.guards import column, postgres
 from fencepost.guards.policy import Policy
-from fencepost.lab.servers.processes import program, wait_until
+from fencepost.lab.servers.processes import program
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from tests.conformance.test_guards import accesses
+from tests.harness.waiting import until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
@@ -82,7 +82,8 @@ def test_a_connection_that_dies_between_judging_and_committing_leaves_neither(
     pg.execute("SELECT pg_terminate_backend(%s)", (pid,))
     with pytest.raises(psycopg.OperationalError):
         dying.execute("COMMIT")
-    assert wait_until(lambda: postgres.mark(pg, row) is None and account(pg, row) == (100, 0), timeout=10)
+    dying.close()
+    until(lambda: postgres.mark(pg, row) is None and account(pg, row) == (100, 0), "neither is left")
 
 
 def test_a_snapshot_that_is_too_old_is_told_by_the_database_itself(pg: Conn, postgres_url: str, thing: str) -> None:
@@ -119,15 +120,12 @@ def test_installing_at_once_from_many_places_works(postgres_server: Any) -> None
         assert postgres.admit(conn, "thing", 5)
 
 
-def test_whatever_cursors_a_connection_makes_it_is_fenced(postgres_url: str, thing: str) -> None:
-    async def admit() -> None:
-        async with await psycopg.AsyncConnection.connect(postgres_url, cursor_factory=psycopg.AsyncRawCursor) as conn:
-            await postgres.admit(conn, thing, 6)
-
+async def test_whatever_cursors_a_connection_makes_it_is_fenced(postgres_url: str, thing: str) -> None:
     with psycopg.connect(postgres_url, cursor_factory=psycopg.RawCursor) as conn:
         postgres.admit(conn, thing, 5)
         assert postgres.mark(conn, thing) == Stamp(5)
-    asyncio.run(admit())
+    async with await psycopg.AsyncConnection.connect(postgres_url, cursor_factory=psycopg.AsyncRawCursor) as later:
+        await postgres.admit(later, thing, 6)
 
 
 def test_every_decision_is_told_with_the_mark_before_it(pg: Conn, thing: str) -> None:

@@ -1,6 +1,5 @@
 """The Redis guard with commands of all kinds, every kind of client, and on a Cluster."""
 
-import asyncio
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +16,11 @@ from fencepost.events import Event
 from fencepost.guards.policy import Policy
 from fencepost.guards.redis import Done, Guard
 from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import Redis, wait_until
+from fencepost.lab.servers import Redis
 from fencepost.lease import Grant, Lease
 from fencepost.rule import MAX_TOKEN, Stamp
 from tests.harness.servers import Endpoint
+from tests.harness.waiting import until
 
 
 @pytest.fixture
@@ -152,21 +152,18 @@ def test_the_client_s_own_settings_do_not_matter(redis_server: Endpoint, thing: 
             guard.read("GET", thing, offer=4)
 
 
-def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) -> None:
-    async def scenario() -> None:
-        async with AsyncRedis.from_url(redis_server.url) as client:
-            guard = Guard(client)
-            assert not (await guard.execute("SET", thing, "x", offer=lease(5))).replayed
-            assert await guard.read("GET", thing, offer=lease(5)) == b"x"
-            await guard.update(thing, lambda before: before + b"y", Stamp(5, 9, "ann"))
-            assert await guard.read("GET", thing, offer=lease(5)) == b"xy"
-            with pytest.raises(StaleToken):
-                await guard.execute("SET", thing, "z", offer=4)
-            assert await guard.mark(thing) == Stamp(5, 9, "ann")
-            await guard.enter(thing, 6)
-            assert await guard.reset(thing, 7) == Stamp(7)
-
-    asyncio.run(scenario())
+async def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) -> None:
+    async with AsyncRedis.from_url(redis_server.url) as client:
+        guard = Guard(client)
+        assert not (await guard.execute("SET", thing, "x", offer=lease(5))).replayed
+        assert await guard.read("GET", thing, offer=lease(5)) == b"x"
+        await guard.update(thing, lambda before: before + b"y", Stamp(5, 9, "ann"))
+        assert await guard.read("GET", thing, offer=lease(5)) == b"xy"
+        with pytest.raises(StaleToken):
+            await guard.execute("SET", thing, "z", offer=4)
+        assert await guard.mark(thing) == Stamp(5, 9, "ann")
+        await guard.enter(thing, 6)
+        assert await guard.reset(thing, 7) == Stamp(7)
 
 
 def test_a_server_that_does_not_answer_leaves_it_open(thing: str) -> None:
@@ -178,54 +175,36 @@ def test_a_server_that_does_not_answer_leaves_it_open(thing: str) -> None:
             guard.execute("INCRBY", thing, 7, offer=offer)
         assert caught.value.ambiguous
         # Thawed, the server carries out what it was sent; the retry finds that out, either way.
-        assert wait_until(lambda: client.get(thing) == b"7", timeout=10)
+        until(lambda: client.get(thing) == b"7", "the server adds the seven")
         assert guard.execute("INCRBY", thing, 7, offer=offer) == Done(None, replayed=True)
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[str]:
-    with Redis(args=["--cluster-enabled", "yes"]) as server:
-        with redis.from_url(server.url) as client:
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-            assert wait_until(lambda: b"cluster_state:ok" in _info(client), timeout=20)
-        yield server.url
+def test_on_a_cluster_the_mark_lies_in_the_slot_of_the_data(cluster: Any, thing: str) -> None:
+    guard = Guard(cluster)
+    for key in (thing, f"a:{{{thing}}}:b", f"{thing}{{"):
+        guard.execute("SET", key, "x", offer=lease(5))
+        assert guard.read("GET", key, offer=lease(5)) == b"x"
+        with pytest.raises(StaleToken):
+            guard.execute("SET", key, "y", offer=4)
 
 
-def test_on_a_cluster_the_mark_lies_in_the_slot_of_the_data(nodes: str, thing: str) -> None:
-    with redis.RedisCluster.from_url(nodes) as client:
+def test_on_a_cluster_keys_of_another_slot_are_refused(cluster: Any, thing: str) -> None:
+    guard = Guard(cluster)
+    with pytest.raises(ConfigError, match="another slot"):
+        guard.execute("SET", f"{thing}/other", "x", offer=5, resource=thing)
+    guard.execute("MSET", f"{{{thing}}}:a", 1, f"{{{thing}}}:b", 2, offer=5, resource=thing)
+    for key in (f"{thing}}}x", f"{{}}{thing}"):
+        with pytest.raises(ConfigError, match="hash tag"):
+            guard.execute("SET", key, "x", offer=5)
+
+
+async def test_an_asyncio_client_of_a_cluster_works_too(cluster: Any, thing: str) -> None:
+    node = cluster.get_default_node()
+    async with AsyncRedisCluster(host=node.host, port=node.port) as client:
         guard = Guard(client)
-        for key in (thing, f"a:{{{thing}}}:b", f"{thing}{{"):
-            guard.execute("SET", key, "x", offer=lease(5))
-            assert guard.read("GET", key, offer=lease(5)) == b"x"
-            with pytest.raises(StaleToken):
-                guard.execute("SET", key, "y", offer=4)
-
-
-def test_on_a_cluster_keys_of_another_slot_are_refused(nodes: str, thing: str) -> None:
-    with redis.RedisCluster.from_url(nodes) as client:
-        guard = Guard(client)
-        with pytest.raises(ConfigError, match="another slot"):
-            guard.execute("SET", f"{thing}/other", "x", offer=5, resource=thing)
-        guard.execute("MSET", f"{{{thing}}}:a", 1, f"{{{thing}}}:b", 2, offer=5, resource=thing)
-        for key in (f"{thing}}}x", f"{{}}{thing}"):
-            with pytest.raises(ConfigError, match="hash tag"):
-                guard.execute("SET", key, "x", offer=5)
-
-
-def test_an_asyncio_client_of_a_cluster_works_too(nodes: str, thing: str) -> None:
-    async def scenario() -> None:
-        async with AsyncRedisCluster.from_url(nodes) as client:
-            guard = Guard(client)
-            await guard.execute("SET", thing, "x", offer=5)
-            with pytest.raises(StaleToken):
-                await guard.execute("SET", thing, "x", offer=4)
-
-    asyncio.run(scenario())
-
-
-def _info(client: Any) -> bytes:
-    info: Any = client.execute_command("CLUSTER INFO")
-    return info if isinstance(info, bytes) else b"cluster_state:" + str(info.get("cluster_state")).encode()
+        await guard.execute("SET", thing, "x", offer=5)
+        with pytest.raises(StaleToken):
+            await guard.execute("SET", thing, "x", offer=4)
 
 
 def test_marks_of_different_resources_never_share_a_key(guard: Guard) -> None:

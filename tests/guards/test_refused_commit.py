@@ -1,6 +1,5 @@
 """What SQLite refuses at the commit is gone, also from a connection of SQLAlchemy that takes it for ended."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +53,22 @@ def test_nothing_of_it_is_committed_by_what_comes_next(tmp_path: Path) -> None:
             assert not run.done
 
 
-def test_nor_in_asyncio(tmp_path: Path) -> None:
-    async def whole() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.sqlite3'}")
-        event.listen(engine.sync_engine, "connect", strict)
-        async with engine.connect() as conn:
-            for statement in MADE:
-                await conn.execute(text(statement))
-            await conn.commit()
-            with pytest.raises(IntegrityError):
-                async with once(conn, "1"):
-                    await conn.execute(ORPHAN)
-            with pytest.raises(IntegrityError):
-                async with sqlite.fenced(conn, "thing", 5):
-                    await conn.execute(ORPHAN)
-            async with conn.begin():
-                await conn.execute(PARENT)
-                assert (await conn.execute(COUNT)).scalar() == 0
-            async with once(conn, "1") as run:
-                assert not run.done
-        await engine.dispose()
-
-    asyncio.run(whole())
+async def test_nor_in_asyncio(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.sqlite3'}")
+    event.listen(engine.sync_engine, "connect", strict)
+    async with engine.connect() as conn:
+        for statement in MADE:
+            await conn.execute(text(statement))
+        await conn.commit()
+        with pytest.raises(IntegrityError):
+            async with once(conn, "1"):
+                await conn.execute(ORPHAN)
+        with pytest.raises(IntegrityError):
+            async with sqlite.fenced(conn, "thing", 5):
+                await conn.execute(ORPHAN)
+        async with conn.begin():
+            await conn.execute(PARENT)
+            assert (await conn.execute(COUNT)).scalar() == 0
+        async with once(conn, "1") as run:
+            assert not run.done
+    await engine.dispose()

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +20,8 @@ import fencepost
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
 from fencepost.saga import Compensated, Saga, Step, Stuck, Task
+from tests.harness.child import Child
+from tests.harness.isolated import isolated
 
 said: list[str] = []
 
@@ -244,24 +244,21 @@ def test_a_loss_that_is_not_its_own_is_a_failure_like_any_other(conn: Any, locks
         Saga("order", [Step("a", loses)]).run(locks, conn, "1")
 
 
-def test_asyncio_on_postgres(postgres_url: str) -> None:
+async def test_asyncio_on_postgres(postgres_url: str) -> None:
     async def say_later(task: Task) -> str:
         await asyncio.sleep(0)
         await task.conn.execute("SELECT 1")
         return say(task)
 
-    async def main() -> None:
-        saga = Saga("trip", [Step("a", say_later, say_later), Step("b", fail)])
-        async with (
-            fencepost.aio.connect("memory://") as locks,
-            await psycopg.AsyncConnection.connect(postgres_url) as conn,
-        ):
-            with pytest.raises(Compensated):
-                await saga.run(locks, conn, f"trip-{os.getpid()}")
-            found = await saga.find(conn, f"trip-{os.getpid()}")
-            assert (found.state, found.undone) == ("compensated", ["a"])
-
-    asyncio.run(main())
+    saga = Saga("trip", [Step("a", say_later, say_later), Step("b", fail)])
+    async with (
+        fencepost.aio.connect("memory://") as locks,
+        await psycopg.AsyncConnection.connect(postgres_url) as conn,
+    ):
+        with pytest.raises(Compensated):
+            await saga.run(locks, conn, f"trip-{os.getpid()}")
+        found = await saga.find(conn, f"trip-{os.getpid()}")
+        assert (found.state, found.undone) == ("compensated", ["a"])
     assert said == ["do a", "undo a"]
 
 
@@ -288,12 +285,12 @@ SHOP = """
 """
 
 
-def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@isolated
+def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("FENCEPOST_DATABASE", f"sqlite:///{tmp_path}/app.sqlite3")
-    monkeypatch.setenv("FENCEPOST_URL", f"sqlite:{tmp_path}/locks.sqlite3")
+    os.chdir(tmp_path)
+    os.environ["FENCEPOST_DATABASE"] = f"sqlite:///{tmp_path}/app.sqlite3"
+    os.environ["FENCEPOST_URL"] = f"sqlite:{tmp_path}/locks.sqlite3"
 
     def cli(*args: str, code: int = 0) -> str:
         done = CliRunner().invoke(root.app, [*(() if args[0] == "break" else ("saga",)), *args])
@@ -306,7 +303,8 @@ def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path, monkeypatch:
     )
 
     def shop(id: str) -> int:
-        return subprocess.run([sys.executable, "-c", program, id], stderr=subprocess.DEVNULL).returncode
+        with Child.python("-c", program, id, cwd=tmp_path) as child:
+            return child.wait()
 
     assert "there is no SQLite file" in cli("ls", code=2)
     assert not (tmp_path / "app.sqlite3").exists(), "looking for it has not made it"

@@ -18,6 +18,7 @@ from fencepost.errors import LeaseLost, StaleToken
 from fencepost.once import once
 from fencepost.saga import Compensated, Saga, Step, Stuck, Task
 from tests.guards.mortal import Connect, Fate, lives, postgres_schema, sqlite_file
+from tests.harness.isolated import isolated
 
 
 class World:
@@ -111,6 +112,7 @@ def every_moment(job: Callable[[str, Fate], None], after: Callable[[str], None])
     raise AssertionError
 
 
+@isolated
 def test_a_saga_that_goes_well_has_each_effect_once(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn:
@@ -118,13 +120,14 @@ def test_a_saga_that_goes_well_has_each_effect_once(world: World) -> None:
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["charge", "pack", "reserve", "ship"]
 
     # begin, reserve, charge noted, asked, noted again, pack, ship: seven commits
     assert every_moment(run, go_on) == 14
 
 
+@isolated
 def test_a_saga_that_fails_leaves_nothing_behind(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn, pytest.raises(Compensated, match="ship: "):
@@ -132,13 +135,14 @@ def test_a_saga_that_fails_leaves_nothing_behind(world: World) -> None:
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["charge", "refund"]
 
     # six as above, the turn, pack undone, refund asked, noted, reserve undone
     assert every_moment(run, go_on) == 22
 
 
+@isolated
 def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn, pytest.raises(Stuck, match="bank is closed"):
@@ -146,7 +150,7 @@ def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> N
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["charge", "reserve"]
         world.closes_for_refunds(False)
         with world.locks() as locks, closing(world.connect(Fate())) as conn:
@@ -162,6 +166,7 @@ def test_a_saga_whose_undo_fails_is_stuck_until_it_is_retried(world: World) -> N
     assert every_moment(run, go_on) == 20
 
 
+@isolated
 def test_a_retry_by_hand_can_be_killed_as_well(world: World) -> None:
     def retry(id: str, fate: Fate) -> None:
         with world.locks() as locks, closing(world.connect(fate)) as conn, pytest.raises(Compensated, match="ship: "):
@@ -176,13 +181,14 @@ def test_a_retry_by_hand_can_be_killed_as_well(world: World) -> None:
 
     def go_on(id: str) -> None:
         world.free(id)
-        assert lives(lambda fate: retry(id, fate), None)
+        retry(id, Fate())
         assert world.effects(id) == ["charge", "refund"]
 
     # unstuck, the refund asked, noted, reserve undone
     assert every_moment(run, go_on) == 8
 
 
+@isolated
 def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -> None:
     id = secrets.token_hex(4)
     child = os.fork()
@@ -213,6 +219,7 @@ def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -
     assert world.effects(id) == ["charge", "pack", "reserve", "ship"]
 
 
+@isolated
 def test_a_run_once_is_neither_lost_nor_doubled(world: World) -> None:
     def run(id: str, fate: Fate) -> None:
         with closing(world.connect(fate)) as conn, once(conn, id) as attempt:
@@ -221,7 +228,7 @@ def test_a_run_once_is_neither_lost_nor_doubled(world: World) -> None:
                 attempt.result = "made"
 
     def go_on(id: str) -> None:
-        assert lives(lambda fate: run(id, fate), None)
+        run(id, Fate())
         assert world.effects(id) == ["effect"]
 
     assert every_moment(run, go_on) == 2

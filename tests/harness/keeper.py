@@ -20,6 +20,7 @@ from typing import Any
 from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
 from fencepost.lab.servers.redis_groups import Independent, RedisCluster
 from fencepost.lab.servers.server import Server
+from tests.harness.object_store import ObjectStore
 from tests.harness.pgbouncer import PgBouncer
 
 Ask = Callable[[str], Any]
@@ -36,6 +37,7 @@ SERVERS: dict[str, Callable[[Ask], AbstractContextManager[Any]]] = {
     # Several workers share it.
     "postgres": lambda _: Postgres(args=["-c", "max_connections=800"]),
     "pgbouncer": lambda ask: PgBouncer(target=ask("postgres").url, size=80),
+    "object_store": lambda _: ObjectStore(),
 }
 
 
@@ -64,8 +66,8 @@ class Keeper:
         except Exception:
             self._failed[name] = {"failed": traceback.format_exc()}
         else:
-            members: list[Server] = getattr(server, "members", [server])
-            return {"url": server.url, "logs": [str(member.log) for member in members]}
+            members = getattr(server, "members", [server])
+            return {"url": server.url, "logs": [str(each.log) for each in members if isinstance(each, Server)]}
         return self._failed[name]
 
 

@@ -127,7 +127,13 @@ def pgbouncer_server() -> Endpoint:
 
 
 @pytest.fixture(scope="session")
+def shared_object_store() -> Endpoint:
+    return shared("object_store")
+
+
+@pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
+    """One of this worker's own, for tests that set its ``fault``. It costs seconds to import."""
     with ObjectStore() as server:
         yield server
 

@@ -9,10 +9,13 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 
+from fencepost.backends.sqlite_file import patiently
 from fencepost.events import Action, Hook
 from fencepost.guards import sqlite
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
+
+_BUSY = 30.0
 
 
 class Marks:
@@ -20,8 +23,12 @@ class Marks:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._gate = threading.Lock()
-        self._conn = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        self._conn.execute("PRAGMA journal_mode = WAL")
+        self._conn = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            patiently(self._conn, "PRAGMA journal_mode = WAL", busy=_BUSY)
+        except BaseException:
+            self._conn.close()
+            raise
 
     def __call__(
         self, resource: str, offer: Offer, action: Action, hooks: Iterable[Hook] = (), policy: Policy | None = None
