@@ -61,9 +61,9 @@ def call_apart(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
                 status = child.wait(LIMIT + 15)
             except AssertionError as error:
                 raise IsolatedFailure(str(error)) from None
-            if status != 0:
-                said = "\n".join(child.output)
-                raise IsolatedFailure(f"in its own process (status {status}):\n{said}")
+    if status != 0:
+        said = "\n".join(child.output)
+        raise IsolatedFailure(f"in its own process (status {status}):\n{said}")
 
 
 def in_fork(job: Callable[[], Awaitable[T]], deadline: float) -> Awaitable[T]:
