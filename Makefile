@@ -50,7 +50,7 @@ bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
 
 torture: setup ## Pauses and kills at full size: guarded increments, then a fleet for 5 min on Redis and on etcd
-	$(PY) -m tests.torture $(ARGS)
+	$(PY) -m tests.programs.torture $(ARGS)
 	$(PY) -m tests.fleet.run --backend redis
 	$(PY) -m tests.fleet.run --backend etcd
 

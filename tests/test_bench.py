@@ -1,9 +1,12 @@
 """The bench harness measures what it says it measures."""
 
+import gc
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from bench import page
 from bench.harness import Bench, Sides, bench, measure, registry
@@ -19,6 +22,14 @@ class Clock:
     def spend(self, side: str, seconds: float) -> None:
         self.calls.append(side)
         self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def collections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The collections that were asked for; none is done, for the heap of all tests is large."""
+    asked: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: asked.append("collect"))
+    return asked
 
 
 def registered(clock: Clock, *, aim: float) -> Bench:
@@ -38,7 +49,7 @@ def test_a_ratio_is_against_the_last_side_and_the_aim_is_the_first_sides() -> No
     assert (fast.side, fast.seconds, fast.ratio, fast.met) == ("fast", 0.25, 1.0, None)
 
 
-def test_sides_are_interleaved_round_by_round_between_setup_and_clean_up() -> None:
+def test_sides_are_interleaved_round_by_round_between_setup_and_clean_up(collections: list[str]) -> None:
     clock = Clock()
     measure(registered(clock, aim=2.0), rounds=8, order=random.Random(1), clock=lambda: clock.now)
     assert clock.calls[0] == "up"
@@ -48,6 +59,7 @@ def test_sides_are_interleaved_round_by_round_between_setup_and_clean_up() -> No
     assert len(rounds) == 9, "a warm-up and eight rounds"
     assert all(sorted(each) == ["fast"] * 4 + ["slow"] * 4 for each in rounds)
     assert len({each[0] for each in rounds}) == 2, "the order is drawn anew"
+    assert len(collections) == 2 * 9, "each side begins with a collected heap"
 
 
 def test_the_page_tells_the_ratios_and_which_aim_was_missed(tmp_path: Path) -> None:

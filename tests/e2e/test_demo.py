@@ -1,11 +1,7 @@
 """`fencepost demo`: the picture it gives, and that nothing of it is left behind."""
 
-import asyncio
 import json
-import os
-import pty
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +9,9 @@ import pytest
 
 from fencepost.lab import demo
 from fencepost.lab.actors import Stage, Unexpected
-from fencepost.lab.servers.processes import wait_until
+from tests.harness.child import Child
+from tests.harness.terminal import Terminal
+from tests.harness.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-m", "fencepost", "demo", "--fast"]
 
@@ -31,18 +29,17 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
-def run(folder: Path, *options: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, *options], capture_output=True, text=True, env=os.environ | {"TMPDIR": str(folder)}
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def run(folder: Path, *options: str) -> list[str]:
+    with Child([*COMMAND, *options], env={"TMPDIR": str(folder)}) as process:
+        said = process.succeed()
+    assert process.errors == ""
     assert list(folder.iterdir()) == []
     assert processes_in(folder) == []
-    return done.stdout
+    return said
 
 
 def test_json_is_one_object_with_exactly_these_fields(tmp_path: Path) -> None:
-    assert json.loads(run(tmp_path, "--json")) == {
+    assert json.loads("\n".join(run(tmp_path, "--json"))) == {
         "fence_off": {"accepted_writers": 2, "corrupted": True},
         "fence_on": {"accepted_writers": 1, "stale_rejections": 1, "status": 409, "corrupted": False},
         "write_fence_only": {"lost_updates": 1},
@@ -51,7 +48,7 @@ def test_json_is_one_object_with_exactly_these_fields(tmp_path: Path) -> None:
 
 
 def test_the_text_shows_the_three_parts_in_order_and_plainly(tmp_path: Path) -> None:
-    said = run(tmp_path)
+    said = "\n".join(run(tmp_path))
     assert "\x1b" not in said
     parts = said.split("\nPart ")
     assert [part[:2].rstrip(".") for part in parts[1:]] == ["1", "2", "3a", "3b"]
@@ -71,31 +68,16 @@ def test_the_text_shows_the_three_parts_in_order_and_plainly(tmp_path: Path) -> 
 def test_on_a_terminal_it_has_colours_and_ending_it_early_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    ours, theirs = pty.openpty()
-    try:
-        process = subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
-            env=os.environ | {"TMPDIR": str(tmp_path), "TERM": "xterm-256color"},
-            # A background job of a shell ignores Ctrl-C, and so would what it starts.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        os.close(theirs)
-        said = b""
-        while b"freezes" not in said:
-            said += os.read(ours, 4096)
-        process.send_signal(number)
-        assert process.wait() == 128 + number
-    finally:
-        os.close(ours)
-    assert b"\x1b[" in said
-    assert wait_until(lambda: processes_in(tmp_path) == [], timeout=10)
+    with Terminal(COMMAND, env={"TMPDIR": str(tmp_path)}) as terminal:
+        terminal.shows("freezes")
+        terminal.process.send_signal(number)
+        assert terminal.process.wait(PATIENCE) == 128 + number
+        assert "\x1b[" in terminal.screen
+    until(lambda: not processes_in(tmp_path), "the end of all processes of the demo")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_resource_that_does_not_fence_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resource_that_does_not_fence_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Stage.resource
 
     async def fenceless(self: Stage, *, fence: bool) -> str:
@@ -103,7 +85,7 @@ def test_a_resource_that_does_not_fence_is_found_out(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Stage, "resource", fenceless)
     with pytest.raises(Unexpected, match=r'and showed .*"fence_on": {"accepted_writers": 2'):
-        asyncio.run(demo.play(fast=True, quiet=True))
+        await demo.play(fast=True, quiet=True)
 
 
 @pytest.mark.parametrize(

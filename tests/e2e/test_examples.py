@@ -1,31 +1,41 @@
 """The examples do what they say, with as many processes as they speak of."""
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
+import pytest
 from examples import billing
 
+from tests import ROOT
 from tests.guards.mortal import Fate, lives, sqlite_file
+from tests.harness.child import Child
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def started(folder: Path, name: str, *args: str) -> "subprocess.Popen[str]":
-    env = {**os.environ, "FENCEPOST_URL": f"sqlite:{folder}/locks.sqlite3"}
-    command = [sys.executable, str(EXAMPLES / name), *args]
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
+EXAMPLES = ROOT / "examples"
 
 
-def test_each_account_is_billed_once_by_three_instances_at_once(tmp_path: Path) -> None:
-    processes = [started(tmp_path, "billing.py", "2026-11") for _ in range(3)]
-    said = [line for each in processes for line in each.communicate()[0].splitlines()]
-    assert [each.returncode for each in processes] == [0, 0, 0]
+class Examples:
+    """Starts examples in the folder that they share."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+
+    def start(self, name: str, *args: str) -> Child:
+        env = {"FENCEPOST_URL": f"sqlite:{self.folder}/locks.sqlite3"}
+        return self._stack.enter_context(Child.python(EXAMPLES / name, *args, cwd=self.folder, env=env))
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Iterator[Examples]:
+    with ExitStack() as stack:
+        yield Examples(tmp_path, stack)
+
+
+def test_each_account_is_billed_once_by_three_instances_at_once(examples: Examples, tmp_path: Path) -> None:
+    processes = [examples.start("billing.py", "2026-11") for _ in range(3)]
+    said = [line for each in processes for line in each.succeed()]
     assert sorted(line for line in said if "now" in line) == [f"account {n}: 90 left, billed now" for n in (1, 2, 3)]
     assert said.count("account 1: 90 left, billed before") == 2
     with closing(sqlite3.connect(tmp_path / "billing.sqlite3")) as conn:
@@ -49,32 +59,27 @@ def test_a_billing_run_that_is_killed_anywhere_is_made_whole_by_the_next(tmp_pat
             assert conn.execute("SELECT balance FROM account").fetchall() == [(90,)] * 3
 
 
-def test_of_twenty_machines_one_makes_the_report_and_a_late_one_does_not_make_it_again(tmp_path: Path) -> None:
-    machines: list[Any] = [started(tmp_path, "cron.py", "2026-11-15") for _ in range(20)]
-    said = [each.communicate()[0].strip() for each in machines]
-    assert all(each.returncode == 0 for each in machines)
+def test_of_many_machines_one_makes_the_report_and_a_late_one_does_not_make_it_again(
+    examples: Examples, tmp_path: Path
+) -> None:
+    machines = [examples.start("cron.py", "2026-11-15") for _ in range(8)]
+    said = [line for each in machines for line in each.succeed()]
     assert said.count("made") == 1
     assert set(said) <= {"made", "made before", "another machine is at it"}
-    late = started(tmp_path, "cron.py", "2026-11-15")
-    assert late.communicate()[0] == "made before\n"
+    assert examples.start("cron.py", "2026-11-15").succeed() == ["made before"]
     with closing(sqlite3.connect(tmp_path / "reports.sqlite3")) as conn:
         assert conn.execute("SELECT count(*) FROM report").fetchone() == (1,)
 
 
-def test_without_their_argument_they_say_how_they_are_called(tmp_path: Path) -> None:
+def test_without_their_argument_they_say_how_they_are_called(examples: Examples, tmp_path: Path) -> None:
     for name in ("billing.py", "cron.py"):
-        done = subprocess.run([sys.executable, str(EXAMPLES / name)], cwd=tmp_path, capture_output=True, text=True)
-        assert (done.returncode, name in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+        done = examples.start(name)
+        assert (done.wait(), name in done.errors, "Traceback" in done.errors) == (1, True, False)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_merge_is_corrupt_without_a_guard_and_whole_with_one(tmp_path: Path) -> None:
-    process = started(tmp_path, "daily_merge.py")
-    try:
-        without, guarded = process.communicate(timeout=60)[0].splitlines()
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        raise
+def test_the_merge_is_corrupt_without_a_guard_and_whole_with_one(examples: Examples) -> None:
+    without, guarded = examples.start("daily_merge.py").succeed()
     assert without.startswith("without a guard: 15 elements of 10, CORRUPT; the first instance learnt of its loss when")
     assert guarded.startswith(
         "with a guard: 10 elements of 10, as it should be; the first instance was refused: token 1"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +15,15 @@ from urllib.parse import quote
 import pytest
 
 from fencepost.lab.servers import http_json
-from fencepost.lab.servers.processes import Missing, program, wait_until
+from fencepost.lab.servers.processes import Missing, program
 from fencepost.lab.servers.server import Server
 from fencepost.meter import INSTRUMENTS
 from fencepost.rule import Stamp
 from tests import ROOT
+from tests.e2e.worker import WorkerProcess
 from tests.harness.resource import Service
 from tests.harness.servers import unavailable
+from tests.harness.waiting import until
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 CASES = ROOT / "deploy" / "prometheus" / "rules_test.yml"
@@ -42,37 +43,31 @@ def promtool(*args: str, text: str | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def resource_page() -> Iterator[str]:
-    """The metrics of a resource that has admitted and refused."""
+def service() -> Iterator[Service]:
     with Service() as service:
-        service.put("thing", b"1", Stamp(5, 1, "ann"))
-        service.put("thing", b"2", Stamp(4, 1, "old"))
-        yield service.ask("GET", "/metrics").body.decode()
+        yield service
 
 
 @pytest.fixture(scope="module")
-def worker_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def resource_page(service: Service) -> str:
+    """The metrics of a resource that has admitted and refused."""
+    service.put("thing", b"1", Stamp(5, 1, "ann"))
+    service.put("thing", b"2", Stamp(4, 1, "old"))
+    return service.ask("GET", "/metrics").body.decode()
+
+
+@pytest.fixture(scope="module")
+def worker_page(service: Service, resource_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The metrics of a worker that has acquired, and not yet released."""
     locks = tmp_path_factory.mktemp("locks") / "locks.sqlite3"
-    with Service() as service:
-        command = [sys.executable, "-m", "fencepost", "worker", "--resource", service.url, "--json", "--steps"]
-        command += ["--metrics-port", "0", "--backend", f"sqlite://{locks}"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-            try:
-                assert worker.stdin is not None
-                assert worker.stdout is not None
-                facts = json.loads(worker.stdout.readline())
-                assert facts["event"] == "metrics"
-                url = facts["url"]
-                while facts.get("step") != "release":
-                    facts = json.loads(worker.stdout.readline())
-                    if facts["event"] == "ready" and facts["step"] != "release":
-                        worker.stdin.write("\n")
-                        worker.stdin.flush()
-                with urllib.request.urlopen(url, timeout=30) as answer:
-                    yield answer.read().decode()
-            finally:
-                worker.kill()
+    options = ["--resource", service.url, "--steps", "--metrics-port", "0", "--backend", f"sqlite://{locks}"]
+    with WorkerProcess(*options) as worker:
+        url = worker.until("metrics")["url"]
+        worker.go("acquire", "read", "write")
+        worker.until("accepted")
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            page: str = answer.read().decode()
+            return page
 
 
 class Prometheus(Server):
@@ -144,12 +139,12 @@ def test_a_real_prometheus_raises_the_alarm_about_a_clash_and_a_write_without_a_
             unavailable(str(missing))
         service.put("thing", b"1", Stamp(5, 1, "ann"))
         scraped = 'count_over_time(fencing_reject_total{verdict="clash"}[1m])'
-        assert wait_until(lambda: prometheus.samples(scraped) >= 3, timeout=30)
+        until(lambda: prometheus.samples(scraped) >= 3, "three scrapes")
         assert prometheus.firing() == set()
         assert service.put("thing", b"2", Stamp(5, 1, "bob")).headers["X-Fence-Verdict"] == "clash"
         assert service.ask("PUT", "/r/thing", b"3").status == 428
         alarms = {"FencingTokenClash", "CriticalWriteWithoutToken"}
-        assert wait_until(lambda: prometheus.firing() == alarms, timeout=30), prometheus.firing()
+        until(lambda: prometheus.firing() == alarms, f"the alarms {alarms}")
 
 
 @pytest.mark.server

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import itertools
-import subprocess
-import sys
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
+from fencepost.cli import app as root
 from fencepost.errors import BackendError
 from fencepost.events import Hook
 from fencepost.lab.servers import Postgres
-from fencepost.lab.servers.processes import Missing, wait_until
+from fencepost.lab.servers.processes import Missing
 from fencepost.resource.ledger import Ledger
 from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
+from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.servers import Endpoint, unavailable
-
-_serial = itertools.count()
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, run, until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -35,7 +38,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "folder" / "store.sqlite3")
         return
     server: Endpoint = request.getfixturevalue("postgres_server")
-    name = f"store_{next(_serial)}"
+    name = f"store_{secrets.token_hex(4)}"
     with psycopg.connect(server.url, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
         yield f"{server.url.rpartition('/')[0]}/{name}"
@@ -47,11 +50,8 @@ def services(place: str, count: int) -> Iterator[Sequence[Service]]:
     """So many services on one store, all started at the same moment."""
     with contextlib.ExitStack() as stack:
         several = [Service(args=["--store", place]) for _ in range(count)]
-        threads = [threading.Thread(target=stack.enter_context, args=(each,)) for each in several]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for starting in [background(functools.partial(stack.enter_context, each)) for each in several]:
+            starting.result()
         assert all(each.running for each in several)
         yield several
 
@@ -87,15 +87,13 @@ def test_through_several_services_admitted_tokens_never_go_back(place: str) -> N
     with services(place, 2) as several:
         keys = list(admitted)
         # Half of them go through the keys backwards: services must not wait for each other in a circle.
-        threads = [
-            threading.Thread(target=write, args=(service, order))
+        writers = [
+            background(functools.partial(write, service, order))
             for service in several
             for order in (keys, keys[::-1], keys, keys[::-1])
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for writer in writers:
+            writer.result()
         assert not strange
         for key, tokens_in in admitted.items():
             assert len(tokens_in) > 10
@@ -123,18 +121,16 @@ def test_every_acknowledged_write_is_found_again_after_each_kill(place: str) -> 
                     enough.set()
 
     with Service(args=["--store", place]) as service:
-        for _ in range(4 if place.startswith("postgresql") else 10):
+        for _ in range(3 if place.startswith("postgresql") else 5):
             enough = [threading.Event() for _ in range(8)]
             writers = [
-                threading.Thread(target=write, args=(service, f"k{number}", event))
+                background(functools.partial(write, service, f"k{number}", event))
                 for number, event in enumerate(enough)
             ]
-            for writer in writers:
-                writer.start()
-            assert all(event.wait(60) for event in enough), "the service was under load when it was killed"
+            until(lambda: all(each.is_set() for each in enough), "load on the service", watching=writers)  # noqa: B023
             service.kill()
             for writer in writers:
-                writer.join()
+                writer.result()
             service.start()
             assert len(acknowledged) == 8
             for name, token in acknowledged.items():
@@ -160,7 +156,7 @@ def test_when_postgres_dies_clients_get_503_and_nothing_acknowledged_is_lost() -
         assert service.get("thing").status == 503
         assert service.ask("GET", "/healthz").status == 503
         postgres.restart()
-        assert wait_until(lambda: service.ask("GET", "/healthz").status == 200, timeout=30)
+        until(lambda: service.ask("GET", "/healthz").status == 200, "the store again")
         assert service.get("thing").body == b"kept"
         assert service.put("thing", b"next", Stamp(5, 2, "ann")).status == 200
         assert service.put("thing", b"zombie", Stamp(5, 1, "ann")).status == 409
@@ -168,26 +164,21 @@ def test_when_postgres_dies_clients_get_503_and_nothing_acknowledged_is_lost() -
 
 def test_no_line_it_prints_has_the_password_of_its_store(postgres_server: Endpoint) -> None:
     place = postgres_server.url.replace("postgres@", "postgres:secret-word@")
-    command = [sys.executable, "-m", "fencepost", "resource", "--port", "0", "--store", place]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert "postgresql://***@" in line
-            assert "secret-word" not in line
-        finally:
-            process.kill()
-    wrong = subprocess.run(
-        [*command[:-1], "postgresql://ann:secret-word@127.0.0.1:1/nowhere"], capture_output=True, text=True, timeout=60
-    )
-    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+    options = ["resource", "--port", "0", "--store"]
+    with Child.fencepost(*options, place, merged=True) as process:
+        line = process.line()
+        assert "postgresql://***@" in line
+        assert "secret-word" not in line
+    wrong = CliRunner().invoke(root.app, [*options, "postgresql://ann:secret-word@127.0.0.1:1/nowhere"])
+    assert (wrong.exit_code, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
     assert "secret-word" not in wrong.stderr
 
 
 def test_a_write_is_not_acknowledged_when_another_of_its_group_ended_the_transaction(postgres_server: Endpoint) -> None:
-    url = f"{postgres_server.url.rpartition('/')[0]}/half_a_store"
+    name = f"half_a_store_{secrets.token_hex(4)}"
+    url = f"{postgres_server.url.rpartition('/')[0]}/{name}"
     with psycopg.connect(postgres_server.url, autocommit=True) as admin:
-        admin.execute("CREATE DATABASE half_a_store")
+        admin.execute(f"CREATE DATABASE {name}")
         store = Store(opener(url))
 
         async def use() -> None:
@@ -195,11 +186,11 @@ def test_a_write_is_not_acknowledged_when_another_of_its_group_ended_the_transac
 
             def hold(ledger: Ledger, hook: Hook) -> bool:
                 busy.set()
-                return gate.wait(30)
+                return gate.wait(PATIENCE)
 
             await store.write("a", b"before", Stamp(1, 1, "ann"))
             held = asyncio.ensure_future(store._writer.run("", hold))
-            assert await asyncio.to_thread(busy.wait, 30)
+            assert await asyncio.to_thread(busy.wait, PATIENCE)
             with psycopg.connect(url, autocommit=True) as other:
                 other.execute("DROP FUNCTION fencepost_judge CASCADE")
             # Raising a mark that is there takes no function; a resource that is new does.
@@ -215,7 +206,7 @@ def test_a_write_is_not_acknowledged_when_another_of_its_group_ended_the_transac
             assert (await store.read("a")).data == b"after", "what was acknowledged is there"
 
         try:
-            asyncio.run(use())
+            run(use())
         finally:
             store.close()
-            admin.execute("DROP DATABASE half_a_store WITH (FORCE)")
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")

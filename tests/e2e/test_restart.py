@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost.lab.servers.processes import wait_until
 from fencepost.rule import Stamp
+from tests.e2e.worker import WorkerProcess
 from tests.harness.resource import Service
-from tests.workers import WorkerProcess
+from tests.harness.waiting import until
 
 KEY = "counter"
 WAITERS = 3
@@ -28,7 +28,7 @@ def tokens(*workers: WorkerProcess) -> list[int]:
 def next_round(service: Service, locks: str) -> tuple[int, int]:
     """The token and the value of one whole round of a new worker."""
     with WorkerProcess("--backend", locks, "--resource", service.url, "--key", KEY) as worker:
-        assert worker.end() == 0
+        assert worker.end() == 0, worker.story
     written = worker.facts[-2]
     assert written["event"] == "accepted"
     return written["token"], int(written["value"])
@@ -36,9 +36,9 @@ def next_round(service: Service, locks: str) -> tuple[int, int]:
 
 def test_holder_waiters_and_resource_killed_while_the_lock_is_held(locks: str) -> None:
     with Service() as service:
-        common = ["--backend", locks, "--resource", service.url, "--key", KEY, "--ttl", "1s"]
+        common = ["--backend", locks, "--resource", service.url, "--key", KEY, "--ttl", "2s"]
         seen, value = [0], 0
-        for _ in range(3):
+        for _ in range(2):
             with ExitStack() as crowd, fencepost.connect(locks) as watch:
                 holder = crowd.enter_context(WorkerProcess(*common, "--steps"))
                 holder.go("acquire", "read", "write")
@@ -49,7 +49,7 @@ def test_holder_waiters_and_resource_killed_while_the_lock_is_held(locks: str) -
                     status = watch.status(KEY)
                     return status is not None and len(status.waiters) == WAITERS
 
-                assert wait_until(all_wait, timeout=30)
+                until(all_wait, f"{WAITERS} waiters", watching=[holder, *waiters])
                 for kill in [worker.kill for worker in waiters] + [service.kill, holder.kill]:
                     kill()
             seen += tokens(holder)
@@ -68,9 +68,9 @@ def test_holder_waiters_and_resource_killed_while_the_lock_is_held(locks: str) -
 def test_everybody_killed_in_full_swing(locks: str) -> None:
     pick = random.Random(11)
     with Service() as service:
-        common = ["--backend", locks, "--resource", service.url, "--key", KEY, "--ttl", "500ms"]
+        common = ["--backend", locks, "--resource", service.url, "--key", KEY, "--ttl", "2s"]
         seen = [0]
-        for _ in range(4):
+        for _ in range(3):
             with ExitStack() as crowd:
                 workers = [crowd.enter_context(WorkerProcess(*common, "--iterations", "100000")) for _ in range(4)]
                 for _ in range(pick.randrange(1, 20)):

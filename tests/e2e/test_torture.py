@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.torture import Failed, Plan, torture
-from tests.torture_history import Life, count, overlaps, tokens_out_of_order, unexplained_values, violations
+from tests.programs.torture import Failed, Plan, torture
+from tests.programs.torture_history import Life, count, overlaps, tokens_out_of_order, unexplained_values, violations
 
 SMALL = {"processes": 4, "increments": 50, "ttl": 0.3, "work": 0.002, "stops": 8, "kills": 4}
 
@@ -27,7 +27,7 @@ def test_with_the_fence_off_the_same_run_loses_updates() -> None:
 
 
 def test_a_run_without_faults_is_not_taken_for_proof() -> None:
-    with pytest.raises(Failed, match=r"not stressed(.|\n)*python -m tests.torture .*--seed 5"):
+    with pytest.raises(Failed, match=r"not stressed(.|\n)*python -m tests.programs.torture .*--seed 5"):
         torture(small(processes=2, increments=5, stops=0, kills=0, seed=5))
 
 

@@ -1,22 +1,24 @@
 """`fencepost worker`: what it does at each pause, and what it says about it."""
 
-import os
-import signal
-import subprocess
-import sys
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import fencepost
-from fencepost.lab.servers.processes import state_of, wait_until
+from fencepost.cli import app as root
+from fencepost.lab.servers.processes import state_of
+from tests.e2e.worker import WorkerProcess
+from tests.harness.child import Child
 from tests.harness.resource import Service
-from tests.workers import WorkerProcess
+from tests.harness.waiting import PATIENCE
 
-TTL = 0.4
-LONG = 3 * TTL
+SHORT = ["--ttl", "400ms"]
+"""For leases that are to be lost."""
+LONG = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +34,12 @@ def locks(tmp_path: Path) -> str:
 
 @pytest.fixture
 def common(service: Service, locks: str, tmp_path: Path) -> list[str]:
-    return ["--resource", service.url, "--backend", locks, "--key", tmp_path.name, "--ttl", f"{TTL}s"]
+    return ["--resource", service.url, "--backend", locks, "--key", tmp_path.name, "--ttl", "60s"]
 
 
 def test_a_round_acquires_reads_writes_and_releases(common: list[str], service: Service, tmp_path: Path) -> None:
     with WorkerProcess(*common, "--iterations", "3") as worker:
-        assert worker.end() == 0
+        assert worker.end() == 0, worker.story
     assert worker.events == ["acquired", "read", "sent", "accepted", "released"] * 3
     assert [fact["token"] for fact in worker.facts if fact["event"] == "acquired"] == [1, 2, 3]
     assert service.get(tmp_path.name).body == b"3"
@@ -45,45 +47,42 @@ def test_a_round_acquires_reads_writes_and_releases(common: list[str], service: 
 
 def test_lines_are_appended_under_one_lease(common: list[str], service: Service, tmp_path: Path) -> None:
     with WorkerProcess(*common, "--edit", "append", "--writes", "2", "--name", "W") as worker:
-        assert worker.end() == 0
+        assert worker.end() == 0, worker.story
     assert worker.events.count("acquired") == 1
     assert service.get(tmp_path.name).body == b"W: line 1 of 2\nW: line 2 of 2\n"
 
 
 def test_a_stop_freezes_the_whole_process_and_its_renewals(common: list[str], locks: str, tmp_path: Path) -> None:
-    with WorkerProcess(*common, "--pause", "1h") as worker, fencepost.connect(locks) as other:
-        paused = worker.until("paused")
-        assert paused["mode"] == "stop"
-        assert wait_until(lambda: state_of(worker.pid) == "T", timeout=30)
-        heir = other.acquire(tmp_path.name, ttl=30)
+    with WorkerProcess(*common, *SHORT, "--pause", "1h") as worker, fencepost.connect(locks) as other:
+        assert worker.frozen()["mode"] == "stop"
+        heir = other.acquire(tmp_path.name, ttl=60, timeout=PATIENCE)
         assert heir.token > worker.facts[0]["token"]
         assert state_of(worker.pid) == "T"
-        os.kill(worker.pid, signal.SIGCONT)
+        worker.thaw()
         assert worker.until("lost")["token"] == worker.facts[0]["token"]
 
 
 def test_a_stop_ends_by_itself(common: list[str]) -> None:
-    with WorkerProcess(*common, "--pause", f"{LONG}s") as worker:
+    with WorkerProcess(*common, *SHORT, "--pause", f"{LONG}s") as worker:
         worker.until("paused")
-        assert wait_until(lambda: state_of(worker.pid) == "T", timeout=30)
         assert worker.until("resumed")["seconds"] >= LONG
-        assert worker.end() == 76
+        assert worker.end() == 76, worker.story
 
 
 def test_a_sleep_leaves_the_renewals_running(common: list[str], locks: str, tmp_path: Path) -> None:
     with (
-        WorkerProcess(*common, "--ttl", "2s", "--pause", "5s", "--pause-mode", "sleep") as worker,
+        WorkerProcess(*common, "--ttl", "2s", "--pause", "3s", "--pause-mode", "sleep") as worker,
         fencepost.connect(locks) as other,
     ):
         worker.until("paused")
         with pytest.raises(fencepost.NotAcquired):
-            other.acquire(tmp_path.name, timeout=4)
-        assert worker.end() == 0
+            other.acquire(tmp_path.name, timeout=2.3)
+        assert worker.end() == 0, worker.story
     assert worker.events[-3:] == ["sent", "accepted", "released"]
 
 
 def test_without_renewal_a_sleep_loses_the_lease(common: list[str]) -> None:
-    with WorkerProcess(*common, "--no-renew", "--pause", f"{LONG}s", "--pause-mode", "sleep") as worker:
+    with WorkerProcess(*common, *SHORT, "--no-renew", "--pause", f"{LONG}s", "--pause-mode", "sleep") as worker:
         assert worker.end() == 76
     assert worker.events[-2:] == ["accepted", "lost"]
 
@@ -98,7 +97,7 @@ def test_without_renewal_a_sleep_loses_the_lease(common: list[str]) -> None:
 )
 def test_the_pause_comes_where_it_is_asked_for(common: list[str], at: str, expected: list[str]) -> None:
     with WorkerProcess(*common, "--pause", "10ms", "--pause-mode", "sleep", "--pause-at", at) as worker:
-        assert worker.end() == 0
+        assert worker.end() == 0, worker.story
     assert worker.events == [*expected, "released"]
 
 
@@ -108,12 +107,11 @@ def test_the_pause_comes_where_it_is_asked_for(common: list[str], at: str, expec
 def test_a_replaced_holder_is_refused(
     common: list[str], service: Service, tmp_path: Path, options: list[str], step: str
 ) -> None:
-    with WorkerProcess(*common, "--pause", "1h", *options) as worker:
-        worker.until("paused")
-        assert wait_until(lambda: state_of(worker.pid) == "T", timeout=30)
+    with WorkerProcess(*common, *SHORT, "--pause", "1h", *options) as worker:
+        worker.frozen()
         with WorkerProcess(*common) as heir:
-            assert heir.end() == 0
-        os.kill(worker.pid, signal.SIGCONT)
+            assert heir.end() == 0, heir.story
+        worker.thaw()
         refused = worker.until("refused")
         assert (refused["step"], refused["status"], refused["verdict"]) == (step, 409, "stale")
         assert (refused["got"], refused["seen"]) == (worker.facts[0]["token"], heir.facts[0]["token"])
@@ -133,7 +131,7 @@ def test_a_plain_read_does_not_enter(common: list[str], service: Service, tmp_pa
         worker.until("read")
         assert service.get(tmp_path.name).headers["X-Fence-Mark"] is None
         worker.go("write", "release")
-        assert worker.end() == 0
+        assert worker.end() == 0, worker.story
 
 
 def test_a_fenced_read_enters(common: list[str], service: Service, tmp_path: Path) -> None:
@@ -149,9 +147,7 @@ def test_a_worker_whose_steps_nobody_leads_any_more_ends_and_lets_go(
     with WorkerProcess(*common, "--ttl", "1h", "--steps") as worker, fencepost.connect(locks) as other:
         worker.go("acquire")
         worker.until("acquired")
-        assert worker.process.stdin is not None
-        worker.process.stdin.close()
-        assert worker.end() == 1
+        assert worker.finish() == 1, worker.story
         assert other.try_acquire(tmp_path.name) is not None
 
 
@@ -165,18 +161,13 @@ def test_metrics_are_served_while_it_runs(common: list[str]) -> None:
 
 
 def test_without_json_it_tells_a_story(common: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fencepost", "worker", *common, "--pause", "10ms", "--name", "W"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    said = [line.partition(" ")[2] for line in done.stdout.splitlines()]
-    assert said == [
-        f"W acquires the lock: token 1, ttl {TTL:g} s",
+    with Child.fencepost("worker", *common, "--pause", "10ms", "--name", "W") as worker:
+        said = [line.partition(" ")[2] for line in worker.succeed()]
+    assert [re.sub(r"wakes after .* s", "wakes", line) for line in said] == [
+        "W acquires the lock: token 1, ttl 60 s",
         "W reads nothing yet with token 1",
         "W freezes: SIGSTOP for 0.01 s",
-        "W wakes after 0.0 s",
+        "W wakes",
         "W sends '1' with token 1",
         "W writes '1' with token 1: 200, accepted",
         "W releases the lock",
@@ -193,19 +184,13 @@ def test_without_json_it_tells_a_story(common: list[str]) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(common: list[str], options: list[str], says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fencepost", "worker", *common, *options], capture_output=True, text=True
-    )
-    assert done.returncode == 2
+    done = CliRunner().invoke(root.app, ["worker", *common, *options])
+    assert done.exit_code == 2, done.output
     assert says in done.stderr
 
 
 def test_a_resource_that_is_not_there_is_told_in_one_line(locks: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fencepost", "worker", "--backend", locks, "--resource", "http://127.0.0.1:1"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 69
+    done = CliRunner().invoke(root.app, ["worker", "--backend", locks, "--resource", "http://127.0.0.1:1"])
+    assert done.exit_code == 69, done.output
     assert done.stderr.count("\n") == 1
     assert "did not answer" in done.stderr

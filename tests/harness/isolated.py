@@ -57,7 +57,10 @@ def call_apart(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         order = Path(folder) / "call"
         order.write_bytes(pickle.dumps((call.__module__, call.__qualname__, args, kwargs)))
         with Child.python("-m", "tests.harness.isolated", order, stdin=None, merged=True) as child:
-            status = child.wait(LIMIT + 15)
+            try:
+                status = child.wait(LIMIT + 15)
+            except AssertionError as error:
+                raise IsolatedFailure(str(error)) from None
     if status != 0:
         said = "\n".join(child.output)
         raise IsolatedFailure(f"in its own process (status {status}):\n{said}")

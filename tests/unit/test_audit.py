@@ -1,12 +1,10 @@
 """The audit log: whole lines, whoever writes them and whatever happens to the file in between."""
 
+import functools
 import json
-import multiprocessing
 import os
 import resource
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,10 @@ from fencepost.errors import ConfigError, StaleToken
 from fencepost.events import Event, Hooks
 from fencepost.guards import memory
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
+from tests.harness.child import Child
+from tests.harness.isolated import in_fork, isolated
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -79,14 +81,20 @@ def append(path: Path, first: int) -> None:
 
 
 def test_lines_of_several_processes_and_threads_never_mix(path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=append, args=(path, 1000 * number)) for number in (1, 2)]
-    threads = [threading.Thread(target=append, args=(path, 1000 * number)) for number in (3, 4)]
-    everybody: list[Any] = [*others, *threads]
-    for each in everybody:
-        each.start()
-    for each in everybody:
-        each.join()
+    program = (
+        "import sys, pathlib; from tests.unit.test_audit import append; print('ready', flush=True); "
+        "sys.stdin.readline(); append(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
+    )
+    with Child.python("-c", program, path, 1000) as one, Child.python("-c", program, path, 2000) as two:
+        for other in (one, two):
+            other.heard("ready")
+        for other in (one, two):
+            other.tell("go")
+        threads = [background(functools.partial(append, path, 1000 * number)) for number in (3, 4)]
+        for thread in threads:
+            thread.result()
+        for other in (one, two):
+            other.succeed()
     lines = path.read_text().splitlines()
     assert sorted(json.loads(line)["token"] for line in lines) == sorted(
         1000 * worker + number + 1 for worker in (1, 2, 3, 4) for number in range(500)
@@ -101,6 +109,7 @@ def test_a_torn_line_is_passed_over_and_spoils_no_other(path: Path) -> None:
     assert [facts["token"] for facts in read(path)] == [1, 2]
 
 
+@isolated
 def test_a_full_disk_is_told_and_the_next_line_is_whole(path: Path) -> None:
     audit = Audit(path)
     audit(decision(1))
@@ -115,14 +124,16 @@ def test_a_full_disk_is_told_and_the_next_line_is_whole(path: Path) -> None:
     assert [facts["token"] for facts in read(path)] == [1, 3]
 
 
-def test_a_forked_child_writes_on_although_a_thread_of_its_parent_was_writing(path: Path) -> None:
+@isolated
+async def test_a_forked_child_writes_on_although_a_thread_of_its_parent_was_writing(path: Path) -> None:
     audit = Audit(path)
+
+    async def write() -> None:
+        Hooks([audit])(decision(7))
+
     with audit._gate:
-        child = os.fork()
-        if child == 0:
-            Hooks([audit])(decision(7))
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        written = in_fork(write, PATIENCE)
+        await written
     assert [facts["token"] for facts in read(path)] == [7]
 
 

@@ -1,7 +1,6 @@
 """One implementation, two drivers."""
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Awaitable
@@ -10,6 +9,8 @@ import pytest
 
 from fencepost import drive
 from fencepost.drive import Asyncio, Blocking, TaskSignal, ThreadSignal
+from tests.harness.isolated import in_fork, isolated
+from tests.harness.waiting import PATIENCE
 
 
 async def never_suspends(value: int) -> int:
@@ -70,19 +71,16 @@ def test_a_thread_signal_is_set_waited_for_and_cleared() -> None:
     assert drive.run(signal.wait(1e300)) is True, "more than threading takes"
 
 
-def test_another_thread_wakes_a_task_that_waits() -> None:
-    async def main() -> None:
-        signal = TaskSignal()
-        waiters = [asyncio.create_task(signal.wait()) for _ in range(3)]
-        await asyncio.sleep(0)
-        threading.Thread(target=signal.set).start()
-        async with asyncio.timeout(10):  # a set that does not wake the loop would be found only now
-            assert await asyncio.gather(*waiters) == [True] * 3
-        signal.clear()
-        assert await signal.wait(0.001) is False
-        assert await signal.wait(0) is False
-
-    asyncio.run(main())
+async def test_another_thread_wakes_a_task_that_waits() -> None:
+    signal = TaskSignal()
+    waiters = [asyncio.create_task(signal.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    threading.Thread(target=signal.set).start()
+    async with asyncio.timeout(PATIENCE):  # a set that does not wake the loop would be found only now
+        assert await asyncio.gather(*waiters) == [True] * 3
+    signal.clear()
+    assert await signal.wait(0.001) is False
+    assert await signal.wait(0) is False
 
 
 def test_a_task_signal_set_before_the_loop_is_seen_in_it() -> None:
@@ -98,16 +96,13 @@ def test_a_task_signal_can_be_set_after_its_loop_is_gone() -> None:
     assert signal.is_set()
 
 
-def test_waiting_for_a_signal_does_not_eat_a_cancellation() -> None:
-    async def main() -> None:
-        signal = TaskSignal()
-        waiter = asyncio.create_task(signal.wait(30))
-        await asyncio.sleep(0)
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-
-    asyncio.run(main())
+async def test_waiting_for_a_signal_does_not_eat_a_cancellation() -> None:
+    signal = TaskSignal()
+    waiter = asyncio.create_task(signal.wait(30))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
 
 
 def test_offloaded_calls_run_one_after_another_in_their_order() -> None:
@@ -127,53 +122,41 @@ def test_offloaded_calls_run_one_after_another_in_their_order() -> None:
     assert asyncio.run(main()) == list(range(10))
 
 
-def test_offloading_works_in_a_forked_child() -> None:
+@isolated
+async def test_offloading_works_in_a_forked_child() -> None:
     driver = Asyncio()
-    asyncio.run(driver.offload(int))
-    pid = os.fork()
-    if pid == 0:
-        try:
-            asyncio.run(asyncio.wait_for(driver.offload(int), 10))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    await driver.offload(int)
+    assert await in_fork(lambda: driver.offload(lambda: 7), PATIENCE) == 7
     driver.close()
 
 
-def test_a_clean_up_apart_outlives_its_callers_cancellation() -> None:
-    async def main() -> None:
-        driver = Asyncio()
-        go, done = asyncio.Event(), asyncio.Event()
+async def test_a_clean_up_apart_outlives_its_callers_cancellation() -> None:
+    driver = Asyncio()
+    go, done = asyncio.Event(), asyncio.Event()
 
-        async def clean_up() -> None:
-            await go.wait()
-            done.set()
+    async def clean_up() -> None:
+        await go.wait()
+        done.set()
 
-        caller = asyncio.create_task(driver.apart(clean_up(), 30))
-        await asyncio.sleep(0)
-        caller.cancel()
-        await asyncio.wait([caller])
-        assert caller.cancelled()
-        go.set()
-        async with asyncio.timeout(10):
-            await done.wait()
-
-    asyncio.run(main())
+    caller = asyncio.create_task(driver.apart(clean_up(), 30))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    go.set()
+    async with asyncio.timeout(PATIENCE):
+        await done.wait()
 
 
-def test_a_clean_up_apart_is_not_waited_for_beyond_its_grace() -> None:
-    async def main() -> None:
-        driver = Asyncio()
-        stuck = asyncio.Event()
+async def test_a_clean_up_apart_is_not_waited_for_beyond_its_grace() -> None:
+    driver = Asyncio()
+    stuck = asyncio.Event()
 
-        async def clean_up() -> None:
-            await stuck.wait()
+    async def clean_up() -> None:
+        await stuck.wait()
 
-        async with asyncio.timeout(10):
-            await driver.apart(clean_up(), 0.01)
-
-    asyncio.run(main())
+    async with asyncio.timeout(PATIENCE):
+        await driver.apart(clean_up(), 0.01)
 
 
 def test_the_blocking_driver_spawns_daemon_threads() -> None:

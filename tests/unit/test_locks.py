@@ -1,68 +1,13 @@
 """The core over a store that fails: what it cleans up, what it tells, what may be tried again."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from fencepost import sync
-from fencepost.backends.memory import Memory
-from fencepost.drive import Blocking
 from fencepost.errors import BackendError, LeaseLost
-from fencepost.events import Event
 from fencepost.lease import Grant
-from fencepost.locks import Core
-from fencepost.url import Address
-
-
-def fault(*, ambiguous: bool) -> BackendError:
-    return BackendError("cut off on purpose", backend="failing", ambiguous=ambiguous)
-
-
-class Failing(Memory):
-    """A store that does what it is asked, or not, and then fails, as long as ``after`` or ``before`` says so."""
-
-    def __init__(self, driver: Blocking) -> None:
-        super().__init__(Address("memory", ((f"failing-{id(self)}", None),)), driver)
-        self.before: dict[str, BackendError] = {}
-        self.after: dict[str, BackendError] = {}
-        self.left: list[str] = []
-        self.granted: Callable[[Grant], Grant] = lambda grant: grant
-
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        if error := self.before.pop("take", None):
-            raise error
-        grant = await super().take(name, holder, ttl, queue)
-        if error := self.after.pop("take", None):
-            raise error
-        return grant and self.granted(grant)
-
-    async def release(self, name: str, holder: str, token: int) -> bool:
-        if error := self.before.pop("release", None):
-            raise error
-        done = await super().release(name, holder, token)
-        if error := self.after.pop("release", None):
-            raise error
-        return done
-
-    async def leave(self, name: str, holder: str) -> None:
-        self.left.append(holder)
-        if error := self.before.pop("leave", None):
-            raise error
-        await super().leave(name, holder)
-
-
-class Bench:
-    def __init__(self) -> None:
-        driver = Blocking()
-        self.events: list[Event] = []
-        self.backend = Failing(driver)
-        self.locks = sync.Locks(
-            Core(self.backend, driver, sync.Lease, ttl=60, queue_limit=10, hooks=[self.events.append])
-        )
-
-    def kinds(self) -> list[str]:
-        return [event.kind for event in self.events]
+from tests.harness.faulty import Bench, fault
 
 
 @pytest.fixture

@@ -1,17 +1,13 @@
 """A process that can start no thread just now, as at a limit of its container: nothing is left, nothing sticks."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from fencepost.backends.overdue import Overdue
 from fencepost.drive import Blocking, boottime
-from fencepost.lab.servers.processes import wait_until
-from tests import ROOT
-
-PATIENCE = 20.0
+from tests.harness.child import Child
+from tests.harness.waiting import until
 
 # Room for everything but one more stack.
 _LIMIT = """
@@ -42,11 +38,10 @@ def refused(call, *args, **options):
 
 def runs(source: str, *args: object) -> None:
     """Run a program to its end, after the lines that can keep threads from it."""
-    command = [sys.executable, "-c", _LIMIT + source, *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    assert "never awaited" not in done.stderr
+    with Child.python("-c", _LIMIT + source, *args) as child:
+        child.succeed()
+        assert "Traceback" not in child.errors
+        assert "never awaited" not in child.errors
 
 
 def test_an_acquire_that_cannot_be_renewed_leaves_no_lock_and_later_ones_are_renewed() -> None:
@@ -130,5 +125,5 @@ def test_holds_that_are_overdue_are_ended_again(monkeypatch: pytest.MonkeyPatch)
         overdue.put("first", boottime() + 60)
     assert not fault.left
     overdue.put("second", boottime())
-    assert wait_until(lambda: ended == ["second"], timeout=PATIENCE)
+    until(lambda: ended == ["second"], "the second is ended")
     overdue.close()

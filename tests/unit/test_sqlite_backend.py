@@ -1,11 +1,10 @@
 """The SQLite file: what it keeps through crashes, whose file it is, and what it says when it cannot be had."""
 
+import contextlib
 import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,10 @@ import fencepost
 from fencepost import sync
 from fencepost.backends import sqlite_file
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers.processes import wait_until
-from tests import ROOT
-
-PATIENCE = 20.0
+from tests.harness.child import Child
+from tests.harness.isolated import isolated
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -44,16 +43,6 @@ def tokens(path: Path, count: int = 1) -> list[int]:
     return taken
 
 
-def program(source: str, *arguments: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 TAKE_FOR_EVER = """
 import sys, fencepost
 locks = fencepost.connect("sqlite://" + sys.argv[1], ttl=60)
@@ -67,17 +56,17 @@ while True:
 def test_tokens_survive_the_kill_of_every_process(path: Path) -> None:
     seen: list[int] = []
     for turn in range(2):
-        workers = [program(TAKE_FOR_EVER, path, f"lock-{turn}-{each}") for each in range(3)]
+        with contextlib.ExitStack() as stack:
+            workers = [
+                stack.enter_context(Child.python("-c", TAKE_FOR_EVER, path, f"lock-{turn}-{each}")) for each in range(3)
+            ]
+            for worker in workers:
+                for _ in range(20):
+                    worker.line()
+            for worker in workers:
+                worker.kill()
         for worker in workers:
-            assert worker.stdout is not None
-            seen += [int(worker.stdout.readline()) for _ in range(20)]
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            # Not communicate(): it reads past what readline() has buffered, and would begin amid a number.
-            assert worker.stdout is not None
-            seen += map(int, worker.stdout.read().split())
-            worker.communicate()
+            seen += map(int, worker.output)
         seen += tokens(path)
         assert seen[-1] == max(seen)
     assert len(set(seen)) == len(seen)
@@ -91,15 +80,15 @@ def _acquire_until_closed(locks: sync.Locks, name: str) -> None:
 def test_a_reboot_frees_every_lock_and_keeps_the_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fencepost.connect(f"sqlite://{path}", ttl=60) as before:
         lease = before.acquire("held")
-        waiter = threading.Thread(target=_acquire_until_closed, args=[before, "held"], daemon=True)
-        waiter.start()
-        assert wait_until(lambda: bool((s := before.status("held")) and s.waiters), timeout=PATIENCE)
+        waiter = background(lambda: _acquire_until_closed(before, "held"))
+        until(lambda: (s := before.status("held")) and s.waiters, "a waiter", watching=[waiter])
         monkeypatch.setattr(sqlite_file, "boot_id", lambda: "another boot")
         with fencepost.connect(f"sqlite://{path}", ttl=60) as after:
             assert after.status("held") is None
             new = after.try_acquire("held")
             assert new is not None
             assert new.token > lease.token
+    waiter.result()
 
 
 def test_a_power_loss_brings_no_token_back(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,27 +129,29 @@ def test_a_bump_survives_a_power_loss(path: Path, tmp_path: Path, monkeypatch: p
     assert "PRAGMA synchronous = NORMAL" in statements[begin:]
 
 
+ROUNDS = 10
 RACE = """
 import sys, fencepost
-sys.stdin.readline()
-locks = fencepost.connect("sqlite://" + sys.argv[1], ttl=60)
-lease = locks.acquire("first")
-print(lease.token, flush=True)
-lease.release()
+print("ready", flush=True)
+for path in sys.argv[1:]:
+    sys.stdin.readline()
+    with fencepost.connect("sqlite://" + path, ttl=60) as locks:
+        lease = locks.acquire("first")
+        lease.release()
+        print(lease.token, flush=True)
 """
 
 
 def test_processes_that_open_a_new_file_at_the_same_moment_agree(tmp_path: Path) -> None:
-    racers: list[subprocess.Popen[str]] = []
-    for each in range(4):
-        racers += [program(RACE, tmp_path / f"new-{each}" / "deep" / "locks.db") for _ in range(3)]
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    said = [racer.communicate(timeout=PATIENCE)[0].strip() for racer in racers]
-    for each in range(4):
-        assert sorted(said[3 * each : 3 * each + 3]) == ["1", "2", "3"]
+    paths = [tmp_path / f"new-{each}" / "deep" / "locks.db" for each in range(ROUNDS)]
+    with contextlib.ExitStack() as stack:
+        racers = [stack.enter_context(Child.python("-c", RACE, *paths)) for _ in range(3)]
+        for racer in racers:
+            assert racer.line() == "ready"
+        for _ in paths:
+            for racer in racers:
+                racer.tell("go")
+            assert sorted(racer.line() for racer in racers) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("version", [0, 1, 77])
@@ -237,6 +228,7 @@ def test_an_interrupt_just_after_begin_leaves_no_transaction_open(path: Path, mo
         assert locks.acquire("a", timeout=PATIENCE).release()
 
 
+@isolated
 def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> None:
     with fencepost.connect(f"sqlite://{path}?busy=1h", ttl=60) as locks:
         locks.acquire("warm").release()
@@ -245,15 +237,14 @@ def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> Non
 
         def meanwhile() -> None:
             file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
-            wait_until(file._gate.locked, timeout=PATIENCE)
+            until(file._gate.locked, "the file in use")
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             other.execute("ROLLBACK")
 
-        helper = threading.Thread(target=meanwhile)
-        helper.start()
+        helper = background(meanwhile)
         with pytest.raises(KeyboardInterrupt):
             locks.acquire("a")
-        helper.join()
+        helper.result()
         other.close()
         assert locks.status("a") is None
 

@@ -1,9 +1,9 @@
 """What wakes a waiter on an SQLite file, and what waiting costs."""
 
 import gc
-import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends import wake
-from fencepost.lab.servers.processes import wait_until
 from tests.conformance.worker import Worker
-
-PATIENCE = 20.0
+from tests.harness.isolated import in_fork, isolated
+from tests.harness.threads import Background
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -30,28 +30,29 @@ def worker(url: str) -> Iterator[Worker]:
     worker.close()
 
 
-class Waiter(threading.Thread):
+class Waiter(Background[None]):
+    """A thread that acquires."""
+
     def __init__(self, locks: sync.Locks) -> None:
-        super().__init__(daemon=True)
         self.locks = locks
         self.lease: sync.Lease | None = None
-        self.start()
+        super().__init__(self._acquire)
 
-    def run(self) -> None:
+    def _acquire(self) -> None:
         self.lease = self.locks.acquire("a")
 
     def served(self) -> sync.Lease:
-        self.join(PATIENCE)
-        assert self.lease is not None, "never woken"
+        self.result()
+        assert self.lease is not None
         return self.lease
 
 
-def queued(locks: sync.Locks, count: int) -> None:
+def queued(locks: sync.Locks, count: int, *waiters: Waiter) -> None:
     def line() -> bool:
         status = locks.status("a")
         return status is not None and len(status.waiters) == count
 
-    assert wait_until(line, timeout=PATIENCE, poll=0.002)
+    until(line, f"{count} waiters", watching=waiters)
 
 
 def test_waiting_reads_the_file_a_bounded_number_of_times(url: str) -> None:
@@ -63,8 +64,8 @@ def test_waiting_reads_the_file_a_bounded_number_of_times(url: str) -> None:
         file = there._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
         file._connection.set_trace_callback(statements.append)
         waiters = [Waiter(there) for _ in range(5)]
-        queued(here, 5)
-        assert wait_until(lambda: _quiet(statements), timeout=PATIENCE), "it never stops asking"
+        queued(here, 5, *waiters)
+        until(lambda: _quiet(statements), "it stops asking")
         before = len(statements)
         time.sleep(0.5)
         assert len(statements) == before
@@ -81,7 +82,7 @@ def _quiet(statements: list[str]) -> bool:
 
 
 def _served(waiters: list[Waiter]) -> Iterator[sync.Lease]:
-    assert wait_until(lambda: any(w.lease and not w.lease.lost for w in waiters), timeout=PATIENCE, poll=0.002)
+    until(lambda: any(w.lease and not w.lease.lost for w in waiters), "one is served", watching=waiters)
     yield from (w.lease for w in waiters if w.lease and not w.lease.lost)
 
 
@@ -97,7 +98,7 @@ def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch:
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
         lease = here.acquire("a")
         waiters = [Waiter(there) for _ in range(8)]
-        queued(here, 8)
+        queued(here, 8, *waiters)
         for turn in range(1, 9):
             assert lease.release()
             lease = next(_served(waiters))
@@ -114,7 +115,7 @@ def test_very_long_paths_still_wake_waiters(tmp_path: Path, depth: int) -> None:
     with fencepost.connect(f"sqlite://{path}", ttl=60) as here, fencepost.connect(f"sqlite://{path}", ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)
-        queued(here, 1)
+        queued(here, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
 
@@ -127,7 +128,7 @@ def test_a_dead_waiter_is_skipped_at_once_and_its_mailbox_removed(url: str, tmp_
         boxes = set((tmp_path / "locks.db.wake").iterdir())
         assert len(boxes) == 1
         behind = Waiter(locks)
-        queued(locks, 2)
+        queued(locks, 2, behind)
         worker.kill()
         assert holder.release()
         assert behind.served().release(), "long before the dead one's ttl"
@@ -138,7 +139,7 @@ def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
     with fencepost.connect(url, ttl=60) as locks:
         holder = locks.acquire("a")
         waiter = Waiter(locks)
-        queued(locks, 1)
+        queued(locks, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
         assert list((tmp_path / "locks.db.wake").iterdir())
@@ -150,7 +151,7 @@ def test_a_lost_wake_up_delays_no_longer_than_the_holders_deadline(url: str, mon
     with fencepost.connect(url, ttl=1) as here, fencepost.connect(url, ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)
-        queued(here, 1)
+        queued(here, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
 
@@ -163,8 +164,8 @@ def test_a_full_queue_forgets_the_dead_before_it_refuses(url: str, worker: Worke
         dead = locks.list()[0].waiters
         worker.kill()
         waiter = Waiter(locks)
-        assert wait_until(lambda: locks.list()[0].waiters != dead, timeout=PATIENCE)
-        queued(locks, 1)
+        until(lambda: locks.list()[0].waiters != dead, "the dead one is forgotten", watching=[waiter])
+        queued(locks, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
 
@@ -176,7 +177,7 @@ def test_locks_that_are_dropped_unclosed_leave_no_thread_and_no_mailbox(url: str
         locks = fencepost.connect(url, ttl=0.6)
         holder = locks.acquire("a")
         waiter = Waiter(locks)
-        queued(locks, 1)
+        queued(locks, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
         assert listeners() > before
@@ -189,25 +190,31 @@ def test_locks_that_are_dropped_unclosed_leave_no_thread_and_no_mailbox(url: str
         gc.collect()
         return listeners() == before and not list(tmp_path.glob("locks.db.wake/*"))
 
-    assert wait_until(gone, timeout=PATIENCE)
+    until(gone, "no thread and no mailbox")
 
 
 def listeners() -> int:
     return sum(thread.name == "fencepost-wake" for thread in threading.enumerate())
 
 
-def test_a_child_that_drops_its_parents_locks_leaves_them_their_mailbox(url: str) -> None:
-    locks = fencepost.connect(url, ttl=60)
-    holder = locks.acquire("a")
-    waiter = Waiter(locks)
-    queued(locks, 1)
-    child = os.fork()
-    if not child:
-        locks = waiter.locks = None  # type: ignore[assignment]
-        del holder
+@isolated
+async def test_a_child_that_drops_its_parents_locks_leaves_them_their_mailbox(url: str, tmp_path: Path) -> None:
+    # No lease before the fork: the child would keep the stack of the thread that renews, and with it the locks.
+    mine: dict[str, sync.Locks] = {"locks": fencepost.connect(url, ttl=60)}
+    assert mine["locks"].status("a") is None
+    mine["locks"]._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+    mailbox = weakref.ref(mine["locks"]._core.backend._mailbox)  # type: ignore[attr-defined]  # SQLite's own
+
+    async def drop() -> bool:
+        mine.clear()
         gc.collect()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert holder.release()
-    assert waiter.served().release()
-    locks.close()
+        return mailbox() is None
+
+    assert await in_fork(drop, PATIENCE), "the child has dropped them"
+    assert len(list((tmp_path / "locks.db.wake").iterdir())) == 1
+    with mine["locks"] as locks:
+        holder = locks.acquire("a")
+        waiter = Waiter(locks)
+        queued(locks, 1, waiter)
+        assert holder.release()
+        assert waiter.served().release()

@@ -1,6 +1,6 @@
 """Guarded increments under pauses and kills: no update may be lost, and no token may repeat.
 
-python -m tests.torture [--processes 8] [--increments 2000] [--seed N] [--fence off] [--json]
+python -m tests.programs.torture [--processes 8] [--increments 2000] [--seed N] [--fence off] [--json]
 
 Each process counts one value up under one lock, through the sqlite backend and the resource service, while
 workers are stopped past their ttl and killed, at points of the run that the seed chooses. With the fence off,
@@ -27,7 +27,7 @@ from typing import IO, NamedTuple
 
 from fencepost.lab.servers.processes import dying_with_us, state_of, wait_until
 from tests.harness.resource import Service
-from tests.torture_history import Count, Life, count, violations
+from tests.programs.torture_history import Count, Life, count, violations
 
 KEY = "counter"
 # 0, and what a worker ends with when it was refused or found its lease lost.
@@ -59,7 +59,7 @@ class Plan:
         fence = "on" if self.fence else "off"
         numbers = {name: value for name, value in dataclasses.asdict(self).items() if name != "fence"}
         options = " ".join(f"--{name} {value}" for name, value in numbers.items())
-        return f"python -m tests.torture {options} --fence {fence}"
+        return f"python -m tests.programs.torture {options} --fence {fence}"
 
 
 class Fault(NamedTuple):
@@ -258,7 +258,9 @@ def torture(plan: Plan, progress: Callable[[int], None] = lambda done: None) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.programs.torture", description=(__doc__ or "").partition("\n")[0]
+    )
     for option in dataclasses.fields(Plan):
         if option.name not in ("seed", "fence"):
             kind = float if option.name in ("ttl", "work") else int

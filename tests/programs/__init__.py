@@ -1,0 +1,1 @@
+"""Long-running programs of the tests, started by make."""
