@@ -40,8 +40,12 @@ servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
 
-torture: setup ## Pauses and kills at full size: guarded increments, then a fleet for 5 min on Redis and on etcd
+torture: setup ## Pauses and kills at full size: guarded increments, simulated worlds, a fleet for 5 min on Redis and etcd
 	$(PY) -m tests.torture $(ARGS)
+	$(PY) -m fencepost sim --seeds 10000
+	$(PY) -m fencepost sim --seeds 2000 --calm
+	$(PY) -m fencepost fleet sim --seeds 50
+	$(PY) -m fencepost fleet sim --seeds 1000 --members 24 --hosts 5 --partitions 30
 	$(PY) -m tests.fleet.run --backend redis
 	$(PY) -m tests.fleet.run --backend etcd
 
