@@ -44,7 +44,7 @@ def until(
 
 
 @overload
-async def until_async(  # type: ignore[overload-overlap]  # a condition that can be awaited is
+async def until_async(
     condition: Callable[[], Awaitable[T]],
     what: str,
     *,
