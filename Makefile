@@ -49,8 +49,12 @@ servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
 
-torture: setup ## Pauses and kills at full size: guarded increments, then a fleet for 5 min on Redis and on etcd
+torture: setup servers ## Pauses, kills and interrupts at full size, simulated worlds, a fleet for 5 min on Redis and etcd
 	$(PY) -m tests.programs.torture $(ARGS)
+	FENCEPOST_INTERRUPTS=500 FENCEPOST_TEST_LIMIT=1500 $(PY) -m pytest --timeout 1600 -n 2 tests/conformance/test_interrupt.py
+	$(PY) -m fencepost sim --seeds 10000
+	$(PY) -m fencepost sim --seeds 2000 --calm
+	$(PY) -m fencepost fleet sim --seeds 50
 	$(PY) -m tests.fleet.run --backend redis
 	$(PY) -m tests.fleet.run --backend etcd
 

@@ -89,7 +89,7 @@ async def run(plan: Plan, act: Act = torment, keep: Path | None = None) -> dict[
         tempfile.TemporaryDirectory(prefix="fencepost-fleet-", ignore_cleanup_errors=True) as folder,
         store(plan.backend, Path(folder)) as where,
     ):
-        async with Fleet(where.url, plan, Path(folder) / "stderr") as fleet:
+        async with Fleet(where.url, plan) as fleet:
             await act(fleet)
             try:
                 return verdict(fleet)
@@ -109,7 +109,7 @@ def main() -> int:
     as_json, keep = asked.pop("json"), asked.pop("keep")
     try:
         facts = asyncio.run(run(Plan(**asked), keep=keep))
-    except Failed as failed:
+    except AssertionError as failed:
         print(f"FAILED: {failed}", file=sys.stderr)
         return 1
     print(json.dumps(facts) if as_json else "\n".join(f"{name:>24} {value}" for name, value in facts.items()))

@@ -8,11 +8,9 @@ import json
 import random
 import secrets
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import fencepost
 from fencepost.drive import boottime
@@ -20,13 +18,13 @@ from fencepost.fleet.plan import prefix, view
 from fencepost.lab.checks import Report, check
 from fencepost.lab.history import FORMAT, Line
 from fencepost.lab.ownership import Watch
-from fencepost.lab.servers.processes import STILL, dying_with_us, state_of
+from fencepost.lab.servers.processes import STILL, state_of
 from tests.fleet.resource import Resource
+from tests.harness.child import Child
+from tests.harness.waiting import until_async
 
-_PATIENCE = 60.0
 
-
-class Failed(Exception):
+class Failed(AssertionError):
     """The run broke, or showed what must not be."""
 
 
@@ -56,7 +54,7 @@ class Process:
     """A worker; ``hit`` since when it is stopped or dead."""
 
     name: str
-    handle: asyncio.subprocess.Process
+    child: Child
     hit: float | None = None
     leaving: bool = False
 
@@ -64,9 +62,19 @@ class Process:
     def fit(self) -> bool:
         return self.hit is None and not self.leaving
 
-    @property
-    def stopped(self) -> bool:
-        return self.hit is not None and self.handle.returncode is None
+    def check(self) -> None:
+        """Raise Failed, with the worker's traceback, if it has ended unasked."""
+        self.child.check() if self.leaving else None
+        if self.fit and not self.child.running:
+            self.child.wait()
+            raise Failed(f"{self.name}: {self.child.story}")
+
+    def told(self) -> list[Line]:
+        """What it has said; one that was killed may have been cut short."""
+        lines = self.child.output
+        if lines and self.hit is not None and not lines[-1].endswith("}"):
+            del lines[-1]
+        return [json.loads(line) for line in lines]
 
 
 @dataclass(eq=False)
@@ -75,7 +83,6 @@ class Fleet:
 
     url: str
     plan: Plan
-    log: Path
     group: str = field(default_factory=lambda: f"orders-{secrets.token_hex(4)}")
     history: list[Line] = field(default_factory=list)
     workers: dict[str, Process] = field(default_factory=dict)
@@ -86,21 +93,17 @@ class Fleet:
         self.watch = Watch(self.plan.partitions)
         self.resource = Resource(self.history)
         self.locks = fencepost.aio.connect(self.url, ttl=self.plan.ttl)
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Fleet:
         await self.resource.__aenter__()
-        self._tasks.append(asyncio.create_task(self._looking()))
+        self._eyes = asyncio.create_task(self._looking())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._tasks[0].cancel()
+        self._eyes.cancel()
         for worker in self.workers.values():
-            if worker.handle.returncode is None:
-                worker.handle.kill()
-        for worker in self.workers.values():
-            await worker.handle.wait()
-        await asyncio.wait(self._tasks)
+            worker.child.close()
+        await asyncio.wait([self._eyes])
         await self.resource.__aexit__(None, None, None)
         await self.locks.close()
 
@@ -121,15 +124,8 @@ class Fleet:
             "resource": self.resource.address,
             "work": self.plan.work,
         }
-        with self.log.open("ab") as errors:
-            handle = await asyncio.create_subprocess_exec(
-                *dying_with_us([sys.executable, "-m", "tests.fleet.worker", json.dumps(options)]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-            )
-        worker = self.workers[name] = Process(name, handle)
-        self._tasks.append(asyncio.create_task(self._hear(worker)))
+        child = Child.python("-m", "tests.fleet.worker", json.dumps(options))
+        worker = self.workers[name] = Process(name, child)
         self._note("join", worker)
         return worker
 
@@ -137,38 +133,31 @@ class Fleet:
         """Ask a worker to leave."""
         worker.leaving = True
         self._note("leave", worker)
-        worker.handle.send_signal(signal.SIGTERM)
+        worker.child.signal(signal.SIGTERM)
 
     def kill(self, worker: Process) -> None:
         """SIGKILL a worker."""
-        worker.handle.kill()
+        worker.child.kill()
         worker.hit = boottime()
         self._note("kill", worker)
 
     async def freeze(self, worker: Process, seconds: float | None = None) -> None:
         """SIGSTOP a worker for so long, else past its ttl until the others own all; it was stopped all the time."""
         worker.hit = since = boottime()
-        worker.handle.send_signal(signal.SIGSTOP)
-        await self.until(lambda: state_of(worker.handle.pid) in STILL, f"{worker.name} stops")
+        worker.child.signal(signal.SIGSTOP)
+        await self.until(lambda: state_of(worker.child.pid) in STILL, f"{worker.name} stops")
         self._note("pause", worker)
         await asyncio.sleep(self.plan.ttl * 1.05 if seconds is None else seconds)
         if seconds is None:
             await self.settle()
-        self.faults["paused past the ttl"] += state_of(worker.handle.pid) in "Tt" and boottime() - since > self.plan.ttl
-        worker.handle.send_signal(signal.SIGCONT)
+        self.faults["paused past the ttl"] += state_of(worker.child.pid) in "Tt" and boottime() - since > self.plan.ttl
+        worker.child.thaw()
         worker.hit = None
         self._note("resume", worker)
 
     async def until(self, done: Callable[[], bool], what: str) -> None:
-        """Return once it is so; Failed if it never is."""
-        end = boottime() + _PATIENCE
-        while not done():
-            for worker in self.workers.values():
-                if worker.fit and worker.handle.returncode is not None:
-                    raise Failed(f"{worker.name} ended: {self.log.read_text()[-2000:]}")
-            if boottime() > end:
-                raise Failed(f"never came: {what}; {self.log.read_text()[-2000:]}")
-            await asyncio.sleep(0.02)
+        """Return once it is so; at once, with its traceback, if a worker has ended unasked."""
+        await until_async(done, what, poll=0.02, watching=[self._eyes, *self.workers.values()])
 
     async def settle(self) -> None:
         """Return once every partition is owned, in balance, by the workers that run."""
@@ -179,13 +168,6 @@ class Fleet:
         self.faults[do] += 1
         self.history.append({"t": now, "ev": "fault", "do": do, "who": worker.name})
         self.watch.changed(now)
-
-    async def _hear(self, worker: Process) -> None:
-        assert worker.handle.stdout is not None
-        async for line in worker.handle.stdout:
-            if line.endswith(b"\n"):
-                self.history.append(json.loads(line))
-        await worker.handle.wait()
 
     async def _looking(self) -> None:
         while True:
@@ -198,8 +180,9 @@ class Fleet:
 
     def report(self) -> Report:
         """The history, held to its promises."""
-        start = min(line["t"] for line in self.history)
-        told = [line | {"t": round(line["t"] - start, 6)} for line in sorted(self.history, key=lambda line: line["t"])]
+        said = self.history + [line for worker in self.workers.values() for line in worker.told()]
+        start = min(line["t"] for line in said)
+        told = [line | {"t": round(line["t"] - start, 6)} for line in sorted(said, key=lambda line: line["t"])]
         for line in told:
             if "asked" in line:
                 line["asked"] = round(line["asked"] - start, 6)

@@ -1,39 +1,40 @@
 """`fencepost fleet`, and the example, as processes."""
 
 import json
-import os
 import secrets
 import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from examples import partitioned_consumer as example
+from typer.testing import CliRunner
 
 import fencepost
+from fencepost.cli.app import app
 from fencepost.fleet import Partitions
-from fencepost.lab.servers.processes import STILL, dying_with_us, state_of, wait_until
 from tests import ROOT
+from tests.harness.child import Child
 from tests.harness.servers import Endpoint
+from tests.harness.waiting import until
 
-PATIENCE = 60.0
+EXAMPLE = ROOT / "examples" / "partitioned_consumer.py"
 
 
 def fence(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "fencepost", *arguments], stdout=subprocess.PIPE, text=True)
-    assert done.returncode == code, done.stdout
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == code, done.output
     return done.stdout
 
 
 def test_show_tells_who_owns_what(tmp_path: Path) -> None:
     where = f"sqlite://{tmp_path}/locks.db"
-    with fencepost.connect(where, ttl=30) as locks, Partitions(locks, "orders", 3, member="first") as mine:
-        assert wait_until(lambda: len(list(mine)) == 3, timeout=PATIENCE)
+    with fencepost.connect(where, ttl=6) as locks, Partitions(locks, "orders", 3, member="first") as mine:
+        until(lambda: len(list(mine)) == 3, "it owns all")
         told: dict[str, Any] = json.loads(fence("fleet", "show", "orders", "--backend", where, "--json"))
         assert [(each["name"], each["owns"]) for each in told["members"]] == [("first", [0, 1, 2])]
         assert [each["token"] for each in told["partitions"]] == [partition.token for partition in mine]
@@ -44,12 +45,13 @@ def test_show_tells_who_owns_what(tmp_path: Path) -> None:
         assert said[0] == "orders: 1 members, 3 partitions, 0 unowned"
         assert said[1].startswith("  first  ")
         assert f"    1  no member, holder {by_hand.holder}  token {by_hand.token}, " in said[3]
-        assert wait_until(lambda: any(each.waiters for each in locks.list("orders/1")), timeout=PATIENCE)
+        until(lambda: any(each.waiters for each in locks.list("orders/1")), "the member waits for what it lost")
         told = json.loads(fence("fleet", "show", "orders", "--backend", where, "--json"))
         assert [each["waiting"] for each in told["partitions"]] == [0, 1, 0]
         assert ", 1 waiting" in fence("fleet", "show", "orders", "--backend", where)
         by_hand.release()
-    assert fence("fleet", "show", "orders", "--backend", where) == "orders: 0 members, 0 partitions, 0 unowned\n"
+    with Child.fencepost("fleet", "show", "orders", "--backend", where) as child:
+        assert child.succeed() == ["orders: 0 members, 0 partitions, 0 unowned"]
 
 
 def test_a_group_needs_a_name(tmp_path: Path) -> None:
@@ -58,8 +60,8 @@ def test_a_group_needs_a_name(tmp_path: Path) -> None:
 
 
 def test_simulated_fleets_keep_their_promises() -> None:
-    told = json.loads(fence("fleet", "sim", "--seeds", "6", "--members", "24", "--partitions", "30", "--json"))
-    assert (told["seeds"], told["failed"]) == (6, [])
+    told = json.loads(fence("fleet", "sim", "--seeds", "3", "--members", "12", "--partitions", "15", "--json"))
+    assert (told["seeds"], told["failed"]) == (3, [])
 
 
 @pytest.fixture
@@ -69,39 +71,30 @@ def queue(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         yield conn
 
 
-class Consumer:
+class Consumer(Child):
     """The example, as a process in the folder of its queue."""
 
     def __init__(self, folder: Path, locks: str) -> None:
+        super().__init__([sys.executable, EXAMPLE, "2"], cwd=folder, env={"FENCEPOST_URL": locks})
         self._folder = folder
-        self.process = subprocess.Popen(
-            dying_with_us([sys.executable, str(ROOT / "examples" / "partitioned_consumer.py"), "2"]),
-            cwd=folder,
-            env=os.environ | {"FENCEPOST_URL": locks},
-            stdout=subprocess.DEVNULL,
-        )
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
 
     def freeze(self) -> None:
         """SIGSTOP it, but not inside a transaction: SQLite would let nobody else write."""
         while True:
-            self.signal(signal.SIGSTOP)
-            assert wait_until(lambda: state_of(self.process.pid) in STILL, timeout=PATIENCE)
+            super().freeze()
             with closing(sqlite3.connect(self._folder / example.DATABASE, timeout=1)) as conn:
                 try:
                     conn.execute("BEGIN IMMEDIATE")
                     return
                 except sqlite3.OperationalError:
-                    self.signal(signal.SIGCONT)
+                    self.thaw()
 
 
 def test_the_example_handles_each_message_once_and_in_order(
     queue: sqlite3.Connection, tmp_path: Path, redis_server: Endpoint
 ) -> None:
     def handled(of: Consumer | None = None) -> int:
-        where = "" if of is None else f" WHERE worker = {of.process.pid}"
+        where = "" if of is None else f" WHERE worker = {of.pid}"
         number: int = queue.execute(f"SELECT count(*) FROM handled{where}").fetchone()[0]
         return number
 
@@ -114,37 +107,32 @@ def test_the_example_handles_each_message_once_and_in_order(
         number: int = queue.execute("SELECT count(*) FROM message").fetchone()[0]
         return number
 
-    def each_handles_some(*consumers: Consumer) -> bool:
+    def each_handles_some(*consumers: Consumer) -> None:
         before = [handled(each) for each in consumers]
 
         def more() -> bool:
             produce()
             return all(handled(each) > number for each, number in zip(consumers, before, strict=True))
 
-        return wait_until(more, timeout=PATIENCE, poll=0.2)
+        until(more, "each consumer handles some", poll=0.2, watching=consumers)
 
-    by_hand = [sys.executable, str(ROOT / "examples" / "partitioned_consumer.py"), "send", "anna", "a lamp"]
-    subprocess.run(by_hand, cwd=tmp_path, check=True)
+    with Child([sys.executable, EXAMPLE, "send", "anna", "a lamp"], cwd=tmp_path) as by_hand:
+        by_hand.succeed()
     assert sent() == 1
     locks = f"{redis_server.url}?prefix={secrets.token_hex(4)}:"
-    consumers = [Consumer(tmp_path, locks) for _ in range(3)]
-    killed, frozen, rest = consumers
-    try:
-        assert each_handles_some(*consumers)
-        killed.signal(signal.SIGKILL)
+    with ExitStack() as stack:
+        killed, frozen, rest = (stack.enter_context(Consumer(tmp_path, locks)) for _ in range(3))
+        each_handles_some(killed, frozen, rest)
+        killed.kill()
         frozen.freeze()
         produce()
-        assert wait_until(lambda: handled() == sent(), timeout=PATIENCE), "one takes over from two"
-        frozen.signal(signal.SIGCONT)
-        assert each_handles_some(frozen, rest), "it came back"
+        until(lambda: handled() == sent(), "one takes over from two", watching=[rest])
+        frozen.thaw()
+        each_handles_some(frozen, rest)
         for each in (frozen, rest):
-            assert wait_until(lambda: handled() == sent(), timeout=PATIENCE)
+            until(lambda: handled() == sent(), "all is handled", watching=[frozen, rest])
             each.signal(signal.SIGTERM)
-            assert each.process.wait(PATIENCE) == 0
-    finally:
-        for each in consumers:
-            each.process.kill()
-            each.process.wait()
+            each.succeed()
     order = [row[0] for row in queue.execute("SELECT message FROM handled ORDER BY rowid")]
     assert sorted(order) == list(range(1, sent() + 1)), "each message, once"
     for number in range(example.PARTITIONS):

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,10 @@ from fencepost.backend import Status
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.fleet import Partition, Partitions
 from fencepost.fleet.plan import member as member_lock
-from fencepost.lab.servers.processes import wait_until
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until, until_async
 
 TTL = 1.2
-PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -45,10 +44,6 @@ def numbers(mine: Partitions | fleet.aio.Partitions) -> list[int]:
     return [partition.number for partition in mine]
 
 
-def soon(done: Callable[[], object], what: str) -> None:
-    assert wait_until(lambda: bool(done()), timeout=PATIENCE, poll=0.01), f"never came: {what}"
-
-
 class Diary:
     """Callbacks that remember."""
 
@@ -67,16 +62,16 @@ class Diary:
 
 def test_one_worker_owns_all_and_two_share_evenly(connect: Callable[[], sync.Locks]) -> None:
     with Partitions(connect(), "orders", 5) as one:
-        soon(lambda: numbers(one) == [0, 1, 2, 3, 4], "all for one")
+        until(lambda: numbers(one) == [0, 1, 2, 3, 4], "all for one")
         with Partitions(connect(), "orders", 5) as two:
-            soon(lambda: sorted([len(numbers(one)), len(numbers(two))]) == [2, 3], "a fair share for each")
+            until(lambda: sorted([len(numbers(one)), len(numbers(two))]) == [2, 3], "a fair share for each")
             assert sorted(numbers(one) + numbers(two)) == [0, 1, 2, 3, 4]
-        soon(lambda: numbers(one) == [0, 1, 2, 3, 4], "all for one again")
+        until(lambda: numbers(one) == [0, 1, 2, 3, 4], "all for one again")
 
 
 def test_more_workers_than_partitions_leaves_some_idle(connect: Callable[[], sync.Locks]) -> None:
     with Partitions(connect(), "orders", 1) as one, Partitions(connect(), "orders", 1) as two:
-        soon(lambda: numbers(one) + numbers(two) == [0], "an owner for the only one")
+        until(lambda: numbers(one) + numbers(two) == [0], "an owner for the only one")
 
 
 def test_a_partition_is_revoked_before_it_is_assigned_elsewhere(connect: Callable[[], sync.Locks]) -> None:
@@ -90,13 +85,13 @@ def test_a_partition_is_revoked_before_it_is_assigned_elsewhere(connect: Callabl
         old.revoke(partition)
 
     with Partitions(connect(), "orders", 2, assign=old.assign, revoke=slowly) as one:
-        soon(lambda: len(numbers(one)) == 2, "both")
+        until(lambda: len(numbers(one)) == 2, "both")
         with Partitions(connect(), "orders", 2, assign=new.assign, revoke=new.revoke) as two:
             assert revoking.wait(PATIENCE)
             time.sleep(1.5 * TTL)  # longer than a lease lasts unrenewed
             assert numbers(two) == []
             finish.set()
-            soon(lambda: len(numbers(two)) == 1, "the hand-over")
+            until(lambda: len(numbers(two)) == 1, "the hand-over")
             (moved,) = numbers(two)
             assert old.of(moved) == ["assign", "revoke"]
             (taken,) = (token for what, number, token in new.lines if what == "assign" and number == moved)
@@ -106,7 +101,7 @@ def test_a_partition_is_revoked_before_it_is_assigned_elsewhere(connect: Callabl
 def test_a_partition_that_moves_is_never_without_an_owner(connect: Callable[[], sync.Locks]) -> None:
     admin = connect()
     with Partitions(connect(), "orders", 4) as one:
-        soon(lambda: len(numbers(one)) == 4, "all")
+        until(lambda: len(numbers(one)) == 4, "all")
         with Partitions(connect(), "orders", 4) as two:
             looks: list[list[int]] = []
 
@@ -114,7 +109,7 @@ def test_a_partition_that_moves_is_never_without_an_owner(connect: Callable[[], 
                 looks.append(fleet.view("orders", admin.list("orders/")).unowned)
                 return len(numbers(two)) == 2
 
-            soon(shared, "a fair share for each")
+            until(shared, "a fair share for each")
             assert not any(looks), "the next owner stood in line before it was released"
 
 
@@ -124,9 +119,9 @@ def test_what_nobody_stands_in_line_for_is_kept(connect: Callable[[], sync.Locks
         Partitions(connect(), "orders", 4) as one,
         admin.lock(member_lock("orders", 4, "a member that never takes anything")),
     ):
-        soon(lambda: len(numbers(one)) == 4, "nobody else takes them")
+        until(lambda: len(numbers(one)) == 4, "nobody else takes them")
         with Partitions(connect(), "orders", 4) as two:
-            soon(lambda: len(numbers(two)) == 1, "its share of four among three")
+            until(lambda: len(numbers(two)) == 1, "its share of four among three")
             for _ in range(50):
                 assert fleet.view("orders", admin.list("orders/")).unowned == []
             assert len(numbers(one)) == 3
@@ -138,7 +133,7 @@ def test_a_loss_ends_the_wait_for_it_long_before_the_deadline(where: str) -> Non
         fencepost.connect(where, ttl=10 * PATIENCE) as locks,
         Partitions(locks, "orders", 1, revoke=lambda partition: ended.set()) as mine,
     ):
-        soon(lambda: numbers(mine) == [0], "it is owned")
+        until(lambda: numbers(mine) == [0], "it is owned")
         (owned,) = mine
         locks.evict("orders/0")
         with pytest.raises(LeaseLost):
@@ -150,7 +145,7 @@ def test_a_loss_ends_the_wait_for_it_long_before_the_deadline(where: str) -> Non
 def test_each_assign_has_its_revoke_also_when_the_worker_leaves(connect: Callable[[], sync.Locks]) -> None:
     diary = Diary()
     with Partitions(connect(), "orders", 3, assign=diary.assign, revoke=diary.revoke) as mine:
-        soon(lambda: len(numbers(mine)) == 3, "all")
+        until(lambda: len(numbers(mine)) == 3, "all")
     assert all(diary.of(number) == ["assign", "revoke"] for number in range(3))
     assert connect().list("orders/") == [], "nothing is left behind"
 
@@ -158,20 +153,20 @@ def test_each_assign_has_its_revoke_also_when_the_worker_leaves(connect: Callabl
 def test_a_lost_partition_is_told_and_taken_again(connect: Callable[[], sync.Locks]) -> None:
     diary, admin = Diary(), connect()
     with Partitions(connect(), "orders", 2, assign=diary.assign, revoke=diary.revoke) as mine:
-        soon(lambda: len(numbers(mine)) == 2, "both")
+        until(lambda: len(numbers(mine)) == 2, "both")
         assert admin.evict("orders/1")
-        soon(lambda: diary.of(1) == ["assign", "lost", "assign"], "it comes back under another token")
+        until(lambda: diary.of(1) == ["assign", "lost", "assign"], "it comes back under another token")
         assert diary.of(0) == ["assign"]
 
 
 def test_a_worker_that_lost_its_membership_joins_again(connect: Callable[[], sync.Locks]) -> None:
     admin = connect()
     with Partitions(connect(), "orders", 2, member="w") as mine:
-        soon(lambda: len(numbers(mine)) == 2, "both")
+        until(lambda: len(numbers(mine)) == 2, "both")
         gone = admin.evict(member_lock("orders", 2, "w"))
         assert gone
-        soon(lambda: admin.status(member_lock("orders", 2, "w")), "it is a member again")
-        soon(lambda: len(numbers(mine)) == 2, "it owns both still, or again")
+        until(lambda: admin.status(member_lock("orders", 2, "w")), "it is a member again")
+        until(lambda: len(numbers(mine)) == 2, "it owns both still, or again")
 
 
 def test_work_runs_while_a_partition_is_owned_and_guards_find_its_lease(connect: Callable[[], sync.Locks]) -> None:
@@ -215,22 +210,20 @@ def test_failing_work_and_callbacks_are_logged_and_tried_again(
 
 @pytest.mark.parametrize("what", ["assign", "work"])
 def test_a_partition_whose_work_failed_is_not_asked_for_again_at_once(where: str, what: str) -> None:
-    tries: list[int] = []
+    tries: list[float] = []
 
     def fail(partition: Partition) -> None:
-        tries.append(partition.number)
+        tries.append(time.monotonic())
         raise ValueError(what)
 
-    with fencepost.connect(where, ttl=30) as locks:
+    with fencepost.connect(where, ttl=2.4) as locks:
         mine = Partitions(locks, "orders", 1, assign=fail if what == "assign" else None)
-        running = threading.Thread(target=lambda: mine.run(fail))
-        running.start()
-        soon(lambda: tries and locks.status("orders/0") is None, "it is given up")
-        # It is due in 10 s; one who did not wait would ask after the twentieth of that in which news are gathered.
-        assert not wait_until(lambda: len(tries) > 1, timeout=2.0)
+        running = background(lambda: mine.run(fail))
+        until(lambda: tries and locks.status("orders/0") is None, "it is given up", watching=[running])
+        until(lambda: len(tries) > 1, "it is asked for again", watching=[running])
         mine.stop()
-        running.join(PATIENCE)
-    assert not running.is_alive()
+        running.result()
+    assert tries[1] - tries[0] > 0.7, "one who did not wait for a third of the ttl would ask after a twentieth of that"
 
 
 def test_a_failing_assign_gives_the_partition_up_without_revoke(
@@ -244,7 +237,7 @@ def test_a_failing_assign_gives_the_partition_up_without_revoke(
             raise ValueError("not yet")
 
     with Partitions(connect(), "orders", 1, assign=assign, revoke=lambda partition: calls.append("revoke")) as mine:
-        soon(lambda: calls == ["assign", "assign"] and numbers(mine) == [0], "the second try")
+        until(lambda: calls == ["assign", "assign"] and numbers(mine) == [0], "the second try")
     assert calls == ["assign", "assign", "revoke"]
 
 
@@ -253,14 +246,14 @@ def test_the_next_owner_keeps_its_place_in_line_while_the_last_one_finishes(conn
     seen: set[str] = set()
     locks = connect()
     with Partitions(locks, "orders", 2, revoke=lambda partition: finished.wait(PATIENCE)) as first:
-        soon(lambda: len(numbers(first)) == 2, "all for one")
+        until(lambda: len(numbers(first)) == 2, "all for one")
         with Partitions(connect(), "orders", 2) as second:
-            soon(lambda: any(each.waiters for each in locks.list("orders/")), "it stands in line")
-            until = time.monotonic() + TTL  # it looks whether it is still wanted three times in this
-            while time.monotonic() < until:
+            until(lambda: any(each.waiters for each in locks.list("orders/")), "it stands in line")
+            end = time.monotonic() + TTL  # it looks whether it is still wanted three times in this
+            while time.monotonic() < end:
                 seen.update(*(each.waiters for each in locks.list("orders/")))
             finished.set()
-            soon(lambda: len(numbers(second)) == 1, "it is handed over")
+            until(lambda: len(numbers(second)) == 1, "it is handed over")
     assert len(seen) == 1
 
 
@@ -330,20 +323,20 @@ def test_work_that_wants_to_be_awaited_is_told_so_in_blocking_code(
     mine = Partitions(connect(), "orders", 1)
 
     def stop_once_told() -> None:
-        wait_until(told, timeout=PATIENCE)
-        mine.stop()
+        try:
+            until(told, "that it wants to be awaited")
+        finally:
+            mine.stop()
 
-    stop = threading.Thread(target=stop_once_told)
-    stop.start()
+    stopping = background(stop_once_told)
     mine.run(lambda partition: later(partition))
-    stop.join()
-    assert told()
+    stopping.result()
 
 
 def test_locks_that_are_closed_first_end_the_worker(connect: Callable[[], sync.Locks]) -> None:
     locks, diary = connect(), Diary()
     with Partitions(locks, "orders", 2, assign=diary.assign, revoke=diary.revoke) as mine:
-        soon(lambda: len(numbers(mine)) == 2, "both")
+        until(lambda: len(numbers(mine)) == 2, "both")
         locks.close()
     assert sorted(diary.of(0) + diary.of(1)) == ["assign", "assign", "lost", "lost"]
 
@@ -351,14 +344,7 @@ def test_locks_that_are_closed_first_end_the_worker(connect: Callable[[], sync.L
 # The asyncio face.
 
 
-async def until(done: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        await asyncio.sleep(0.01)
-
-
-def test_both_faces_share_a_group(where: str, connect: Callable[[], sync.Locks]) -> None:
+async def test_both_faces_share_a_group(where: str, connect: Callable[[], sync.Locks]) -> None:
     told: list[str] = []
 
     async def assign(partition: fleet.aio.Partition) -> None:
@@ -369,20 +355,17 @@ def test_both_faces_share_a_group(where: str, connect: Callable[[], sync.Locks])
         await asyncio.sleep(0)
         told.append(f"-{partition.number}")
 
-    async def main() -> None:
-        async with fencepost.aio.connect(where, ttl=TTL) as locks:
-            with Partitions(connect(), "orders", 4) as other:
-                await until(lambda: len(numbers(other)) == 4, "all for one")
-                async with fleet.aio.Partitions(locks, "orders", 4, assign=assign, revoke=revoke) as mine:
-                    await until(lambda: len(numbers(mine)) == 2 == len(numbers(other)), "a fair share for each")
-                    owned = numbers(mine)
-            assert sorted(told[:2]) == [f"+{number}" for number in owned]
-            assert sorted(told[2:]) == [f"-{number}" for number in owned]
-
-    asyncio.run(main())
+    async with fencepost.aio.connect(where, ttl=TTL) as locks:
+        with Partitions(connect(), "orders", 4) as other:
+            await until_async(lambda: len(numbers(other)) == 4, "all for one")
+            async with fleet.aio.Partitions(locks, "orders", 4, assign=assign, revoke=revoke) as mine:
+                await until_async(lambda: len(numbers(mine)) == 2 == len(numbers(other)), "a fair share for each")
+                owned = numbers(mine)
+        assert sorted(told[:2]) == [f"+{number}" for number in owned]
+        assert sorted(told[2:]) == [f"-{number}" for number in owned]
 
 
-def test_losing_a_partition_cancels_its_work(where: str) -> None:
+async def test_losing_a_partition_cancels_its_work(where: str) -> None:
     ends: list[str] = []
 
     async def work(partition: fleet.aio.Partition) -> None:
@@ -392,23 +375,20 @@ def test_losing_a_partition_cancels_its_work(where: str) -> None:
             ends.append("cancelled" if partition.lost else "stopped")
             raise
 
-    async def main() -> None:
-        async with fencepost.aio.connect(where, ttl=TTL) as locks:
-            mine = fleet.aio.Partitions(locks, "orders", 1)
-            running = asyncio.create_task(mine.run(work))
-            await until(lambda: numbers(mine) == [0], "it is owned")
-            (first,) = [partition.token for partition in mine]
-            await locks.evict("orders/0")
-            await until(lambda: [p for p in mine if p.token > first], "it is owned again")
-            assert ends == ["cancelled"]
-            mine.stop()
-            await running
-
-    asyncio.run(_timed(main()))
+    async with fencepost.aio.connect(where, ttl=TTL) as locks:
+        mine = fleet.aio.Partitions(locks, "orders", 1)
+        running = asyncio.create_task(mine.run(work))
+        await until_async(lambda: numbers(mine) == [0], "it is owned")
+        (first,) = [partition.token for partition in mine]
+        await locks.evict("orders/0")
+        await until_async(lambda: [p for p in mine if p.token > first], "it is owned again")
+        assert ends == ["cancelled"]
+        mine.stop()
+        await running
 
 
 @pytest.mark.parametrize("what", ["assign", "work", "revoke"])
-def test_awaiting_what_somebody_else_has_cancelled_gives_the_partition_up(where: str, what: str) -> None:
+async def test_awaiting_what_somebody_else_has_cancelled_gives_the_partition_up(where: str, what: str) -> None:
     told: list[str] = []
 
     async def call(name: str) -> None:
@@ -418,44 +398,37 @@ def test_awaiting_what_somebody_else_has_cancelled_gives_the_partition_up(where:
             other.cancel()
             await other
 
-    async def main() -> None:
-        async with fencepost.aio.connect(where, ttl=30) as locks:
-            mine = fleet.aio.Partitions(
-                locks, "orders", 1, assign=lambda partition: call("assign"), revoke=lambda partition: call("revoke")
-            )
-            running = asyncio.create_task(mine.run(lambda partition: call("work")))
-            await until(lambda: what in told or "work" in told, "it was called")
-            if what == "revoke":
-                mine.stop()
-                await running
-            else:
-                await until(lambda: not numbers(mine), "it is given up")
-            assert await locks.status("orders/0") is None
+    async with fencepost.aio.connect(where, ttl=30) as locks:
+        mine = fleet.aio.Partitions(
+            locks, "orders", 1, assign=lambda partition: call("assign"), revoke=lambda partition: call("revoke")
+        )
+        running = asyncio.create_task(mine.run(lambda partition: call("work")))
+        await until_async(lambda: what in told or "work" in told, "it was called")
+
+        async def given_up() -> bool:
+            return not numbers(mine) and await locks.status("orders/0") is None
+
+        if what == "revoke":
             mine.stop()
             await running
-
-    asyncio.run(_timed(main()))
+            assert await given_up()
+        else:
+            await until_async(given_up, "it is given up", watching=[running])
+        mine.stop()
+        await running
     assert (
         told
         == {"assign": ["assign"], "work": ["assign", "work", "revoke"], "revoke": ["assign", "work", "revoke"]}[what]
     )
 
 
-def test_work_that_blocks_is_told_so_in_asyncio(where: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_work_that_blocks_is_told_so_in_asyncio(where: str, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> bool:
         return any("make it async def" in (record.exc_text or "") for record in caplog.records)
 
-    async def main() -> None:
-        async with fencepost.aio.connect(where, ttl=TTL) as locks:
-            mine = fleet.aio.Partitions(locks, "orders", 1)
-            running = asyncio.create_task(mine.run(lambda partition: None))  # type: ignore[arg-type,return-value]
-            await until(told, "that it is to be async def")
-            mine.stop()
-            await running
-
-    asyncio.run(_timed(main()))
-
-
-async def _timed(job: Awaitable[Any]) -> None:
-    async with asyncio.timeout(PATIENCE * 2):
-        await job
+    async with fencepost.aio.connect(where, ttl=TTL) as locks:
+        mine = fleet.aio.Partitions(locks, "orders", 1)
+        running = asyncio.create_task(mine.run(lambda partition: None))  # type: ignore[arg-type,return-value]
+        await until_async(told, "that it is to be async def")
+        mine.stop()
+        await running

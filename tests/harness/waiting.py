@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -43,14 +43,32 @@ def until(
     return value
 
 
+@overload
 async def until_async(
-    condition: Callable[[], T] | Callable[[], Awaitable[T]],
+    condition: Callable[[], Awaitable[T]],
+    what: str,
+    *,
+    deadline: float = ...,
+    poll: float = ...,
+    watching: Iterable[Watched | asyncio.Future[Any]] = ...,
+) -> T: ...
+@overload
+async def until_async(
+    condition: Callable[[], T],
+    what: str,
+    *,
+    deadline: float = ...,
+    poll: float = ...,
+    watching: Iterable[Watched | asyncio.Future[Any]] = ...,
+) -> T: ...
+async def until_async(
+    condition: Callable[[], Any],
     what: str,
     *,
     deadline: float = PATIENCE,
     poll: float = 0.003,
     watching: Iterable[Watched | asyncio.Future[Any]] = (),
-) -> T:
+) -> Any:
     """The same in an event loop; the condition may be a coroutine function, and futures can be watched.
 
     After the deadline, the error names every task of the test that has failed meanwhile.

@@ -11,8 +11,9 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from fencepost.lab.servers.processes import HOST, program, wait_until
+from fencepost.lab.servers.processes import HOST, program
 from fencepost.lab.servers.server import Server
+from tests.harness.waiting import PATIENCE, until
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _FLAGS = (
@@ -25,6 +26,21 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+_READY = """(css) => {
+  const found = document.querySelector(css);
+  if (!found || found.matches(":disabled")) return false;
+  return found.matches("option") || found.getClientRects().length > 0;
+}"""
+
+
+class WebDriverError(AssertionError):
+    """The browser could not do it; ``kind`` is the protocol's name for why."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
 
 
 @dataclass(kw_only=True, eq=False)
@@ -67,8 +83,20 @@ class Browser(Server):
         self._in("POST", "/url", {"url": url})
 
     def click(self, css: str) -> None:
-        found = self._in("POST", "/element", {"using": "css selector", "value": css})[_ELEMENT]
-        self._in("POST", f"/element/{found}/click", {})
+        """Click on it as soon as it is there, shown and enabled; the page may replace it until then."""
+        until(lambda: self._clicked(css), f"a click on {css}", poll=0.02)
+
+    def _clicked(self, css: str) -> bool:
+        if not self.run(f"return ({_READY})({json.dumps(css)})"):
+            return False
+        try:
+            found = self._in("POST", "/element", {"using": "css selector", "value": css})[_ELEMENT]
+            self._in("POST", f"/element/{found}/click", {})
+        except WebDriverError as error:
+            if error.kind in ("no such element", "stale element reference"):
+                return False  # drawn again since we looked; nothing was clicked
+            raise
+        return True
 
     @contextmanager
     def inside(self, css: str) -> Iterator[None]:
@@ -99,9 +127,9 @@ class Browser(Server):
         """What a person reads there, '' if there is nothing."""
         return str(self.run(f"return document.querySelector({json.dumps(css)})?.innerText ?? ''"))
 
-    def wait(self, condition: str, timeout: float = 30) -> None:
+    def wait(self, condition: str, deadline: float = PATIENCE) -> None:
         """Until an expression is true in the page."""
-        assert wait_until(lambda: bool(self.run(f"return Boolean({condition})")), timeout=timeout, poll=0.05), condition
+        until(lambda: bool(self.run(f"return Boolean({condition})")), condition, deadline=deadline, poll=0.03)
 
     def type(self, css: str, keys: str) -> None:
         """Into a field, after what it holds; into a file field: the path of a file."""
@@ -152,7 +180,9 @@ class Browser(Server):
         finally:
             connection.close()
         if reply.status != 200:
-            raise AssertionError(f"{method} {path}: {value['error']}: {value['message'].splitlines()[0]}")
+            raise WebDriverError(
+                value["error"], f"{method} {path}: {value['error']}: {value['message'].splitlines()[0]}"
+            )
         return value
 
 

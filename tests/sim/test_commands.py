@@ -1,10 +1,7 @@
 """``fencepost sim`` and ``fencepost check`` on the command line."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -12,9 +9,10 @@ from typer.testing import CliRunner
 
 from fencepost.cli.app import app
 from fencepost.lab.history import lines
-from fencepost.lab.servers.processes import wait_until
 from fencepost.sim import run
 from fencepost.sim.guided import guided, variant
+from tests.harness.child import Child
+from tests.harness.waiting import until
 
 invoke = CliRunner().invoke
 
@@ -50,20 +48,14 @@ def test_the_page_is_opened_and_served_until_interrupted(tmp_path: Path) -> None
     (opened := tmp_path / "opened").touch()
     (browser := tmp_path / "browser").write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
-    command = [sys.executable, "-m", "fencepost", "sim", "--port", "0", "--json"]
-    environment = {**os.environ, "BROWSER": str(browser)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            url = json.loads(process.stdout.readline())["url"]
-            assert url.startswith("http://127.0.0.1:")
-            with urllib.request.urlopen(url) as reply:
-                assert b"fencepost" in reply.read()
-            assert wait_until(lambda: opened.read_text().strip() == url, timeout=30)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    with Child.fencepost("sim", "--port", "0", "--json", env={"BROWSER": str(browser)}) as child:
+        url = child.json()["url"]
+        assert url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(url) as reply:
+            assert b"fencepost" in reply.read()
+        until(lambda: opened.read_text().strip() == url, "the page is opened", watching=[child])
+        child.signal(signal.SIGINT)
+        assert child.wait() == 0
 
 
 def test_check_reports_what_a_history_breaks(tmp_path: Path) -> None:

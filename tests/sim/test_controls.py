@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fencepost.sim.scenario import FENCINGS
+from tests.harness.waiting import until
 from tests.sim.browser import Browser, wait_score, wait_words
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'
@@ -176,12 +177,24 @@ def test_the_switches_run_the_same_actions_again(browser: Browser, page: str) ->
     assert "ttl 8" in browser.text("#settings").replace("\n", " ")
 
 
+def test_an_action_right_after_a_switch_keeps_the_switch(browser: Browser, page: str) -> None:
+    open_own(browser, page, *HELD, fencing="off")
+    button = json.dumps(CARD.format("C", "acquire"))
+    browser.run(
+        "const fencing = document.querySelector('#fencing');"
+        "const switchTo = (value) => { fencing.value = value; fencing.dispatchEvent(new Event('change')) };"
+        f"switchTo('writes'); document.querySelector({button}).click(); switchTo('enter')"
+    )
+    browser.wait("document.querySelector('#timeline').textContent.includes('fencing enter')")
+    assert browser.text("#log").count("asks for the lock") == 2, "A's and C's"
+
+
 def test_a_setting_that_cannot_be_is_explained(browser: Browser, page: str) -> None:
     open_own(browser, page, *HELD)
     browser.run("document.querySelector('#ttl').select()")
     browser.type("#ttl", "1000\ue004")
     wait_words(browser, "#error", "ttl lies between 0.05 and 600 seconds")
-    assert any("400" in said for said in browser.complaints())
+    until(lambda: any("400" in said for said in browser.complaints()), "the console tells of the refusal")
     browser.click("#undo")
     browser.wait("document.querySelector('#error').hidden")
     assert browser.run("return document.querySelector('#ttl').value") == "5"
@@ -206,16 +219,21 @@ def test_time_goes_by_steps_by_speed_and_by_hand(browser: Browser, page: str) ->
     browser.click("#start")
     assert clock() == 0
 
+    # Slow enough that it cannot reach the end, and become a Play button again, before the click.
     browser.choose("#speed", "0.01")
     browser.click("#play")
     browser.wait("document.querySelector('#clock').innerText > '0.000'")
     assert browser.text("#play") == "‖ Pause"
-    browser.choose("#speed", "8")
-    wait_score(browser, refused="1")
     browser.click("#play")
-    stopped = clock()
     assert browser.text("#play") == "▶ Play"
+    stopped = clock()
     browser.wait(f"location.hash.includes('t={stopped:g}')")
+
+    browser.choose("#speed", "8")
+    browser.click("#play")
+    wait_score(browser, refused="1")
+    browser.wait("document.querySelector('#play').innerText === '▶ Play'")
+    assert clock() == 12
 
     browser.click("#timeline")
     assert 5 < clock() < 8

@@ -14,7 +14,7 @@ TIMES = st.integers(0, 80).map(lambda tenths: tenths / 10)
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, fencing: str = "enter") -> Scenario:
+def scenarios(draw: st.DrawFn, fencing: str = "enter", most: int = 25) -> Scenario:
     """Any backend, any clients' actions, any faults."""
     backend = draw(st.sampled_from(BACKENDS))
     client = st.sampled_from(CLIENTS)
@@ -39,7 +39,7 @@ def scenarios(draw: st.DrawFn, fencing: str = "enter") -> Scenario:
             st.builds(lambda who: {"who": who, "do": "lose"}, machine),
             st.builds(lambda lag: {"do": "failover", "who": "service", "lag": lag}, st.sampled_from([None, 0, 1])),
         ]
-    chosen = draw(st.lists(st.tuples(TIMES, st.one_of(actions)), max_size=25))
+    chosen = draw(st.lists(st.tuples(TIMES, st.one_of(actions)), max_size=most))
     data: dict[str, Any] = {
         "seed": draw(st.integers(0, 3)),
         "settings": {
@@ -67,10 +67,10 @@ def test_a_schedule_that_loses_an_update_shrinks_to_its_core() -> None:
         return bool(run(scenario)[-1]["lost_updates"])
 
     found = find(
-        scenarios("off"),
+        scenarios("off", most=12),
         loses,
         settings=settings(
-            max_examples=3000,
+            max_examples=1000,
             deadline=None,
             database=None,
             derandomize=True,

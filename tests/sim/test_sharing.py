@@ -1,8 +1,6 @@
 """What leaves the page and comes back: links, files, kept seeds, and the site that plays from any file server."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fencepost.lab.servers.processes import Port, wait_until
+from fencepost.lab.servers.processes import Port
 from fencepost.sim import lines, parse, run
 from fencepost.sim.chaos import chaos
 from fencepost.sim.seeds import keep, try_seeds
 from fencepost.sim.serve import server
 from tests import ROOT
+from tests.harness.child import Child
+from tests.harness.waiting import until
 from tests.sim.browser import Browser, serving, wait_score
 from tests.sim.test_controls import HELD, at, do, open_own
 
@@ -25,7 +25,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def saved(folder: Path, name: str) -> Path:
     """The downloaded file, once it is complete."""
     path = folder / name
-    assert wait_until(lambda: path.is_file() and path.stat().st_size > 0, timeout=30)
+    until(lambda: path.is_file() and path.stat().st_size > 0, f"the download of {name}")
     return path
 
 
@@ -43,7 +43,7 @@ def test_a_copied_link_holds_the_whole_scenario(browser: Browser, page: str, tmp
     corrupt(browser, page)
     log = browser.text("#log")
     browser.click("#share")
-    browser.wait("document.querySelector('#share').innerText === 'Copied'")
+    browser.wait("document.querySelector('#live').textContent === 'Copied'")
     link = browser.later("navigator.clipboard.readText().then(done)")
     assert link.startswith(f"{page}#s=")
     assert link.endswith("&t=11")
@@ -136,19 +136,17 @@ def test_a_file_that_is_none_of_these_is_explained(browser: Browser, page: str, 
 def file_server(folder: Path) -> Iterator[str]:
     """``python -m http.server``, as a person would start it."""
     port = Port()
-    command = [sys.executable, "-u", "-m", "http.server", "-b", "127.0.0.1", "-d", str(folder), str(port.number)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert "Serving HTTP" in process.stdout.readline()
+    try:
+        with Child.python("-u", "-m", "http.server", "-b", "127.0.0.1", "-d", folder, port.number) as child:
+            child.heard("Serving HTTP")
             yield f"http://127.0.0.1:{port.number}/"
-        finally:
-            process.kill()
-            port.close()
+    finally:
+        port.close()
 
 
 def test_the_documents_embed_scenarios_that_play_from_a_file_server(browser: Browser, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, ROOT / "scripts" / "docs", str(tmp_path)], check=True, stdout=subprocess.PIPE)
+    with Child.python(ROOT / "scripts" / "docs", tmp_path) as writing:
+        writing.succeed()
     with file_server(tmp_path) as url:
         browser.open(f"{url}docs/sim.html")
         frame = "document.querySelector('iframe').contentDocument"

@@ -201,7 +201,12 @@ class Group(Generic[L, P]):
         slots = self._slots.copy()
         # What the listing says of this worker may be old; it knows itself.
         mine = {number for number, slot in slots.items() if slot.owned is not None and not slot.owned.lease.over}
-        owned = {mark: [n for n in held if n < self.count and n not in mine] for mark, held in found.owned.items()}
+        owned = {
+            mark: held
+            if mine.isdisjoint(held) and not (held and held[-1] >= self.count)
+            else [n for n in held if n < self.count and n not in mine]
+            for mark, held in found.owned.items()
+        }
         owned[self._mark] = sorted(mine)
         wanted = plan.shares(self.count, owned)[self._mark] + self._orphans(found, mine)
         for number, slot in slots.items():

@@ -20,14 +20,14 @@ def shares(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int
     any order, does not change it: whoever looks while partitions are on the move plans the same.
     """
     low, extra = divmod(count, len(owned))
+    members = sorted(owned)
     # Those that have more than the smaller share keep it; growing up to the smaller share earns nobody a larger one.
-    ample = set(sorted(owned, key=lambda member: (len(owned[member]) <= low, member))[:extra])
-    plan = {member: list(owned[member][: low + (member in ample)]) for member in sorted(owned)}
-    kept = bytearray(count)
-    for numbers in plan.values():
-        for number in numbers:
-            kept[number] = 1
-    free = [number for number in range(count) if not kept[number]]
+    larger = [member for member in members if len(owned[member]) > low]
+    if len(larger) < extra:
+        larger += [member for member in members if len(owned[member]) <= low]
+    ample = set(larger[:extra])
+    plan = {member: list(owned[member][: low + (member in ample)]) for member in members}
+    free = sorted(set(range(count)).difference(*plan.values()))
     given = 0
     for member, numbers in plan.items():
         need = low + (member in ample) - len(numbers)
@@ -89,8 +89,22 @@ def member(group: str, count: int, name: str) -> str:
     return f"{group}/members/{count}/{name}"
 
 
+_last: tuple[list[Status], View] = ([], View(""))
+
+
 def view(group: str, listed: Iterable[Status]) -> View:
-    """Read a listing of a group's locks."""
+    """Read a listing of a group's locks; nobody changes what it returns, for the same listing gives the same view."""
+    global _last
+    listed = list(listed)
+    before, found = _last
+    if found.group == group and before == listed:
+        return found
+    found = _view(group, listed)
+    _last = listed, found
+    return found
+
+
+def _view(group: str, listed: Iterable[Status]) -> View:
     found = View(group)
     start = len(prefix(group))
     for status in listed:

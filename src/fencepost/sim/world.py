@@ -47,9 +47,10 @@ class World:
         self._count += 1
         heappush(self._queue, (max(instant, self.now), -1.0, self._count, None, 0, call, args))
 
-    def run(self, until: float, steps: int = MAX_STEPS) -> None:
-        """Let everything happen that is due up to ``until``."""
+    def run(self, until: float, steps: int | None = None) -> None:
+        """Let everything happen that is due up to ``until``; ConfigError if it takes more steps than MAX_STEPS."""
         queue = self._queue
+        steps = MAX_STEPS if steps is None else steps
         for _ in range(steps):
             if not queue or queue[0][0] > until:
                 self.now = until

@@ -103,14 +103,19 @@ export function sandbox() {
   return openScenario({ seed: 1, settings, actions: [], until: 20 }, 0);
 }
 
-/** Fork at the current time: what comes later is dropped, unless it is to be kept. */
-export function act(action) {
-  const at = Math.round(state.t * 1000) / 1000;
-  queue = queue.then(() => perform(action, at));
+/** One change after the other: each begins with what the one before it has shown, so none is lost. */
+function inTurn(step) {
+  queue = queue.then(step);
   return queue;
 }
 
 let queue = Promise.resolve();
+
+/** Fork at the current time: what comes later is dropped, unless it is to be kept. */
+export function act(action) {
+  const at = Math.round(state.t * 1000) / 1000;
+  return inTurn(() => perform(action, at));
+}
 
 async function perform(action, at) {
   if (!state.scenario || !state.options.live) return;
@@ -128,7 +133,9 @@ async function perform(action, at) {
 }
 
 /** Run the same actions with other settings; a guided scenario stays one if a variant has these. */
-export function change(settings) {
+export const change = (settings) => inTurn(() => apply(settings));
+
+function apply(settings) {
   if (!state.scenario || !state.options.live) return;
   remember();
   const wanted = { ...state.scenario.settings, ...settings };
