@@ -55,6 +55,7 @@ torture: setup servers ## Pauses, kills and interrupts at full size, simulated w
 	$(PY) -m fencepost sim --seeds 10000
 	$(PY) -m fencepost sim --seeds 2000 --calm
 	$(PY) -m fencepost fleet sim --seeds 50
+	$(PY) -m fencepost fleet sim --seeds 1000 --members 24 --hosts 5 --partitions 30
 	$(PY) -m tests.fleet.run --backend redis
 	$(PY) -m tests.fleet.run --backend etcd
 
