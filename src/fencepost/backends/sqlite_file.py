@@ -4,7 +4,6 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 from fencepost.backends.boot import boot_id
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
+from fencepost.sql.sqlite import patiently
 
 _log = logging.getLogger("fencepost")
 _APPLICATION = 0x66656E63  # "fenc", in the file's header
@@ -52,24 +52,6 @@ _UPGRADES = {1: ("ALTER TABLE waiter ADD COLUMN share INTEGER", _SHARE)}
 """What leads from an earlier schema to the next."""
 # Tokens are reserved on disk in blocks of this many, so that handing one out needs no fsync of its own.
 _BLOCK = 10_000
-
-
-def patiently(db: sqlite3.Connection, statement: str, *args: object, busy: float) -> sqlite3.Cursor:
-    """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds.
-
-    SQLite does not wait at all for some statements, such as the change to WAL of a file that others open too.
-    """
-    nap = 0.00005
-    until = 0.0
-    while True:
-        try:
-            return db.execute(statement, args)
-        except sqlite3.OperationalError as error:
-            until = until or time.monotonic() + busy
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-        time.sleep(nap)
-        nap = min(nap * 1.5, 0.002)
 
 
 def _inode(path: Path) -> tuple[int, int]:

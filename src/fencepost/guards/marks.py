@@ -9,11 +9,11 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 
-from fencepost.backends.sqlite_file import patiently
 from fencepost.events import Action, Hook
 from fencepost.guards import sqlite
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
+from fencepost.sql.sqlite import patiently
 
 _BUSY = 30.0
 

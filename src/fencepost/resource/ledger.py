@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from fencepost.backends.sqlite_file import patiently
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import sqlite
 from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
+from fencepost.sql.sqlite import patiently
 
 
 class Found(NamedTuple):

@@ -1,0 +1,1 @@
+"""SQL that several parts of fencepost need."""
