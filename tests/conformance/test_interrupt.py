@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from types import CodeType
 
 import pytest
@@ -28,7 +29,7 @@ from tests.harness.waiting import until
 pytestmark = pytest.mark.only("blocking")
 
 RANDOM = int(os.environ.get("FENCEPOST_INTERRUPTS", "24"))
-"""How many interrupts at random moments; 500 in `make torture`."""
+"""How many interrupts at random moments must hit; 500 in `make torture`."""
 
 
 def press() -> None:
@@ -197,7 +198,10 @@ def test_interrupts_at_random_moments_leave_nothing(store: Store) -> None:
                 start = time.monotonic()
                 trial(victim, call, lambda job: job())
                 longest[call] = 1.3 * (time.monotonic() - start)
-            for number in range(RANDOM):
+            for number in count():
+                if came["interrupted"] >= RANDOM:
+                    break
+                assert number < 20 * RANDOM, f"too few interrupts hit: {came}"
                 call = calls[number % len(calls)]
                 came[trial(victim, call, lambda job, most=longest[call]: at_random(job, most, dice))] += 1  # type: ignore[misc]
             still_works(store, locks)
@@ -207,7 +211,6 @@ def test_interrupts_at_random_moments_leave_nothing(store: Store) -> None:
                 victim = Victim(store, locks, other)
                 call = ("acquire", "wait", "block")[number % 3]
                 came[trial(victim, call, lambda job: at_random(job, 0.03, dice))] += 1
-    assert came["interrupted"] >= RANDOM / 5, f"too few interrupts hit: {came}"
 
 
 @isolated
