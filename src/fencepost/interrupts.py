@@ -13,7 +13,7 @@ import threading
 # The C functions: the wrappers of the signal module turn every result into an enum, which costs more than the call.
 from _signal import getsignal as _getsignal  # type: ignore[import-not-found]  # typeshed leaves it out
 from _signal import signal as _setsignal
-from collections import deque
+from _thread import interrupt_main
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
@@ -26,11 +26,11 @@ _SIGNALS = tuple(
     getattr(signal, name).value for name in ("SIGTERM", "SIGALRM", "SIGBREAK", "SIGINT") if hasattr(signal, name)
 )
 _ident = threading.get_ident
-_main = threading.main_thread().ident
+_main: int | None = threading.main_thread().ident
 _depth = 0
 _open = False
 _masks = 0
-_pending: deque[tuple[int, FrameType | None]] = deque()
+_pending: dict[int, FrameType | None] = {}  # as Python does: a signal that comes twice before it is handled is one
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 
 
@@ -39,13 +39,18 @@ def _defer(number: int, frame: FrameType | None) -> None:
     if _open or not _depth:
         _handlers[number](number, frame)
     else:
-        _pending.append((number, frame))
+        _pending[number] = frame
 
 
 def _deliver() -> None:
     while _pending:
-        number, frame = _pending.popleft()
-        _handlers[number](number, frame)
+        number = next(iter(_pending))
+        try:
+            _handlers[number](number, _pending.pop(number))
+        except BaseException:
+            while _pending:  # as Python does: the others are handled next
+                interrupt_main(signal.Signals(_pending.popitem()[0]))
+            raise
 
 
 def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
@@ -53,7 +58,7 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
 
     If a handler raises after ``call`` has returned something other than None, ``undo`` is given that first.
     """
-    global _depth, _open
+    global _main, _depth, _open
     if _ident() != _main:
         return call()
     if _depth:  # inside another one; or in a handler that runs while another one waits
@@ -72,7 +77,11 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
             if callable(handler):
                 if handler is not _defer:
                     _handlers[number] = handler
-                    _setsignal(number, _defer)
+                    try:
+                        _setsignal(number, _defer)
+                    except ValueError:  # this is not Python's main interpreter, so no handler ever runs here
+                        _main = None
+                        return call()
                 replaced.append(number)
         _depth = 1
         try:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -130,6 +131,39 @@ def test_a_handler_may_use_protected_code_itself() -> None:
         protected(wait)
     with pytest.raises(KeyboardInterrupt):
         protected(press)
+
+
+@isolated
+def test_of_several_signals_none_is_lost() -> None:
+    came = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise RuntimeError(number)
+
+    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGINT, note)
+
+    def work() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            press(number)
+
+    with pytest.raises(RuntimeError):
+        protected(work)
+    with suppress(RuntimeError):
+        while len(came) < 2:
+            time.sleep(0.01)
+    assert sorted(came) == [signal.SIGINT, signal.SIGTERM], "each once, as Python does"
+
+
+@isolated
+def test_an_interpreter_that_may_not_set_handlers_goes_without() -> None:
+    def refuse(number: int, handler: object) -> None:
+        raise ValueError("signal only works in main thread of the main interpreter")
+
+    vars(interrupts)["_setsignal"] = refuse
+    assert protected(lambda: "done") == "done"
+    assert protected(lambda: interruptible(len, "four")) == 4
 
 
 @isolated
