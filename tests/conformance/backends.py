@@ -31,13 +31,16 @@ class Row(NamedTuple):
         return promises if self.min_ttl is None else dataclasses.replace(promises, min_ttl=self.min_ttl)
 
 
+PATIENT = "timeout=30s&connect_timeout=30s"
+"""A busy machine must not look like a server that does not answer."""
+
 BACKENDS = [
     Row("memory", lambda fixture: f"memory://{secrets.token_hex(4)}"),
     Row("sqlite", lambda fixture: f"sqlite://{fixture('tmp_path')}/locks.db"),
-    Row("redis", lambda fixture: f"{fixture('redis_server').url}?prefix={secrets.token_hex(4)}:"),
-    Row("redis", lambda fixture: f"{fixture('redis_server').url}?fence=counter", variant="counter"),
-    Row("redis+cluster", lambda fixture: f"{fixture('redis_cluster').url}?prefix={secrets.token_hex(4)}:"),
-    Row("redlock", lambda fixture: f"{fixture('redlock_servers').url}?prefix={secrets.token_hex(4)}:"),
+    Row("redis", lambda fixture: f"{fixture('redis_server').url}?prefix={secrets.token_hex(4)}:&{PATIENT}"),
+    Row("redis", lambda fixture: f"{fixture('redis_server').url}?fence=counter&{PATIENT}", variant="counter"),
+    Row("redis+cluster", lambda fixture: f"{fixture('redis_cluster').url}?prefix={secrets.token_hex(4)}:&{PATIENT}"),
+    Row("redlock", lambda fixture: f"{fixture('redlock_servers').url}?prefix={secrets.token_hex(4)}:&node_timeout=30s"),
     Row("zookeeper", lambda fixture: f"{fixture('zookeeper_server').url}/{secrets.token_hex(4)}"),
     Row(
         "consul",

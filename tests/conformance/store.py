@@ -1,8 +1,10 @@
 """A backend under test, through one of its faces, with a namespace of its own."""
 
 import asyncio
+import dataclasses
+import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
@@ -24,6 +26,8 @@ class Store:
     prefix: str = field(default_factory=lambda: f"conformance-{secrets.token_hex(6)}")
     clients: list[Client] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    common: Iterator[Client] | None = None
+    """The clients that behaviours side by side have in common."""
 
     @property
     def name(self) -> str:
@@ -38,7 +42,12 @@ class Store:
     @property
     def kept(self) -> float:
         """A ttl for leases that shall be renewed past it: a busy machine must still find the time to."""
-        return max(0.9, self.promises.min_ttl)
+        return max(2.0, self.promises.min_ttl)
+
+    @property
+    def past(self) -> float:
+        """Seconds after which a lease with ttl ``kept`` is over, unless it was renewed."""
+        return 1.2 * self.kept
 
     @property
     def long(self) -> float:
@@ -53,8 +62,39 @@ class Store:
         """
         return 45.0
 
+    async def side_by_side(self, *behaviours: Callable[["Store"], Awaitable[None]]) -> None:
+        """Run behaviours at the same time, each with locks of its own: they share their waits and their connections.
+
+        Each failure names its behaviour, and none stops the others.
+        """
+        __tracebackhide__ = True
+        common: list[Client] = []
+
+        def clients() -> Iterator[Client]:
+            for number in itertools.count():
+                if number == len(common):
+                    common.append(self.connect())
+                yield common[number]
+
+        async def one(number: int, behaviour: Callable[[Store], Awaitable[None]]) -> None:
+            mine = dataclasses.replace(self, prefix=f"{self.prefix}-{number:02}", common=clients())
+            try:
+                await behaviour(mine)
+            except BaseException as error:
+                error.add_note(f"the behaviour that failed: {getattr(behaviour, '__name__', behaviour)}")
+                raise
+
+        ended = await asyncio.gather(*itertools.starmap(one, enumerate(behaviours)), return_exceptions=True)
+        failures = [error for error in ended if error is not None]
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise BaseExceptionGroup(f"{len(failures)} behaviours failed", failures)
+
     def connect(self, **options: Any) -> Client:
-        """A new connection, as another program would have."""
+        """A new connection, as another program would have; among behaviours side by side, the next common one."""
+        if self.common is not None and not options:
+            return next(self.common)
         client = Client(self.face, self.url, **({"ttl": self.long} | options))
         self.clients.append(client)
         return client
@@ -105,6 +145,21 @@ class Store:
         status = await self.until(line, f"{count} waiters of {name or self.name}", watching=watching)
         assert status is not None
         return status.waiters
+
+    async def settled(self, client: Client, tasks: Sequence[asyncio.Future[Any]], name: str = "") -> None:
+        """Return once each of the tasks, which all acquire the lock, waits in its line or is done.
+
+        On a busy machine a short lease is over, and the next one served, before anybody has looked.
+        """
+        if not self.promises.fair:
+            return
+
+        async def line() -> bool:
+            status = await client.status(name or self.name)
+            waiting = sum(not task.done() for task in tasks)
+            return waiting == 0 or (status is not None and len(status.waiters) == waiting)
+
+        await self.until(line, f"each who asked for {name or self.name} waits or is served")
 
     async def free(self, client: Client, name: str = "") -> Hold:
         """The lock, as soon as it is free."""

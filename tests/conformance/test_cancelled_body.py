@@ -24,14 +24,14 @@ async def nothing_pending() -> None:
     await asyncio.sleep(0)
 
 
-async def test_the_body_is_cancelled_where_it_stands(store: Store) -> None:
+async def the_body_is_cancelled_where_it_stands(store: Store) -> None:
     client = store.connect()
     reached = []
 
     async def work() -> None:
-        async with client.raw.lock(store.name, ttl=store.short):
-            await client.evict(store.name)
+        async with client.raw.lock(store.name, ttl=store.kept):
             reached.append("before")
+            await client.evict(store.name)
             await asyncio.sleep(store.long)
             reached.append("after")
 
@@ -42,11 +42,11 @@ async def test_the_body_is_cancelled_where_it_stands(store: Store) -> None:
     await nothing_pending()
 
 
-async def test_a_body_that_swallows_the_cancellation_still_raises(store: Store) -> None:
+async def a_body_that_swallows_the_cancellation_still_raises(store: Store) -> None:
     client = store.connect()
 
     async def work() -> None:
-        async with client.raw.lock(store.name, ttl=store.short):
+        async with client.raw.lock(store.name, ttl=store.kept):
             await client.evict(store.name)
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(store.long)
@@ -56,12 +56,11 @@ async def test_a_body_that_swallows_the_cancellation_still_raises(store: Store) 
     await nothing_pending()
 
 
-async def test_a_body_that_ends_before_its_next_await_still_raises(store: Store) -> None:
+async def a_body_that_ends_before_its_next_await_still_raises(store: Store) -> None:
     client = store.connect()
 
     async def work() -> None:
-        async with client.raw.lock(store.name, ttl=store.short) as lease:
-            await client.evict(store.name)
+        async with client.raw.lock(store.name, ttl=store.kept) as lease:
             told = asyncio.Event()
             cancel = lease._on_loss
 
@@ -71,6 +70,7 @@ async def test_a_body_that_ends_before_its_next_await_still_raises(store: Store)
 
             lease._on_loss = lose
             with contextlib.suppress(asyncio.CancelledError):
+                await client.evict(store.name)
                 await told.wait()
 
     with pytest.raises(LeaseLost):
@@ -78,7 +78,7 @@ async def test_a_body_that_ends_before_its_next_await_still_raises(store: Store)
     await nothing_pending()
 
 
-async def test_a_cancellation_from_outside_stays_one(store: Store) -> None:
+async def a_cancellation_from_outside_stays_one(store: Store) -> None:
     client = store.connect()
     inside = asyncio.Event()
 
@@ -95,16 +95,16 @@ async def test_a_cancellation_from_outside_stays_one(store: Store) -> None:
     assert await client.try_acquire(store.name), "and the lock is free"
 
 
-async def test_a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(store: Store) -> None:
+async def a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(store: Store) -> None:
     client = store.connect()
     left: list[int] = []
 
     async def work() -> None:
         try:
-            async with client.raw.lock(store.name, ttl=store.short) as lease:
-                await client.evict(store.name)
+            async with client.raw.lock(store.name, ttl=store.kept) as lease:
                 by_loss, task = lease._on_loss, this_task()
                 lease._on_loss = lambda: (by_loss(), task.cancel("from outside"))
+                await client.evict(store.name)
                 await asyncio.sleep(store.long)
         finally:
             left.append(this_task().cancelling())
@@ -114,13 +114,13 @@ async def test_a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(s
     assert left == [1], "only the one from outside is left"
 
 
-async def test_a_cancellation_from_outside_is_kept_when_the_body_has_just_ended(store: Store) -> None:
+async def a_cancellation_from_outside_is_kept_when_the_body_has_just_ended(store: Store) -> None:
     client = store.connect()
 
     async def work() -> None:
-        async with client.raw.lock(store.name, ttl=store.short):
-            await client.evict(store.name)
+        async with client.raw.lock(store.name, ttl=store.kept):
             try:
+                await client.evict(store.name)
                 await asyncio.sleep(store.long)
             except asyncio.CancelledError:
                 this_task().cancel("from outside")
@@ -129,12 +129,12 @@ async def test_a_cancellation_from_outside_is_kept_when_the_body_has_just_ended(
         await asyncio.create_task(work())
 
 
-async def test_an_outer_lease_lost_inside_an_inner_block(store: Store) -> None:
+async def an_outer_lease_lost_inside_an_inner_block(store: Store) -> None:
     client = store.connect()
     outer, inner = f"{store.prefix}/outer", f"{store.prefix}/inner"
 
     async def work() -> None:
-        async with client.raw.lock(outer, ttl=store.short), client.raw.lock(inner):
+        async with client.raw.lock(outer, ttl=store.kept), client.raw.lock(inner):
             await client.evict(outer)
             await asyncio.sleep(store.long)
 
@@ -145,12 +145,12 @@ async def test_an_outer_lease_lost_inside_an_inner_block(store: Store) -> None:
     assert await client.try_acquire(inner), "the inner one was released on the way out"
 
 
-async def test_an_inner_lease_lost_leaves_the_outer_one_alone(store: Store) -> None:
+async def an_inner_lease_lost_leaves_the_outer_one_alone(store: Store) -> None:
     client = store.connect()
     outer, inner = f"{store.prefix}/outer", f"{store.prefix}/inner"
 
     async def work() -> None:
-        async with client.raw.lock(inner, ttl=store.short):
+        async with client.raw.lock(inner, ttl=store.kept):
             await client.evict(inner)
             await asyncio.sleep(store.long)
 
@@ -163,12 +163,12 @@ async def test_an_inner_lease_lost_leaves_the_outer_one_alone(store: Store) -> N
     await nothing_pending()
 
 
-async def test_both_leases_lost_at_once(store: Store) -> None:
+async def both_leases_lost_at_once(store: Store) -> None:
     client = store.connect()
     outer, inner = f"{store.prefix}/outer", f"{store.prefix}/inner"
 
     async def work() -> None:
-        async with client.raw.lock(outer, ttl=store.short) as first, client.raw.lock(inner, ttl=store.short) as second:
+        async with client.raw.lock(outer, ttl=store.kept) as first, client.raw.lock(inner, ttl=store.kept) as second:
             await client.evict(outer)
             await client.evict(inner)
             while not (first.lost and second.lost):
@@ -180,11 +180,11 @@ async def test_both_leases_lost_at_once(store: Store) -> None:
     await nothing_pending()
 
 
-async def test_an_asyncio_timeout_around_a_block_is_not_confused_with_a_loss(store: Store) -> None:
+async def an_asyncio_timeout_around_a_block_is_not_confused_with_a_loss(store: Store) -> None:
     client = store.connect()
 
     async def lose() -> None:
-        async with asyncio.timeout(store.patience), client.raw.lock(store.name, ttl=store.short):
+        async with asyncio.timeout(store.patience), client.raw.lock(store.name, ttl=store.kept):
             await client.evict(store.name)
             await asyncio.sleep(store.long)
 
@@ -197,12 +197,32 @@ async def test_an_asyncio_timeout_around_a_block_is_not_confused_with_a_loss(sto
     with pytest.raises(TimeoutError):
         await be_late()
     await nothing_pending()
-    assert await client.try_acquire(store.name)
+
+    async def free() -> bool:
+        return await client.try_acquire(store.name) is not None
+
+    await store.until(free, "the end of the clean-up, if the timeout came during the acquire")
 
 
-async def test_a_plain_lease_cancels_nobody(store: Store) -> None:
+async def a_plain_lease_cancels_nobody(store: Store) -> None:
     client = store.connect()
-    lease: aio.Lease = await client.raw.acquire(store.name, ttl=store.short)
+    lease: aio.Lease = await client.raw.acquire(store.name, ttl=store.kept)
     await client.evict(store.name)
     assert await lease.lost.wait(store.patience)
     await nothing_pending()
+
+
+async def test_a_body_is_cancelled_by_loss_and_by_nothing_else(store: Store) -> None:
+    await store.side_by_side(
+        the_body_is_cancelled_where_it_stands,
+        a_body_that_swallows_the_cancellation_still_raises,
+        a_body_that_ends_before_its_next_await_still_raises,
+        a_cancellation_from_outside_stays_one,
+        a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one,
+        a_cancellation_from_outside_is_kept_when_the_body_has_just_ended,
+        an_outer_lease_lost_inside_an_inner_block,
+        an_inner_lease_lost_leaves_the_outer_one_alone,
+        both_leases_lost_at_once,
+        an_asyncio_timeout_around_a_block_is_not_confused_with_a_loss,
+        a_plain_lease_cancels_nobody,
+    )

@@ -36,35 +36,6 @@ async def test_a_timeout_is_told(store: Store) -> None:
     assert kinds(events) == ["attempt", "timeout"] * 2
 
 
-async def test_a_loss_is_told_once(store: Store) -> None:
-    events: list[Event] = []
-    client, other = store.connect(hooks=[events.append]), store.connect()
-    lease = await client.acquire(store.name, ttl=store.short)
-    await other.evict(store.name)
-    assert await lease.wait_lost(store.patience)
-
-    async def told() -> bool:
-        return "lost" in kinds(events)
-
-    await store.until(told, "the event")
-    assert await lease.release() is False
-    seen = [kind for kind in kinds(events) if kind != "renewed"]
-    assert seen == ["attempt", "acquired", "lost", "not_owner"]
-
-
-async def test_an_expiry_is_told(store: Store) -> None:
-    events: list[Event] = []
-    client = store.connect(hooks=[events.append])
-    lease = await client.acquire(store.name, ttl=store.short, renew=False)
-
-    async def told() -> bool:
-        return "lost" in kinds(events)
-
-    await store.until(told, "the event")
-    assert (events[-1].kind, events[-1].token) == ("lost", lease.token)
-    assert events[-1].detail
-
-
 @pytest.mark.only("asyncio")
 async def test_a_cancelled_acquire_is_told(store: Store) -> None:
     events: list[Event] = []
@@ -80,17 +51,3 @@ async def test_a_cancelled_acquire_is_told(store: Store) -> None:
     waiter.cancel()
     await asyncio.wait([waiter])
     assert kinds(events) == ["attempt", "abandoned"]
-
-
-async def test_a_hook_that_raises_disturbs_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    events: list[Event] = []
-
-    def broken(event: Event) -> None:
-        raise RuntimeError("broken on purpose")
-
-    client = store.connect(hooks=[broken, events.append])
-    lease = await client.acquire(store.name, ttl=store.kept)
-    assert await lease.wait_lost(1.5 * store.kept) is False, "it is renewed all the same"
-    assert await lease.release() is True
-    assert {"attempt", "acquired", "renewed", "released"} <= set(kinds(events)), "the other hooks are told"
-    assert "broken on purpose" in caplog.text

@@ -51,19 +51,6 @@ async def test_many_at_once_lose_no_increment(store: Store, tmp_path: Path) -> N
     assert status is None, "everybody released, nobody waits"
 
 
-@pytest.mark.processes
-async def test_many_processes_lose_no_increment(store: Store, tmp_path: Path) -> None:
-    counter = tmp_path / "counter"
-    counter.write_text("0")
-    workers = [store.spawn() for _ in range(4)]
-    for worker in workers:
-        worker.tell("increment", store.name, str(counter), 20, {"ttl": store.long})
-    async with asyncio.timeout(60):
-        tokens = [token for worker in workers for token in await worker.answer()]
-    assert counter.read_text() == "80"
-    assert len(set(tokens)) == 80
-
-
 async def test_a_lock_is_taken_by_a_block_and_free_after_it(store: Store) -> None:
     client = store.connect()
 

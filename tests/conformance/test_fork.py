@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -20,96 +20,57 @@ def in_child(store: Store, job: Callable[[], Awaitable[T]]) -> Awaitable[T]:
 
 
 @isolated
-async def test_a_lease_is_over_in_the_child_and_lives_on_in_the_parent(store: Store) -> None:
-    client = store.connect()
-    lease = await client.acquire(store.name, ttl=store.kept)
+async def test_leases_stay_the_parents_and_the_child_takes_its_own(store: Store, tmp_path: Path) -> None:
+    client, there = store.connect(), store.connect()
+    kept = await client.acquire(f"{store.prefix}/kept", ttl=store.kept)
+    held = await client.acquire(f"{store.prefix}/held")
+    waiter = asyncio.create_task(there.acquire(held.name, timeout=store.long))
+    await store.queue(client, 1, held.name, watching=[waiter])
 
-    async def child() -> dict[str, Any]:
-        said: dict[str, Any] = {"lost": lease.lost, "remaining": lease.remaining, "waited": await lease.wait_lost(0.01)}
-        for act in (lease.raw.check, lease.renew):
-            try:
-                done = act()
-                if done is not None:
-                    await done
-            except LeaseLost as error:
-                said[act.__name__] = error.reason
-        said["released"] = await lease.release()
-        return said
+    async def is_still(lease: Hold) -> bool:
+        status = await client.status(lease.name)
+        return status is not None and (status.holder, status.token) == (lease.holder, lease.token)
 
-    assert await in_child(store, child) == {
-        "lost": True,
-        "remaining": 0.0,
-        "waited": True,
-        "check": "it belongs to the parent process",
-        "renew": "it belongs to the parent process",
-        "released": False,
-    }
-    assert await lease.wait_lost(1.5 * store.kept) is False, "the parent goes on renewing it"
-    status = await client.status(store.name)
-    assert status is not None
-    assert status.holder == lease.holder
-    assert await lease.release() is True
+    async def over_in_the_child() -> None:
+        for lease in (kept, held):
+            assert lease.lost
+            assert lease.remaining == 0.0
+            assert await lease.wait_lost(0.01) is True
+            with pytest.raises(LeaseLost, match="it belongs to the parent process"):
+                lease.check()
+            with pytest.raises(LeaseLost, match="it belongs to the parent process"):
+                await lease.renew()
+            assert await lease.release() is False
+        own = await client.acquire(f"{store.prefix}/own", ttl=store.kept, timeout=store.patience)
+        assert await own.wait_lost(store.past) is False, "the child renews its own"
+        assert await own.release() is True
 
+    await in_child(store, over_in_the_child)
+    kept.check()
+    assert await is_still(kept), "the parent went on renewing it while the child lived"
 
-@isolated
-async def test_a_child_that_ends_releases_nothing(store: Store) -> None:
-    client = store.connect()
-    lease = await client.acquire(store.name)
     await in_child(store, client.close)
-    status = await client.status(store.name)
-    assert status is not None
-    assert status.holder == lease.holder
-    assert await lease.release() is True
+    assert await is_still(kept), "a child that closes and ends releases nothing"
+    await store.queue(client, 1, held.name, watching=[waiter])
+    assert await is_still(held)
+    assert await held.release()
+    assert await (await waiter).release(), "the parent's waiter waited on"
 
+    if store.promises.reach != "one process":
+        asked = tmp_path / "asked"
 
-@isolated
-async def test_a_child_takes_locks_of_its_own(store: Store) -> None:
-    client = store.connect()
-    mine = await client.acquire(f"{store.prefix}/parent")
+        async def wait_in_the_child() -> int:
+            assert await client.try_acquire(kept.name) is None, "parent and child exclude each other"
+            asked.touch()
+            return (await client.acquire(kept.name, timeout=store.patience)).token
 
-    async def child() -> None:
-        lease = await client.acquire(f"{store.prefix}/child", ttl=store.kept, timeout=store.patience)
-        assert await lease.wait_lost(1.5 * store.kept) is False, "the child renews it"
-        assert await lease.release() is True
-
-    await in_child(store, child)
-    mine.check()
-    assert await mine.release() is True
-
-
-@isolated
-@pytest.mark.processes
-async def test_parent_and_child_exclude_each_other(store: Store, tmp_path: Path) -> None:
-    client = store.connect()
-    lease = await client.acquire(store.name)
-    asked = tmp_path / "asked"
-
-    async def child() -> int:
-        assert await client.try_acquire(store.name) is None
-        asked.touch()
-        return (await client.acquire(store.name, timeout=store.patience)).token
-
-    answer = asyncio.ensure_future(in_child(store, child))
-    await store.until(asked.exists, "the child's refusal", watching=[answer])
-    await store.queue(client, 1, watching=[answer])
-    assert await lease.release()
-    assert await answer > lease.token
-
-
-@isolated
-async def test_a_parents_waiter_goes_on_waiting(store: Store) -> None:
-    here, there = store.connect(), store.connect()
-    lease = await here.acquire(store.name)
-    waiter = asyncio.create_task(there.acquire(store.name, timeout=store.long))
-    await store.queue(here, 1, watching=[waiter])
-
-    async def child() -> str:
-        return "alive"
-
-    assert await in_child(store, child) == "alive"
-    await store.queue(here, 1, watching=[waiter])
-    assert await lease.release()
-    assert await (await waiter).release()
+        answer = asyncio.ensure_future(in_child(store, wait_in_the_child))
+        await store.until(asked.exists, "the child's refusal", watching=[answer])
+        await store.queue(client, 1, kept.name, watching=[answer])
+        assert await kept.release() is True
+        assert await answer > kept.token
+    else:
+        assert await kept.release() is True
 
 
 @isolated

@@ -18,17 +18,6 @@ async def test_status_tells_who_holds_under_which_token_for_how_long(store: Stor
     assert await there.status(store.name) is None
 
 
-async def test_an_expired_lock_is_not_shown(store: Store) -> None:
-    client = store.connect()
-    lease = await client.acquire(store.name, ttl=store.short, renew=False)
-
-    async def gone() -> bool:
-        return await client.status(store.name) is None and not await client.list(store.prefix)
-
-    await store.until(gone, "the expiry")
-    assert lease.lost, "the holder knew no later than the store"
-
-
 async def test_list_shows_what_is_held_under_a_prefix_by_name(store: Store) -> None:
     client = store.connect()
     for name in ("b", "a", "c/d", "other"):
@@ -70,15 +59,3 @@ async def test_evict_of_a_free_lock_changes_nothing(store: Store) -> None:
     client = store.connect()
     assert await client.evict(store.name) is None
     assert await client.status(store.name) is None
-
-
-async def test_the_evicted_holder_learns_of_it_by_its_next_renewal(store: Store) -> None:
-    here, there = store.connect(), store.connect()
-    lease = await here.acquire(store.name, ttl=store.short)
-    await there.evict(store.name)
-    new = await there.acquire(store.name)
-    assert await lease.wait_lost(store.patience)
-    new.check()
-    status = await there.status(store.name)
-    assert status is not None
-    assert status.holder == new.holder

@@ -10,9 +10,9 @@ from tests.conformance.faces import Hold
 from tests.conformance.store import Store
 
 
-async def test_lost_is_false_while_it_is_held_and_true_once_it_is_not(store: Store) -> None:
+async def lost_is_false_while_it_is_held_and_true_once_it_is_not(store: Store) -> None:
     client = store.connect()
-    lease = await client.acquire(store.name, ttl=store.short)
+    lease = await client.acquire(store.name, ttl=store.kept)
     assert lease.lost is False
     assert await lease.wait_lost(0.01) is False
     lease.check()
@@ -23,15 +23,15 @@ async def test_lost_is_false_while_it_is_held_and_true_once_it_is_not(store: Sto
         lease.check()
 
 
-async def test_all_who_wait_for_the_loss_are_told(store: Store) -> None:
+async def all_who_wait_for_the_loss_are_told(store: Store) -> None:
     client = store.connect()
-    lease = await client.acquire(store.name, ttl=store.short)
+    lease = await client.acquire(store.name, ttl=store.kept)
     told = [asyncio.create_task(lease.wait_lost(store.patience)) for _ in range(5)]
     await client.evict(store.name)
     assert all(await asyncio.gather(*told))
 
 
-async def test_a_release_ends_the_wait_for_loss(store: Store) -> None:
+async def a_release_ends_the_wait_for_loss(store: Store) -> None:
     client = store.connect()
     lease = await client.acquire(store.name)
     told = asyncio.create_task(lease.wait_lost(store.patience))
@@ -40,7 +40,7 @@ async def test_a_release_ends_the_wait_for_loss(store: Store) -> None:
     assert await told is True
 
 
-async def test_leaving_the_block_of_a_lost_lease_raises(store: Store) -> None:
+async def leaving_the_block_of_a_lost_lease_raises(store: Store) -> None:
     events: list[Event] = []
     client = store.connect(hooks=[events.append])
 
@@ -49,14 +49,14 @@ async def test_leaving_the_block_of_a_lost_lease_raises(store: Store) -> None:
         await lease.wait_lost(store.patience)
 
     with pytest.raises(LeaseLost) as raised:
-        await client.block(store.name, body, ttl=store.short)
+        await client.block(store.name, body, ttl=store.kept)
     assert raised.value.name == store.name
     lost = [event for event in events if event.kind == "lost"]
     assert [event.token for event in lost] == [raised.value.token]
     assert lost[0].detail
 
 
-async def test_a_loss_that_only_the_release_notices_raises_too(store: Store) -> None:
+async def a_loss_that_only_the_release_notices_raises_too(store: Store) -> None:
     client, other = store.connect(), store.connect()
 
     async def body(lease: Hold) -> None:
@@ -66,7 +66,7 @@ async def test_a_loss_that_only_the_release_notices_raises_too(store: Store) -> 
         await client.block(store.name, body, ttl=store.long)
 
 
-async def test_the_bodys_own_error_goes_before_the_loss(store: Store) -> None:
+async def the_bodys_own_error_goes_before_the_loss(store: Store) -> None:
     client = store.connect()
 
     async def body(lease: Hold) -> None:
@@ -77,20 +77,10 @@ async def test_the_bodys_own_error_goes_before_the_loss(store: Store) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await client.block(store.name, body, ttl=store.short)
+        await client.block(store.name, body, ttl=store.kept)
 
 
-async def test_a_lease_that_ran_out_in_its_block_raises(store: Store) -> None:
-    client = store.connect()
-
-    async def body(lease: Hold) -> None:
-        await lease.wait_lost(store.patience)
-
-    with pytest.raises(LeaseLost):
-        await client.block(store.name, body, ttl=store.short, renew=False)
-
-
-async def test_a_released_lease_leaves_its_block_quietly(store: Store) -> None:
+async def a_released_lease_leaves_its_block_quietly(store: Store) -> None:
     client = store.connect()
 
     async def body(lease: Hold) -> str:
@@ -100,7 +90,7 @@ async def test_a_released_lease_leaves_its_block_quietly(store: Store) -> None:
     assert await client.block(store.name, body) == "fine"
 
 
-async def test_a_lost_block_does_not_hurt_the_new_holder(store: Store) -> None:
+async def a_lost_block_does_not_hurt_the_new_holder(store: Store) -> None:
     client, other = store.connect(), store.connect()
     taken: list[Hold] = []
 
@@ -123,3 +113,43 @@ async def test_a_block_whose_locks_are_closed_meanwhile_raises(store: Store) -> 
 
     with pytest.raises(LeaseLost):
         await client.block(store.name, body)
+
+
+async def a_loss_is_told_once(store: Store) -> None:
+    events: list[Event] = []
+    client, other = store.connect(hooks=[events.append]), store.connect()
+    lease = await client.acquire(store.name, ttl=store.kept)
+    await other.evict(store.name)
+    assert await lease.wait_lost(store.patience)
+
+    await store.until(lambda: "lost" in [event.kind for event in events], "the event")
+    assert await lease.release() is False
+    seen = [event.kind for event in events if event.kind != "renewed"]
+    assert seen == ["attempt", "acquired", "lost", "not_owner"]
+
+
+async def the_evicted_holder_learns_of_it_by_its_next_renewal(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    lease = await here.acquire(store.name, ttl=store.kept)
+    await there.evict(store.name)
+    new = await there.acquire(store.name)
+    assert await lease.wait_lost(store.patience)
+    new.check()
+    status = await there.status(store.name)
+    assert status is not None
+    assert status.holder == new.holder
+
+
+async def test_the_holder_of_a_lost_lease_learns_of_it(store: Store) -> None:
+    await store.side_by_side(
+        lost_is_false_while_it_is_held_and_true_once_it_is_not,
+        all_who_wait_for_the_loss_are_told,
+        a_release_ends_the_wait_for_loss,
+        leaving_the_block_of_a_lost_lease_raises,
+        a_loss_that_only_the_release_notices_raises_too,
+        the_bodys_own_error_goes_before_the_loss,
+        a_released_lease_leaves_its_block_quietly,
+        a_lost_block_does_not_hurt_the_new_holder,
+        a_loss_is_told_once,
+        the_evicted_holder_learns_of_it_by_its_next_renewal,
+    )

@@ -1,13 +1,13 @@
 """Hostile names: each is a lock of its own, or refused with nothing changed."""
 
 import unicodedata
-
-import pytest
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fencepost.errors import ConfigError
 from tests.conformance.store import Store
 
-REFUSED = {
+REFUSED: dict[str, object] = {
     "empty": "",
     "NUL": "a\0b",
     "newline": "a\nb",
@@ -20,6 +20,10 @@ REFUSED = {
     "513 bytes": "x" * 513,
     "513 bytes in 257 characters": "é" * 256 + "x",
     "10 kB": "x" * 10_240,
+    "None": None,
+    "a number": 7,
+    "bytes": b"bytes",
+    "a list": ["list"],
 }
 
 # Pairs and families that some encoding, separator, glob, hash tag or normalisation could take for one another.
@@ -69,19 +73,22 @@ DISTINCT = [
 ]
 
 
-@pytest.mark.parametrize("name", REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_a_name_is_refused_everywhere(store: Store, name: str) -> None:
+async def test_what_cannot_be_a_name_is_refused_everywhere(store: Store) -> None:
     client = store.connect()
-    with pytest.raises(ConfigError):
-        await client.acquire(name)
-    with pytest.raises(ConfigError):
-        await client.try_acquire(name)
-    with pytest.raises(ConfigError):
-        await client.status(name)
-    with pytest.raises(ConfigError):
-        await client.evict(name)
-    with pytest.raises(ConfigError):
-        await client.bump(name, above=5)
+    calls: dict[str, Callable[[Any], Awaitable[object]]] = {
+        "acquire": client.acquire,
+        "try_acquire": client.try_acquire,
+        "status": client.status,
+        "evict": client.evict,
+        "bump": lambda name: client.bump(name, above=5),
+    }
+    for what, name in REFUSED.items():
+        for call, ask in calls.items():
+            try:
+                await ask(name)
+            except ConfigError:
+                continue
+            raise AssertionError(f"{call} took a name that is {what}")
     assert await client.list(store.prefix) == []
 
 
@@ -105,16 +112,16 @@ async def test_no_two_names_mean_one_lock(store: Store) -> None:
     assert await other.list(store.prefix) == []
 
 
-@pytest.mark.parametrize("name", [".", "..", "/", "//", "/a", "a/", " ", "~", "-", "é" * 256, "🔒" * 128])
-async def test_a_bare_name_works_by_itself(store: Store, name: str) -> None:
+async def test_a_bare_name_works_by_itself(store: Store) -> None:
     """Without the prefix, for what matters at the beginning, at the end, or for the whole."""
     client = store.connect()
-    lease = await client.acquire(name, timeout=store.patience)
-    assert await client.try_acquire(name) is None
-    status = await client.status(name)
-    assert status is not None
-    assert status.name == name
-    assert await lease.release() is True
+    for name in (".", "..", "/", "//", "/a", "a/", " ", "~", "-", "é" * 256, "🔒" * 128):
+        lease = await client.acquire(name, timeout=store.patience)
+        assert await client.try_acquire(name) is None, f"{name!r} is held"
+        status = await client.status(name)
+        assert status is not None, f"{name!r} is shown"
+        assert status.name == name
+        assert await lease.release() is True, f"{name!r} was held"
 
 
 async def test_waiters_of_similar_names_do_not_meet(store: Store) -> None:
@@ -134,19 +141,12 @@ async def test_the_longest_name_that_is_allowed_is_not_cut_off(store: Store) -> 
         assert await client.try_acquire(stem + end) is not None
 
 
-@pytest.mark.parametrize("name", [None, 7, b"bytes", ["list"]], ids=repr)
-async def test_a_name_is_a_string(store: Store, name: str) -> None:
-    client = store.connect()
-    with pytest.raises(ConfigError):
-        await client.acquire(name)
-
-
-@pytest.mark.parametrize("prefix", ["\ud800", "\0", "%", "_", "*", "a\nb", "x" * 10_240], ids=ascii)
-async def test_a_strange_prefix_lists_nothing_or_is_refused(store: Store, prefix: str) -> None:
+async def test_a_strange_prefix_lists_nothing_or_is_refused(store: Store) -> None:
     client = store.connect()
     assert await client.try_acquire(store.name)
-    try:
-        listed = await client.list(prefix)
-    except ConfigError:
-        return
-    assert all(status.name.startswith(prefix) for status in listed)
+    for prefix in ("\ud800", "\0", "%", "_", "*", "a\nb", "x" * 10_240):
+        try:
+            listed = await client.list(prefix)
+        except ConfigError:
+            continue
+        assert all(status.name.startswith(prefix) for status in listed), f"for the prefix {prefix[:9]!a}"

@@ -22,15 +22,7 @@ class Line:
     async def add(self, client: Client, **options: float) -> asyncio.Task[Hold]:
         task = asyncio.create_task(client.acquire(self.store.name, **({"timeout": self.store.long} | options)))
         self.tasks.append(task)
-
-        async def settled() -> bool:
-            # Not just as many as there are tasks: on a busy machine a short lease is over, and the first of the line
-            # served, before anybody has looked.
-            status = await self.watcher.status(self.store.name)
-            waiting = sum(not each.done() for each in self.tasks)
-            return waiting == 0 or (status is not None and len(status.waiters) == waiting)
-
-        await self.store.until(settled, "each waiter is queued or served")
+        await self.store.settled(self.watcher, self.tasks)
         return task
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from fencepost.events import Event
 from tests.conformance.store import Store
 
 
@@ -16,20 +15,6 @@ async def test_a_second_release_changes_nothing_and_says_so(store: Store) -> Non
     status = await here.status(store.name)
     assert status is not None
     assert status.holder == other.holder
-
-
-async def test_a_release_after_expiry_does_not_hurt_the_new_holder(store: Store) -> None:
-    events: list[Event] = []
-    here, there = store.connect(hooks=[events.append]), store.connect()
-    old = await here.acquire(store.name, ttl=store.short, renew=False)
-    new = await store.free(there)
-    assert await old.release() is False
-    status = await there.status(store.name)
-    assert status is not None
-    assert (status.holder, status.token) == (new.holder, new.token)
-    assert [(event.token, event.holder) for event in events if event.kind == "not_owner"] == [(old.token, old.holder)]
-    assert not [event for event in events if event.kind == "released"]
-    assert await new.release() is True
 
 
 async def test_the_stores_own_release_asks_for_holder_and_token(store: Store) -> None:

@@ -117,7 +117,7 @@ async def test_a_term_and_a_lock_of_one_name_exclude_each_other(store: Store) ->
 
 async def test_after_a_loss_the_loop_runs_for_election_again(store: Store) -> None:
     here, there = store.connect(), store.connect()
-    async with terms(here, store.name, ttl=store.short, metadata="m") as mine:
+    async with terms(here, store.name, ttl=store.kept, metadata="m") as mine:
         first = await anext(mine)
         assert await there.evict(store.name)
         assert await here._call(first.lost.wait, store.patience)

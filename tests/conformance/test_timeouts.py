@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -66,19 +67,21 @@ async def test_durations_may_be_timedeltas(store: Store) -> None:
     assert raised.value.timeout == 0.05
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"ttl": ttl} for ttl in (0, -1, float("nan"), float("inf"), "5", True)),
-        *({"timeout": timeout} for timeout in (-1, float("nan"))),
-        {"max_hold": -1},
-    ],
-    ids=str,
-)
-async def test_senseless_durations_are_refused_and_change_nothing(store: Store, options: dict[str, float]) -> None:
+SENSELESS: list[dict[str, Any]] = [
+    *({"ttl": ttl} for ttl in (0, -1, float("nan"), float("inf"), "5", True)),
+    *({"timeout": timeout} for timeout in (-1, float("nan"))),
+    {"max_hold": -1},
+]
+
+
+async def test_senseless_durations_are_refused_and_change_nothing(store: Store) -> None:
     client = store.connect()
-    with pytest.raises(ConfigError):
-        await client.acquire(store.name, **options)
+    for options in SENSELESS:
+        try:
+            await client.acquire(store.name, **options)
+        except ConfigError:
+            continue
+        raise AssertionError(f"it took {options}")
     assert await client.status(store.name) is None
 
 

@@ -1,7 +1,8 @@
 """A client in a process of its own, which a test commands, freezes and kills.
 
-``python -m tests.conformance.worker FACE URL`` reads one command per line, ``[verb, argument, ...]`` as
-JSON, and answers each with one line. It ends with its standard input, whatever it is doing.
+``python -m tests.conformance.worker FACE URL`` reads one command per line, ``[number, verb, argument, ...]`` as
+JSON. It carries them out side by side, and answers each with a line ``[number, outcome]``. It ends with its
+standard input, whatever it is doing.
 """
 
 import asyncio
@@ -24,18 +25,27 @@ class Worker:
     def __init__(self, face: str, url: str) -> None:
         self.child = Child.python("-m", "tests.conformance.worker", face, url)
         self._killed = False
+        self._told = 0
+        self._answers: dict[int, Any] = {}
+        self._reading = asyncio.Lock()
 
-    def tell(self, verb: str, *arguments: Any) -> None:
-        """Send a command; ``answer`` has its outcome."""
-        self.child.tell_json([verb, *arguments])
+    def tell(self, verb: str, *arguments: Any) -> int:
+        """Send a command; ``answer`` has its outcome, by the number returned."""
+        self._told += 1
+        self.child.tell_json([self._told, verb, *arguments])
+        return self._told
 
-    async def answer(self) -> Any:
-        """The next outcome. Raises ChildFailed, with the worker's traceback, if it ended instead."""
-        return await on_thread(self.child.json)
+    async def answer(self, number: int) -> Any:
+        """The outcome of a command. Raises ChildFailed, with the worker's traceback, if it ended instead."""
+        while number not in self._answers:
+            async with self._reading:
+                if number not in self._answers:
+                    done, outcome = await on_thread(self.child.json)
+                    self._answers[done] = outcome
+        return self._answers.pop(number)
 
     async def ask(self, verb: str, *arguments: Any) -> Any:
-        self.tell(verb, *arguments)
-        return await self.answer()
+        return await self.answer(self.tell(verb, *arguments))
 
     def check(self) -> None:
         """Raise ChildFailed, with the worker's traceback, if it ended by itself."""
@@ -99,14 +109,17 @@ async def serve(face: str, url: str) -> None:
             loop.call_soon_threadsafe(commands.put_nowait, json.loads(line))
         os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
-    while True:
-        verb, *arguments = await commands.get()
+    async def carry_out(number: int, verb: str, *arguments: Any) -> None:
         try:
-            outcome = await obey(client, holds, verb, arguments)
+            outcome = await obey(client, holds, verb, list(arguments))
         except FencepostError as error:
             outcome = {"error": type(error).__name__, "message": str(error)}
-        print(json.dumps(outcome), flush=True)
+        print(json.dumps([number, outcome]), flush=True)
+
+    threading.Thread(target=listen, daemon=True).start()
+    async with asyncio.TaskGroup() as group:  # which ends the process, with a traceback, for any other error
+        while True:
+            group.create_task(carry_out(*await commands.get()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,161 @@
+"""Leases that nobody renews: over at their ttl, for the holder first, and in no later holder's way."""
+
+import asyncio
+import gc
+import logging
+from itertools import pairwise
+
+import pytest
+
+from fencepost.errors import LeaseLost
+from fencepost.events import Event
+from tests.conformance.faces import Hold
+from tests.conformance.store import Store
+
+
+async def without_renewal_a_lease_ends_at_its_ttl_and_is_not_brought_back(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name, ttl=store.short, renew=False)
+    assert await lease.wait_lost(store.patience)
+    with pytest.raises(LeaseLost) as raised:
+        lease.check()
+    assert (raised.value.name, raised.value.token) == (store.name, lease.token)
+    assert lease.remaining == 0
+    with pytest.raises(LeaseLost):
+        await lease.renew()
+
+    async def gone() -> bool:
+        return await client.status(store.name) is None
+
+    assert await store.until(gone, "the lock is free, renewing it changed nothing")
+
+
+async def renewing_a_released_lease_brings_nothing_back(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name)
+    assert await lease.release()
+    with pytest.raises(LeaseLost):
+        await lease.renew()
+    assert await client.status(store.name) is None
+
+
+async def an_expired_lock_is_not_shown(store: Store) -> None:
+    client = store.connect()
+    lease = await client.acquire(store.name, ttl=store.short, renew=False)
+
+    async def gone() -> bool:
+        return await client.status(store.name) is None and not await client.list(f"{store.prefix}/")
+
+    await store.until(gone, "the expiry")
+    assert lease.lost, "the holder knew no later than the store"
+
+
+async def an_expiry_is_told(store: Store) -> None:
+    events: list[Event] = []
+    client = store.connect(hooks=[events.append])
+    lease = await client.acquire(store.name, ttl=store.short, renew=False)
+    await store.until(lambda: "lost" in [event.kind for event in events], "the event")
+    assert (events[-1].kind, events[-1].token) == ("lost", lease.token)
+    assert events[-1].detail
+
+
+async def a_lease_that_ran_out_in_its_block_raises(store: Store) -> None:
+    client = store.connect()
+
+    async def body(lease: Hold) -> None:
+        assert await lease.wait_lost(store.patience)
+
+    with pytest.raises(LeaseLost):
+        await client.block(store.name, body, ttl=store.short, renew=False)
+
+
+async def a_release_after_expiry_does_not_hurt_the_new_holder(store: Store) -> None:
+    events: list[Event] = []
+    here, there = store.connect(hooks=[events.append]), store.connect()
+    old = await here.acquire(store.name, ttl=store.short, renew=False)
+    new = await store.free(there)
+    assert await old.release() is False
+    status = await there.status(store.name)
+    assert status is not None
+    assert (status.holder, status.token) == (new.holder, new.token)
+    assert [(event.token, event.holder) for event in events if event.kind == "not_owner"] == [(old.token, old.holder)]
+    assert not [event for event in events if event.kind == "released"]
+    assert await new.release() is True
+
+
+async def tokens_grow_across_expiry(store: Store) -> None:
+    client = store.connect()
+    tokens = []
+    for _ in range(3):
+        lease = await client.acquire(store.name, ttl=store.short, renew=False, timeout=store.long)
+        tokens.append(lease.token)
+    assert all(earlier < later for earlier, later in pairwise(tokens))
+
+
+async def a_share_that_is_not_renewed_expires_by_itself(store: Store) -> None:
+    if not store.promises.shared:
+        return
+    here, there = store.connect(), store.connect()
+    kept = await here.share(store.name)
+    short = await there.share(store.name, ttl=store.short, renew=False)
+    writer = asyncio.create_task(there.acquire(store.name, timeout=store.long))
+    await store.queue(here, 1, watching=[writer])
+    assert await short.wait_lost(store.patience)
+
+    async def alone() -> bool:
+        status = await here.status(store.name)
+        return status is not None and status.sharers == (kept.holder,)
+
+    await store.until(alone, "the expiry of one share")
+    assert not writer.done()
+    assert await short.release() is False
+    assert await kept.release()
+    assert await (await writer).release()
+
+
+async def a_seat_that_expires_goes_to_the_next(store: Store) -> None:
+    if not store.promises.shared:
+        return
+    here, there = store.connect(), store.connect()
+    kept = await here.share(store.name, 2)
+    short = await there.share(store.name, 2, ttl=store.short, renew=False)
+    lease = await here.share(store.name, 2, timeout=store.long)
+    assert short.lost
+    kept.check()
+    assert lease.token > short.token
+    assert await lease.release()
+    assert await kept.release()
+
+
+async def test_leases_end_at_their_ttl(store: Store) -> None:
+    await store.side_by_side(
+        without_renewal_a_lease_ends_at_its_ttl_and_is_not_brought_back,
+        renewing_a_released_lease_brings_nothing_back,
+        an_expired_lock_is_not_shown,
+        an_expiry_is_told,
+        a_lease_that_ran_out_in_its_block_raises,
+        a_release_after_expiry_does_not_hurt_the_new_holder,
+        tokens_grow_across_expiry,
+        a_share_that_is_not_renewed_expires_by_itself,
+        a_seat_that_expires_goes_to_the_next,
+    )
+
+
+async def test_a_dropped_lease_is_no_longer_renewed(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """By itself: it collects garbage, and finds its warning in the log."""
+    here, there = store.connect(), store.connect()
+    brief, lasting = f"{store.prefix}/brief", f"{store.prefix}/lasting"
+    with caplog.at_level(logging.WARNING, logger="fencepost"):
+        dropped = [await here.acquire(brief, ttl=store.short), await here.acquire(lasting)]
+        token = dropped[0].token
+        dropped.clear()
+        gc.collect()
+
+        async def warned() -> bool:
+            # The service looks at its leases when one is due; one that is due earlier makes it look now.
+            lease = await here.acquire(store.name, ttl=store.kept)
+            await lease.release()
+            return "dropped without release" in caplog.text
+
+        await store.until(warned, "the warning")
+    assert (await store.free(there, brief)).token > token
