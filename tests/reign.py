@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,48 +25,43 @@ from typing import Any
 
 from fencepost.backends.zookeeper_session import SHARE
 from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, Postgres, Redis, ZooKeeper
-from fencepost.lab.servers.processes import dying_with_us, program
-from tests import ROOT
+from fencepost.lab.servers.processes import program
+from tests.harness.child import Child, ChildFailed
+from tests.harness.threads import background
 from tests.reign_candidate import journal
 
 Command = Callable[[str], list[str]]
 """What starts the candidate that goes by a label."""
 
 
-class Candidate:
+class Candidate(Child):
     """A process, and when it said that it leads."""
 
     def __init__(self, command: list[str], heard: threading.Condition) -> None:
         self._heard = heard
         self.elected: list[float] = []
-        self.process = subprocess.Popen(
-            dying_with_us(command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self.ended = False
+        super().__init__(command, stdin=subprocess.DEVNULL)
+        self._listener = background(self._note)
 
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for _ in self.process.stdout:
-            with self._heard:
-                self.elected.append(time.monotonic())
-                self._heard.notify_all()
+    def _note(self) -> None:
+        with contextlib.suppress(ChildFailed):
+            while True:
+                self.line(float("inf"))
+                with self._heard:
+                    self.elected.append(time.monotonic())
+                    self._heard.notify_all()
 
     def end(self, *, kill: bool) -> float:
         """End it; when it was told to."""
+        self.ended = True
         at = time.monotonic()
-        if kill:
-            self.process.kill()
-        else:
-            self.process.terminate()
+        self.signal(signal.SIGKILL if kill else signal.SIGTERM)
         return at
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._listener.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        super().close()
+        self._listener.result()
 
 
 class Reign:
@@ -100,13 +96,17 @@ class Reign:
                 (at, each)
                 for each in self._candidates
                 for at in each.elected
-                if at > since and each is not after and each.process.poll() is None
+                if at > since and each is not after and each.running
             ]
             return bool(found)
 
+        deadline = time.monotonic() + self._patience
         with self._heard:
-            if not self._heard.wait_for(elected, self._patience):
-                raise AssertionError(f"nobody led within {self._patience:g} s")
+            while not self._heard.wait_for(elected, 0.5):
+                for each in self._candidates:
+                    if not each.ended:
+                        each.check()
+                assert time.monotonic() < deadline, f"nobody led within {self._patience:g} s"
         at, candidate = min(found, key=lambda each: each[0])
         return candidate, at
 

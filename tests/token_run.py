@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +20,7 @@ from pathlib import Path
 import fencepost
 from fencepost import sync
 from fencepost.errors import BackendError, NotAcquired
-from fencepost.lab.servers.processes import dying_with_us
-from tests import ROOT
+from tests.harness.child import Child
 
 DAWDLE = 0.02  # the share of holds that last long enough for their holder to be killed
 
@@ -91,10 +89,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="fencepost-tokens-") as folder:
         paths = [Path(folder) / f"{number}.txt" for number in range(processes)]
 
-        def start(path: Path) -> subprocess.Popen[bytes]:
+        def start(path: Path) -> Child:
             path.touch()
-            command = [sys.executable, "-m", "tests.token_run", "--work", str(path), url, name, str(ttl)]
-            return subprocess.Popen(dying_with_us(command), cwd=ROOT)
+            return Child.python("-m", "tests.token_run", "--work", path, url, name, ttl)
 
         def noted() -> int:
             return sum(path.read_bytes().count(b"\n") for path in paths)
@@ -104,21 +101,21 @@ def run(
         try:
             with fencepost.connect(url) as locks:
                 while (done := noted()) < acquisitions or killed < kills:
+                    for child in crowd.values():
+                        child.check()
                     if restart and restarted < restarts and done >= acquisitions * (restarted + 1) / (restarts + 1):
                         restart()
                         restarted += 1
                     if killed < kills and done >= acquisitions * killed / kills and (holder := holding(locks, name)):
                         for path in paths:
                             if path.read_text().endswith(f"{holder}\n"):
-                                crowd[path].kill()
-                                crowd[path].wait()
+                                crowd[path].close()
                                 killed += holding(locks, name) == holder
                                 crowd[path] = start(path)
                     time.sleep(0.005)
         finally:
-            for process in crowd.values():
-                process.kill()
-                process.wait()
+            for child in crowd.values():
+                child.close()
         count, wrong = violations(paths)
     return Found(count, killed, restarted, tuple(wrong))
 

@@ -1,8 +1,7 @@
 """A Redis of one test's own, which it may flush, pause and kill."""
 
-import asyncio
-import time
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +10,6 @@ import redis
 
 from fencepost.lab.servers import Missing, Redis
 from tests.harness.servers import unavailable
-
-PATIENCE = 30  # seconds to wait for what must come; far longer than it takes
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        await asyncio.sleep(0.005)
 
 
 @dataclass
@@ -50,8 +40,6 @@ def own_redis() -> Iterator[Own]:
         server.start()
     except Missing as missing:
         unavailable(str(missing))
-    client = redis.Redis(port=server.port, decode_responses=True)
-    yield Own(server, client)
-    client.close()
-    server.kill()
-    server.close()
+    with contextlib.closing(server), redis.Redis(port=server.port, decode_responses=True) as client:
+        yield Own(server, client)
+        server.kill()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from typing import Any
 
 from fencepost.lab.servers import Etcd, EtcdCluster, http_text
-from fencepost.lab.servers.processes import HOST, program, wait_until
-from tests.backends.peer import Peer
-
-PATIENCE = 30.0
-"""How long to wait for what must come; far longer than it takes."""
+from fencepost.lab.servers.processes import HOST, program
+from tests.harness.child import Child
+from tests.harness.waiting import PATIENCE, until
 
 LONG = 300.0
 """A ttl or timeout that outlives the test."""
@@ -26,7 +25,7 @@ def etcdctl(url: str, *arguments: str) -> Any:
     return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stdout
 
 
-class Native(Peer):
+class Native(Child):
     """``etcdctl lock``: it prints its key once it holds the lock, and holds it until it is ended."""
 
     def __init__(self, url: str, name: str, ttl: int = 60) -> None:
@@ -34,11 +33,11 @@ class Native(Peer):
         super().__init__([program("ETCDCTL"), "--endpoints", address, "lock", "--ttl", str(ttl), name])
 
     def has_it(self) -> bool:
-        return bool(self.said)
+        return bool(self.output)
 
     def release(self) -> None:
-        self.process.terminate()
-        self.process.wait(PATIENCE)
+        self.signal(signal.SIGTERM)
+        self.wait()
 
 
 def counts(server: Etcd, *methods: str) -> list[int]:
@@ -64,5 +63,5 @@ def leader(cluster: EtcdCluster) -> Etcd:
                 return True
         return False
 
-    assert wait_until(look, timeout=PATIENCE, poll=0.1)
+    until(look, "somebody leads", poll=0.1)
     return chosen[0]

@@ -12,14 +12,13 @@ import psycopg
 
 from fencepost import sync
 from fencepost.lab.servers import Missing, Postgres
-from fencepost.lab.servers.processes import wait_until
 from tests.harness.servers import unavailable
+from tests.harness.waiting import until
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LONG = 60.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry
-PATIENCE = 30.0
+LONG = 300.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry
 
 
 @contextlib.contextmanager
@@ -32,7 +31,7 @@ def started(*args: str) -> Iterator[Postgres]:
         unavailable(str(missing))
     try:
         young = "SELECT pg_postmaster_start_time() > clock_timestamp() - interval '5.1 seconds'"
-        assert wait_until(lambda: server.psql(young) == "f", timeout=PATIENCE, poll=0.2)
+        until(lambda: server.psql(young) == "f", "the server is five seconds old", poll=0.2)
         yield server
     finally:
         server.close()
@@ -50,7 +49,7 @@ def line(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
         status = locks.status(name)
         return status.waiters if status else ()
 
-    assert wait_until(lambda: len(waiters()) == count, timeout=PATIENCE, poll=0.005), f"{len(waiters())} wait"
+    until(lambda: len(waiters()) == count, f"{len(waiters())} wait")
     return waiters()
 
 

@@ -4,12 +4,10 @@ Prints one line per grant and releases at once. It is made to be killed.
 """
 
 import asyncio
-import subprocess
 import sys
 
 from fencepost import aio
-from fencepost.lab.servers.processes import dying_with_us
-from tests import ROOT
+from tests.harness.child import Child
 
 
 async def main(url: str, name: str, count: int, ttl: float) -> None:
@@ -26,14 +24,13 @@ class Waiters:
     """Such a process; killed with this one."""
 
     def __init__(self, url: str, name: str, count: int, ttl: float = 300.0) -> None:
-        command = [sys.executable, "-m", "tests.backends.redis_waiters", url, name, str(count), str(ttl)]
-        self._process = subprocess.Popen(dying_with_us(command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self._child = Child.python("-m", "tests.backends.redis_waiters", url, name, count, ttl)
+        self.check = self._child.check
 
     def kill(self) -> list[str]:
         """SIGKILL it; the grants it had until then."""
-        self._process.kill()
-        said, _ = self._process.communicate()
-        return said.splitlines()
+        self._child.close()
+        return self._child.output
 
 
 if __name__ == "__main__":

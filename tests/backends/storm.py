@@ -21,10 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, ZooKeeper, ZooKeeperEnsemble, ask
-from fencepost.lab.servers.processes import wait_until
 from fencepost.lab.servers.server import Server
 from tests.backends import etcd
 from tests.backends.swarm import Swarm
+from tests.harness.waiting import until
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def leader(ensemble: ZooKeeperEnsemble) -> ZooKeeper:
         found[:] = [each for each in ensemble.members if each.running and b"Mode: leader" in ask(each.port, b"srvr")]
         return bool(found)
 
-    assert wait_until(look, timeout=60)
+    until(look, "somebody leads")
     return found[0]
 
 
@@ -143,12 +143,12 @@ def storm(name: str, *, grants: int, kills: int, patience: float, processes: int
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.backends.storm", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(STORMS)}; the first three")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(STORMS)}; all")
     parser.add_argument("--grants", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--json", action="store_true", help="one JSON object per storm")
     options = parser.parse_args()
-    names = options.names or list(STORMS)[:3]
+    names = options.names or list(STORMS)
     if strangers := set(names) - set(STORMS):
         parser.error(f"no such storm: {', '.join(strangers)}; there are {', '.join(STORMS)}")
     for name in names:

@@ -22,8 +22,8 @@ from typing import NamedTuple, Self
 
 import fencepost
 from fencepost.errors import BackendError, LeaseLost
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.peer import Peer
+from tests.harness.child import Child
+from tests.harness.waiting import until
 
 
 class Note(NamedTuple):
@@ -43,19 +43,13 @@ class Swarm:
     ttl: float
     size: int = 8
     seed: int = 7
-    workers: list[Peer] = field(default_factory=list)
+    workers: list[Child] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     _notes: list[Note] = field(default_factory=list)
     _read: int = 0
 
     def spawn(self) -> None:
-        arguments = [self.url, self.name, str(self.file), str(self.ttl)]
-        with self._errors.open("a") as errors:
-            self.workers.append(Peer([sys.executable, "-m", "tests.backends.swarm", *arguments], errors=errors))
-
-    @property
-    def _errors(self) -> Path:
-        return self.file.with_suffix(".errors")
+        self.workers.append(Child.python("-m", "tests.backends.swarm", self.url, self.name, self.file, self.ttl))
 
     def notes(self) -> list[Note]:
         with self.file.open() as lines:
@@ -73,27 +67,32 @@ class Swarm:
     def reach(self, count: int, timeout: float) -> None:
         """Wait for that many grants in all; it must never stand still for good, nor lose any but the killed."""
 
-        def there() -> bool:
-            ended = [worker.process.poll() for worker in self.workers if worker.process.poll() is not None]
-            assert not ended, f"{len(ended)} of {self.size} ended by themselves: {self._errors.read_text()[-2000:]}"
-            return len(self.grants()) >= count
-
-        assert wait_until(there, timeout=timeout, poll=0.1), f"{len(self.grants())} grants; {self._stacks()}"
+        try:
+            until(
+                lambda: len(self.grants()) >= count,
+                f"{count} grants",
+                deadline=timeout,
+                poll=0.05,
+                watching=self.workers,
+            )
+        except AssertionError as error:
+            error.add_note(f"{len(self.grants())} grants; {self._stacks()}")
+            raise
 
     def _stacks(self) -> str:
         """Where everybody stands, and the end of what they had to say before."""
-        size = self._errors.stat().st_size
         for worker in self.workers:
-            worker.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: self._errors.read_text()[size:].count("(most recent call first)") >= self.size, timeout=5)
-        return self._errors.read_text()[-20_000:]
+            worker.signal(signal.SIGUSR1)
+        with contextlib.suppress(AssertionError):
+            until(lambda: all("most recent call" in worker.errors for worker in self.workers), "stacks", deadline=5)
+        return "\n".join(worker.story for worker in self.workers)
 
     def kill_holder(self, timeout: float) -> None:
         """SIGKILL a process that holds the lock, and start another one for it."""
-        pids = {worker.process.pid: worker for worker in self.workers}
+        pids = {worker.pid: worker for worker in self.workers}
         luck = random.Random(self.seed + len(self.killed))
 
-        def holder() -> Peer | None:
+        def holder() -> Child | None:
             last = self.notes()[-1]
             return pids.get(last.pid) if last.what == "got" else None
 
@@ -105,9 +104,9 @@ class Swarm:
             if victim is None:
                 continue
             victim.kill()
-            last = [note for note in self.notes() if note.pid == victim.process.pid][-1]
+            last = [note for note in self.notes() if note.pid == victim.pid][-1]
             self.workers.remove(victim)
-            victim.__exit__()
+            victim.close()
             self.spawn()
             if last.what == "got":
                 self.killed.append(last.token)
@@ -128,7 +127,7 @@ class Swarm:
 
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
-            worker.__exit__()
+            worker.close()
 
 
 def work(url: str, name: str, file: str, ttl: float, going: Callable[[], bool]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 from collections.abc import Iterator
@@ -12,52 +11,36 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers.processes import dying_with_us, program, wait_until
-from tests.backends.peer import background
+from fencepost.lab.servers.processes import program
+from tests.harness.child import Child
 from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
-PATIENCE = 60.0
-LONG = 60.0
+LONG = 300.0
 
 
-class ConsulLock:
+class ConsulLock(Child):
     """``consul lock`` around a child that says it runs, until it is told to end."""
 
     def __init__(self, server: Endpoint, prefix: str, folder: Path) -> None:
-        self.running, self.over = folder / "running", folder / "over"
-        script = f"touch {self.running}; while [ ! -e {self.over} ]; do sleep 0.05; done; rm {self.running}"
-        address = server.url.partition("://")[2]
-        self.process = subprocess.Popen(
-            dying_with_us([program("CONSUL"), "lock", "-verbose", prefix, script]),
-            env={**os.environ, "CONSUL_HTTP_ADDR": address},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.said: list[str] = []
-        self._listener = background(self._listen)
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        self.said += self.process.stdout
+        self._running, self._over = folder / "running", folder / "over"
+        script = f"touch {self._running}; while [ ! -e {self._over} ]; do sleep 0.05; done; rm {self._running}"
+        address = {"CONSUL_HTTP_ADDR": server.url.partition("://")[2]}
+        command = [program("CONSUL"), "lock", "-verbose", prefix, script]
+        super().__init__(command, env=address, stdin=subprocess.DEVNULL, merged=True)
 
     def has_it(self) -> bool:
-        return self.running.exists()
+        return self._running.exists()
 
     def end(self) -> None:
         """Let the child end, and ``consul lock`` release."""
-        self.over.touch()
-        assert self.process.wait(PATIENCE) == 0, self.said
+        self._over.touch()
+        self.succeed()
 
     def close(self) -> None:
-        self.over.touch()  # for a child that outlives its parent
-        self.process.kill()
-        self.process.wait()
-        self._listener.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._over.touch()  # for a child that outlives its parent
+        super().close()
 
 
 @pytest.fixture
@@ -73,15 +56,14 @@ def locks(consul_server: Endpoint) -> Iterator[sync.Locks]:
 
 @pytest.fixture
 def consul_lock(consul_server: Endpoint, prefix: str, tmp_path: Path) -> Iterator[ConsulLock]:
-    other = ConsulLock(consul_server, prefix, tmp_path)
-    yield other
-    other.close()
+    with ConsulLock(consul_server, prefix, tmp_path) as other:
+        yield other
 
 
 def test_while_consul_lock_holds_fencepost_waits_and_then_gets_it(
     locks: sync.Locks, prefix: str, consul_lock: ConsulLock
 ) -> None:
-    assert wait_until(consul_lock.has_it, timeout=PATIENCE), consul_lock.said
+    until(consul_lock.has_it, "consul lock has it", watching=[consul_lock])
     held = locks.status(prefix)
     assert held is not None
     assert locks.try_acquire(prefix) is None
@@ -99,25 +81,21 @@ def test_while_fencepost_holds_consul_lock_waits_and_then_gets_it(
     locks: sync.Locks, prefix: str, consul_server: Endpoint, tmp_path: Path
 ) -> None:
     lease = locks.acquire(prefix)
-    other = ConsulLock(consul_server, prefix, tmp_path)
-    try:
-        asking = "Attempting lock acquisition"
-        assert wait_until(lambda: any(asking in line for line in other.said), timeout=PATIENCE)
+    with ConsulLock(consul_server, prefix, tmp_path) as other:
+        other.heard("Attempting lock acquisition")
         assert locks.try_acquire(prefix) is None
         assert not other.has_it()
         assert lease.release()
-        assert wait_until(other.has_it, timeout=PATIENCE), other.said
+        until(other.has_it, "consul lock has it", watching=[other])
         assert locks.try_acquire(prefix) is None
         other.end()
         with locks.lock(prefix, timeout=PATIENCE) as again:
             assert again.token > lease.token
-    finally:
-        other.close()
 
 
 def test_consul_lock_learns_that_it_was_evicted(locks: sync.Locks, prefix: str, consul_lock: ConsulLock) -> None:
-    assert wait_until(consul_lock.has_it, timeout=PATIENCE), consul_lock.said
+    until(consul_lock.has_it, "consul lock has it", watching=[consul_lock])
     ended = locks.evict(prefix)
     assert ended is not None
-    assert wait_until(lambda: any("Lock lost" in line for line in consul_lock.said), timeout=PATIENCE), consul_lock.said
+    consul_lock.heard("Lock lost")
     assert locks.acquire(prefix, timeout=PATIENCE).token > ended.token

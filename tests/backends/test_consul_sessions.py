@@ -21,8 +21,8 @@ from fencepost.lab.servers import Consul, http_json
 from fencepost.lab.servers.processes import HOST, Port, wait_until
 from fencepost.url import connect
 from tests.backends.certificate import self_signed
+from tests.harness.waiting import PATIENCE, until
 
-PATIENCE = 60.0
 FAST = ["-hcl", 'session_ttl_min = "500ms"']
 OPTIONS = "session_ttl_min=500ms"
 
@@ -203,7 +203,7 @@ def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None
         lease = locks.acquire("x")
         proxy.cut()
         released = aside.submit(lease.release)
-        assert wait_until(lambda: bool(proxy.held), timeout=PATIENCE), "the request was on its way"
+        until(lambda: bool(proxy.held), "the request was on its way")
         proxy.drop()
         with pytest.raises(BackendError):
             released.result(PATIENCE)

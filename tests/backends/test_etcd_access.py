@@ -12,9 +12,9 @@ import fencepost
 from fencepost.drive import run
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.servers import QUICK_ETCD, Etcd, ask
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.etcd import PATIENCE, etcdctl
+from tests.backends.etcd import etcdctl
 from tests.harness.servers import Endpoint
+from tests.harness.waiting import until
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_an_expired_login_is_renewed(guarded: Etcd) -> None:
             assert locks.evict("mine/2")
             return bool(rpc._login != first)
 
-        assert wait_until(renewed, timeout=PATIENCE)
+        until(renewed, "it is renewed")
 
 
 def test_a_login_nobody_asks_for_does_no_harm(etcd_server: Endpoint) -> None:

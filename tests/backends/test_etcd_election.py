@@ -1,19 +1,22 @@
 """fencepost's terms and ``etcdctl elect`` run in one election, and see each other lead."""
 
 import secrets
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers.processes import program, wait_until
-from tests.backends.etcd import LONG, PATIENCE
-from tests.backends.peer import Peer, background
+from fencepost.lab.servers.processes import program
+from tests.backends.etcd import LONG
+from tests.harness.child import Child
 from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 
-class Elect(Peer):
+class Elect(Child):
     """``etcdctl elect``: with a proposal it runs, and leads until it is ended; without, it prints each leader."""
 
     def __init__(self, url: str, name: str, proposal: str = "") -> None:
@@ -22,8 +25,8 @@ class Elect(Peer):
         super().__init__([program("ETCDCTL"), "--endpoints", address, "elect", *what])
 
     def resign(self) -> None:
-        self.process.terminate()
-        self.process.wait(PATIENCE)
+        self.signal(signal.SIGTERM)
+        self.wait()
 
 
 @pytest.fixture
@@ -48,16 +51,16 @@ def test_etcdctl_succeeds_a_term_and_a_term_succeeds_etcdctl(
     terms = locks.terms(name, metadata="10.0.0.5:8080")
     term = next(terms)
     with Elect(etcd_server.url, name, "native") as native:
-        assert wait_until(lambda: candidates(locks, name) == 2, timeout=PATIENCE)
-        assert not native.said
+        until(lambda: candidates(locks, name) == 2, "two candidates")
+        assert not native.output
         again: list[sync.Lease] = []
         runs = background(lambda: again.append(next(terms)))
-        assert wait_until(lambda: bool(native.said), timeout=PATIENCE)
+        until(lambda: bool(native.output), "etcdctl leads")
         leader = locks.leader(name).current()
         assert leader is not None
         assert leader.metadata == "native"
         assert leader.token > term.token
-        assert wait_until(lambda: candidates(locks, name) == 2, timeout=PATIENCE)
+        until(lambda: candidates(locks, name) == 2, "two candidates")
         assert not again
         native.resign()
         runs.join(PATIENCE)

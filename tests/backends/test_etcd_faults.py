@@ -10,27 +10,48 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import fencepost
-from fencepost import aio, sync
-from fencepost.drive import ThreadSignal, run
+from fencepost import aio, drive, sync
 from fencepost.errors import BackendError
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import QUICK_ETCD, Etcd, EtcdCluster
-from fencepost.lab.servers.processes import HOST, state_of, wait_until
-from tests.backends.etcd import LONG, PATIENCE, etcdctl, leader
+from fencepost.lab.servers.processes import HOST, state_of
+from tests.backends.etcd import LONG, etcdctl, leader
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 TTL = 2.0
 
 
-@pytest.fixture
-def server() -> Iterator[Etcd]:
+@pytest.fixture(scope="module")
+def started_server() -> Iterator[Etcd]:
     with Etcd(args=QUICK_ETCD) as started:
         yield started
 
 
-@pytest.fixture
-def cluster() -> Iterator[EtcdCluster]:
+@pytest.fixture(scope="module")
+def started_cluster() -> Iterator[EtcdCluster]:
     with EtcdCluster(args=QUICK_ETCD) as started:
         yield started
+
+
+@pytest.fixture
+def server(started_server: Etcd) -> Iterator[Etcd]:
+    yield started_server
+    heal(started_server)
+
+
+@pytest.fixture
+def cluster(started_cluster: EtcdCluster) -> Iterator[EtcdCluster]:
+    yield started_cluster
+    heal(*started_cluster.members)
+
+
+def heal(*members: Etcd) -> None:
+    """Undo what a test has done to them."""
+    for member in members:
+        if member.running:
+            member.resume()
+        else:
+            member.restart()
 
 
 class Waiting:
@@ -56,7 +77,7 @@ class Waiting:
         self._locks.close()
 
     def served(self) -> bool:
-        return wait_until(lambda: bool(self.tokens), timeout=PATIENCE)
+        return until(lambda: bool(self.tokens), "it is served")
 
 
 def queued(locks: sync.Locks, name: str, count: int = 1) -> bool:
@@ -64,7 +85,7 @@ def queued(locks: sync.Locks, name: str, count: int = 1) -> bool:
         status = locks.status(name)
         return status is not None and len(status.waiters) == count
 
-    return wait_until(look, timeout=PATIENCE)
+    return until(look, f"{count} wait")
 
 
 @contextlib.contextmanager
@@ -97,8 +118,8 @@ def test_an_outage_is_loss_by_the_deadline_and_only_a_delay_to_waiters(server: E
             with Waiting(url, name) as waiter:
                 assert queued(watcher, name)
                 with outage(kind, server, proxy) as happened:
-                    assert wait_until(happened, timeout=PATIENCE)
-                    assert lease.lost.wait(lease.remaining), "it knows by its deadline"
+                    until(happened, "it happens")
+                    assert lease.lost.wait(PATIENCE), "it knows by its deadline, and not from the store"
                     assert not waiter.tokens
                 assert waiter.served()
                 assert waiter.tokens[0] > lease.token
@@ -138,7 +159,7 @@ def test_asyncio_survives_a_restart_too(server: Etcd) -> None:
             assert await got.release()
 
     with fencepost.connect(server.url) as watcher:
-        asyncio.run(whole(watcher))
+        run(whole(watcher))
 
 
 def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
@@ -156,7 +177,7 @@ def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
         waiter.start()
         assert queued(others, name)
         proxy.cut(newcomers=False)
-        assert wait_until(lambda: proxy.held > 0, timeout=PATIENCE), "something was sent in vain"
+        until(lambda: proxy.held > 0, "something was sent in vain")
         assert holder.release()
         waiter.join(PATIENCE)
         assert got[0].token > holder.token
@@ -174,7 +195,7 @@ def test_asyncio_gives_up_a_silent_connection_too(server: Etcd) -> None:
             waiter = asyncio.create_task(locks.acquire(name, timeout=LONG))
             assert await asyncio.to_thread(queued, others, name)
             proxy.cut(newcomers=False)
-            assert await asyncio.to_thread(wait_until, lambda: proxy.held > 0, timeout=PATIENCE)
+            await until_async(lambda: proxy.held > 0, "the request is on its way")
             assert holder.release()
             async with asyncio.timeout(PATIENCE):
                 got = await waiter
@@ -184,7 +205,7 @@ def test_asyncio_gives_up_a_silent_connection_too(server: Etcd) -> None:
             assert await kept.release()
 
     with Proxy(server.port) as proxy, fencepost.connect(server.url, ttl=LONG) as others:
-        asyncio.run(whole(proxy, others))
+        run(whole(proxy, others))
 
 
 def test_a_put_that_arrives_after_all_holds_nobody_up(server: Etcd) -> None:
@@ -209,7 +230,7 @@ def test_a_put_that_arrives_after_all_holds_nobody_up(server: Etcd) -> None:
         assert etcdctl(server.url, "lease", "timetolive", session)["ttl"] > 0
         assert kept.release()
         gone = lambda: etcdctl(server.url, "lease", "timetolive", session)["ttl"] < 0  # noqa: E731
-        assert wait_until(gone, timeout=PATIENCE, poll=0.1), "from now on no such put can arrive"
+        until(gone, "from now on no such put can arrive", poll=0.1)
 
 
 def test_the_loss_of_the_leader_costs_no_lease(cluster: EtcdCluster) -> None:
@@ -281,9 +302,9 @@ def test_history_that_was_compacted_away_wakes_whoever_watches_it(server: Etcd) 
         for _ in range(5):
             assert locks.acquire("lock").release()
         etcdctl(server.url, "compact", str(locks.acquire("last").token))
-        woken = ThreadSignal()
+        woken = drive.ThreadSignal()
         watch = locks._core.backend._watches.add(b"lock/1", 2, woken)  # type: ignore[attr-defined]
-        assert run(woken.wait(PATIENCE))
+        assert drive.run(woken.wait(PATIENCE))
         assert watch.refused == "", "it may look again"
 
 

@@ -12,8 +12,7 @@ from fencepost.backends.etcd import Etcd as Backend
 from fencepost.backends.etcd_rpc import Rpc
 from fencepost.errors import BackendError
 from fencepost.lab.servers import QUICK_ETCD, Etcd
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.etcd import PATIENCE
+from tests.harness.waiting import until
 
 
 @pytest.fixture
@@ -59,6 +58,6 @@ def test_a_key_that_was_put_is_removed_although_what_came_next_was_never_sent(
             lease = others.try_acquire(name)
             return lease is not None and lease.release()
 
-        assert wait_until(free, timeout=PATIENCE, poll=0.2)
+        until(free, "it is free", poll=0.2)
         for lease in (kept, below):
             lease.check()

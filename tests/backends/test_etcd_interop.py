@@ -9,10 +9,10 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.etcd import LONG, PATIENCE, Native, etcdctl
-from tests.backends.peer import background
+from tests.backends.etcd import LONG, Native, etcdctl
 from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture(params=["etcd_server", "etcd_cluster"])
@@ -40,14 +40,14 @@ def waiting(locks: sync.Locks, name: str, count: int) -> bool:
 def test_while_etcdctl_holds_fencepost_waits(url: str, locks: sync.Locks, name: str) -> None:
     got: list[sync.Lease] = []
     with Native(url, name) as native:
-        assert wait_until(native.has_it, timeout=PATIENCE)
+        until(native.has_it, "it has the lock")
         assert locks.try_acquire(name) is None
         waiter = background(lambda: got.append(locks.acquire(name, timeout=LONG)))
-        assert wait_until(lambda: waiting(locks, name, 1), timeout=PATIENCE)
+        until(lambda: waiting(locks, name, 1), "one waits")
         assert not got
         status = locks.status(name)
         assert status is not None
-        assert f"{name}/{status.holder}" == native.said[0], "a foreign holder goes by its lease"
+        assert f"{name}/{status.holder}" == native.output[0], "a foreign holder goes by its lease"
         native.release()
         waiter.join(PATIENCE)
         assert got[0].token > status.token
@@ -57,10 +57,10 @@ def test_while_etcdctl_holds_fencepost_waits(url: str, locks: sync.Locks, name: 
 def test_while_fencepost_holds_etcdctl_waits(url: str, locks: sync.Locks, name: str) -> None:
     lease = locks.acquire(name)
     with Native(url, name) as native:
-        assert wait_until(lambda: waiting(locks, name, 1), timeout=PATIENCE)
+        until(lambda: waiting(locks, name, 1), "one waits")
         assert not native.has_it()
         assert lease.release()
-        assert wait_until(native.has_it, timeout=PATIENCE)
+        until(native.has_it, "it has the lock")
         assert locks.try_acquire(name) is None
 
 
@@ -68,35 +68,35 @@ def test_both_stand_in_one_line(url: str, locks: sync.Locks, name: str) -> None:
     lease = locks.acquire(name)
     got: list[sync.Lease] = []
     with Native(url, name) as first:
-        assert wait_until(lambda: waiting(locks, name, 1), timeout=PATIENCE)
+        until(lambda: waiting(locks, name, 1), "one waits")
         ours = background(lambda: got.append(locks.acquire(name, timeout=LONG)))
-        assert wait_until(lambda: waiting(locks, name, 2), timeout=PATIENCE)
+        until(lambda: waiting(locks, name, 2), "two wait")
         with Native(url, name) as last:
-            assert wait_until(lambda: waiting(locks, name, 3), timeout=PATIENCE)
+            until(lambda: waiting(locks, name, 3), "three wait")
             assert lease.release()
-            assert wait_until(first.has_it, timeout=PATIENCE)
+            until(first.has_it, "it has the lock")
             assert not got
             first.release()
             ours.join(PATIENCE)
             assert got
             assert not last.has_it()
             assert got[0].release()
-            assert wait_until(last.has_it, timeout=PATIENCE)
+            until(last.has_it, "it has the lock")
 
 
 def test_a_killed_etcdctl_is_succeeded_at_its_ttl(url: str, locks: sync.Locks, name: str) -> None:
     with Native(url, name, ttl=2) as native:
-        assert wait_until(native.has_it, timeout=PATIENCE)
+        until(native.has_it, "it has the lock")
         native.kill()
         assert locks.acquire(name, timeout=PATIENCE).release()
 
 
 def test_an_evicted_etcdctl_makes_room(url: str, locks: sync.Locks, name: str) -> None:
     with Native(url, name) as native:
-        assert wait_until(native.has_it, timeout=PATIENCE)
+        until(native.has_it, "it has the lock")
         ended = locks.evict(name)
         assert ended is not None
-        assert f"{name}/{ended.holder}" == native.said[0]
+        assert f"{name}/{ended.holder}" == native.output[0]
         assert locks.acquire(name, timeout=PATIENCE).release()
 
 
@@ -132,7 +132,7 @@ def test_a_line_forms_past_the_locks_below(locks: sync.Locks, name: str) -> None
     under += [locks.acquire(f"{name}/{each}") for each in range(3, 6)]
     got: list[sync.Lease] = []
     waiter = background(lambda: got.append(locks.acquire(name, timeout=LONG)))
-    assert wait_until(lambda: waiting(locks, name, 1), timeout=PATIENCE)
+    until(lambda: waiting(locks, name, 1), "one waits")
     assert lease.release()
     waiter.join(PATIENCE)
     assert got[0].token > lease.token

@@ -1,8 +1,6 @@
 """What locks in etcd cost, and what a session shared by many of them must not change."""
 
 import base64
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -11,8 +9,9 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.lab.servers import QUICK_ETCD, Etcd
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.etcd import LONG, PATIENCE, counts, etcdctl
+from tests.backends.etcd import LONG, counts, etcdctl
+from tests.harness.child import Child
+from tests.harness.waiting import PATIENCE, until
 
 WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
 
@@ -60,7 +59,7 @@ def test_waiters_for_one_lock_share_it_too(server: Etcd, locks: sync.Locks) -> N
     crowd = [threading.Thread(target=lambda: locks.acquire("hot", timeout=LONG).release()) for _ in range(5)]
     for each in crowd:
         each.start()
-    assert wait_until(lambda: queued(locks, "hot", 5), timeout=PATIENCE)
+    until(lambda: queued(locks, "hot", 5), "five wait")
     assert leases(server) == 1
     assert holder.release()
     for each in crowd:
@@ -83,7 +82,7 @@ def test_a_hand_over_wakes_one_waiter_in_its_turn(server: Etcd, locks: sync.Lock
     crowd = [threading.Thread(target=turn) for _ in range(size)]
     for each in crowd:
         each.start()
-    assert wait_until(lambda: queued(locks, "hot", size), timeout=PATIENCE)
+    until(lambda: queued(locks, "hot", size), "all wait")
     assert holder.release()
     for each in crowd:
         each.join(PATIENCE)
@@ -146,17 +145,17 @@ def test_a_waiter_whose_key_was_deleted_does_not_hold_the_lock_beside_another(se
         got: list[sync.Lease] = []
         robbed = threading.Thread(target=lambda: got.append(locks.acquire("lock", timeout=LONG)))
         robbed.start()
-        assert wait_until(lambda: queued(others, "lock", 1), timeout=PATIENCE)
+        until(lambda: queued(others, "lock", 1), "one waits")
         keys = etcdctl(server.url, "get", "--prefix", "lock/", "--sort-by=CREATE")["kvs"]
         etcdctl(server.url, "del", base64.b64decode(keys[-1]["key"]).decode())
-        assert wait_until(lambda: queued(others, "lock", 0), timeout=PATIENCE)
+        until(lambda: queued(others, "lock", 0), "nobody waits")
         next_one: list[sync.Lease] = []
         behind = threading.Thread(target=lambda: next_one.append(others.acquire("lock", timeout=LONG)))
         behind.start()
-        assert wait_until(lambda: queued(others, "lock", 1), timeout=PATIENCE)
+        until(lambda: queued(others, "lock", 1), "one waits")
         assert holder.release()
         behind.join(PATIENCE)
-        assert wait_until(lambda: queued(others, "lock", 1), timeout=PATIENCE), "it stands in line again"
+        until(lambda: queued(others, "lock", 1), "it stands in line again")
         assert not got
         assert next_one[0].release()
         robbed.join(PATIENCE)
@@ -192,10 +191,8 @@ os._exit(0)
 
 def test_no_thread_is_inside_grpc_at_a_fork(server: Etcd) -> None:
     """Else its child dies in gRPC now and then; here a stream was open, and its thread at work."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, server.url], capture_output=True, text=True, timeout=2 * PATIENCE
-    )
-    assert (done.stdout, done.returncode) == ("True False\n", 0), done.stderr
+    with Child.python("-c", FORK, server.url) as child:
+        assert child.succeed() == ["True False"]
 
 
 @pytest.mark.parametrize("thread", ["fencepost-etcd-keeper", "fencepost-etcd"])
@@ -220,7 +217,7 @@ def test_sessions_are_kept_alive_once_there_are_threads_for_it(
                     locks.acquire("a")
         holder = locks.acquire("a")
         first = holder.deadline
-        assert wait_until(lambda: holder.deadline > first + 1 or bool(holder.over), timeout=PATIENCE)
+        until(lambda: holder.deadline > first + 1 or bool(holder.over), "it is renewed, or lost")
         holder.check()
         assert len(refused) == 2
         assert holder.release()

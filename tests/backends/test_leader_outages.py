@@ -10,11 +10,10 @@ import pytest
 import fencepost
 from fencepost.errors import BackendError
 from fencepost.lab.servers import Redis
-from fencepost.lab.servers.processes import wait_until
+from tests.harness.waiting import PATIENCE, run, until
 
 pytestmark = pytest.mark.redis
 
-PATIENCE = 60.0
 TTL = 0.5
 
 
@@ -42,9 +41,9 @@ def test_who_was_elected_before_runs_on_through_an_outage(server: Redis, caplog:
     with fencepost.connect(server.url) as locks, caplog.at_level(logging.WARNING, "fencepost"):
         leader = threading.Thread(target=lead)
         leader.start()
-        assert wait_until(lambda: bool(tokens), timeout=PATIENCE)
+        until(lambda: bool(tokens), "it is served")
         server.kill()
-        assert wait_until(lambda: turned_away(caplog), timeout=PATIENCE)
+        until(lambda: turned_away(caplog), "it is turned away")
         assert len(tokens) == 1
         server.restart()
         leader.join(PATIENCE)
@@ -66,11 +65,11 @@ def test_in_asyncio_too(server: Redis, caplog: pytest.LogCaptureFixture) -> None
         return tokens
 
     def restart() -> None:
-        if wait_until(lambda: turned_away(caplog), timeout=PATIENCE):
-            server.restart()
+        until(lambda: turned_away(caplog), "it is turned away")
+        server.restart()
 
     with caplog.at_level(logging.WARNING, "fencepost"):
-        first, second = asyncio.run(main())
+        first, second = run(main())
     assert first < second
 
 

@@ -12,10 +12,10 @@ import fencepost
 from fencepost.backends import postgres_ear
 from fencepost.backends.postgres_ear import Ear
 from fencepost.lab.servers import Postgres
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.postgres import LONG, PATIENCE, aside, line, session, started
+from tests.backends.postgres import LONG, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
 from tests.harness.pgbouncer import PgBouncer
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ LISTENS = "SELECT listens FROM fencepost.process JOIN fencepost.waiter ON proces
 def calls(server: Postgres) -> dict[str, int]:
     """How often each function was called. A session counts when it ends."""
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencepost'"
-    assert wait_until(lambda: server.psql(sessions) == "0", timeout=PATIENCE)
+    until(lambda: server.psql(sessions) == "0", "its sessions are gone")
     said = server.psql("SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencepost'")
     return {function: int(count) for function, count in (line.split("|") for line in said.splitlines())}
 
@@ -91,9 +91,9 @@ def test_waiters_of_killed_processes_are_skipped_at_once(server: Postgres, name:
         behind = [aside(locks.acquire, name) for _ in range(2)]
         line(locks, name, 102)
         assert dead.kill() == []
-        assert wait_until(lambda: listening(server) == 1, timeout=PATIENCE), "the server has noticed"
+        until(lambda: listening(server) == 1, "the server has noticed")
         assert holder.release()
-        assert wait_until(lambda: any(each.done() for each in behind), timeout=PATIENCE)
+        until(lambda: any(each.done() for each in behind), "one behind is served")
         lease = next(each for each in behind if each.done()).result()
         assert lease.remaining > LONG / 2, "nobody's ttl had to pass"
         assert lease.release()
@@ -136,7 +136,7 @@ def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: s
             locks.acquire(name)
         dead.kill()
 
-        assert wait_until(lambda: listening(server) == 1, timeout=PATIENCE), "the server has noticed"
+        until(lambda: listening(server) == 1, "the server has noticed")
         waiter = aside(locks.acquire, name)
         line(locks, name, 1)
         assert holder.release()
@@ -170,7 +170,7 @@ def test_nobody_listens_when_nobody_waits_any_more(
             line(locks, name, 1)
             assert holder.release()
             assert waiter.result(PATIENCE).release()
-            assert wait_until(lambda: listening(server) == 0, timeout=PATIENCE)
+            until(lambda: listening(server) == 0, "the server has noticed")
 
 
 def test_a_way_to_listen_that_leads_nowhere_is_said_so(server: Postgres, name: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 import fencepost
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.servers import Postgres
-from tests.backends.postgres import LONG, PATIENCE, aside, line, session
+from tests.backends.postgres import LONG, aside, line, session
+from tests.harness.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from fencepost import sync
 from fencepost.backends import postgres_ear
 from fencepost.backends.postgres_ear import Ear
 from fencepost.lab.servers import Postgres
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.postgres import LONG, PATIENCE, aside, line, session, started
+from tests.backends.postgres import LONG, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_a_share_blocked_across_anothers_whole_life_gets_a_larger_token_and_its_
         with other.transaction():
             other.execute("SELECT 1 FROM fencepost.lock WHERE name = %s FOR UPDATE", [name])
             late = aside(locks.shared(name).try_acquire)
-            assert wait_until(lambda: blocked(server), timeout=PATIENCE)
+            until(lambda: blocked(server), "somebody is blocked")
             (((token,),),) = other.execute(
                 "SELECT fencepost.take_share(%s, 'somebody', 60, 9, NULL, NULL)", [name]
             ).fetchall()
@@ -91,7 +91,7 @@ def test_a_killed_writer_in_line_keeps_no_reader_out(server: Postgres, name: str
         assert locks.shared(name).try_acquire() is None
         assert dead.kill() == []
         listening = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-        assert wait_until(lambda: server.psql(listening) == "0", timeout=PATIENCE), "the server has noticed"
+        until(lambda: server.psql(listening) == "0", "the server has noticed")
         lease = locks.shared(name).try_acquire()
         assert lease is not None
         assert sharers(locks, name) == (kept.holder, lease.holder)
@@ -121,7 +121,7 @@ def test_shares_and_their_line_survive_a_crash_of_the_server(name: str) -> None:
         line(locks, name, 1)
         server.kill()
         server.start()
-        assert wait_until(lambda: blocked(server) is False, timeout=PATIENCE)
+        until(lambda: blocked(server) is False, "nobody is blocked")
         assert sharers(locks, name) == tuple(lease.holder for lease in leases)
         for lease in leases:
             lease.renew()

@@ -7,9 +7,9 @@ import pytest
 
 import fencepost
 from fencepost.lab.servers import Postgres
-from fencepost.lab.servers.processes import wait_until
 from tests import token_run
-from tests.backends.postgres import LONG, PATIENCE, aside, session
+from tests.backends.postgres import LONG, aside, session
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_request_blocked_across_anothers_whole_life_gets_a_larger_token(server
         with other.transaction():
             other.execute("SELECT 1 FROM fencepost.lock WHERE name = %s FOR UPDATE", [name])
             late = aside(locks.acquire, name)
-            assert wait_until(lambda: somebody_waits_for_a_row(server), timeout=PATIENCE)
+            until(lambda: somebody_waits_for_a_row(server), "somebody waits for a row")
             (((token,),),) = other.execute(TAKE, [name]).fetchall()
             assert other.execute(RELEASE, [name, token]).fetchall() == [(True,)]
             assert not late.done(), "it was blocked all the while"
@@ -52,7 +52,7 @@ def test_so_does_one_blocked_on_a_lock_that_did_not_exist(server: Postgres, name
         with other.transaction():
             (((token,),),) = other.execute(TAKE, [name]).fetchall()
             late = aside(locks.acquire, name)
-            assert wait_until(lambda: somebody_waits_for_a_row(server), timeout=PATIENCE)
+            until(lambda: somebody_waits_for_a_row(server), "somebody waits for a row")
             other.execute(RELEASE, [name, token])
         assert late.result(PATIENCE).token > token
 
@@ -64,7 +64,7 @@ def test_a_request_that_waited_for_the_row_still_gets_its_whole_ttl(server: Post
         with other.transaction():
             other.execute("UPDATE fencepost.lock SET floor = floor + 1 WHERE name = %s", [name])
             late = aside(locks.try_acquire, name, ttl=1.0, renew=False)
-            assert wait_until(lambda: somebody_waits_for_a_row(server), timeout=PATIENCE)
+            until(lambda: somebody_waits_for_a_row(server), "somebody waits for a row")
             ((before,),) = other.execute("SELECT clock_timestamp()").fetchall()
         assert late.result(PATIENCE)
         ((expires,),) = other.execute("SELECT expires FROM fencepost.lock WHERE name = %s", [name]).fetchall()

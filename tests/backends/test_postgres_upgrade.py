@@ -12,8 +12,8 @@ import pytest
 import fencepost
 from fencepost.errors import BackendError
 from fencepost.lab.servers import Postgres
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.postgres import LONG, PATIENCE, aside, line, session
+from tests.backends.postgres import LONG, aside, line, session
+from tests.harness.waiting import PATIENCE, until
 
 FIRST = Path(__file__).with_name("postgres_0_1.sql")
 
@@ -136,10 +136,10 @@ def test_many_upgrade_at_once_while_others_are_at_work(server: Postgres, schema:
             return locks.shared("one").acquire().token
 
     workers = [aside(work, process) for process in range(3)]
-    assert wait_until(lambda: len(tokens) > 50, timeout=PATIENCE)
+    until(lambda: len(tokens) > 50, "fifty grants")
     shares = [each.result(PATIENCE) for each in [aside(upgrade) for _ in range(8)]]
     after = len(tokens)
-    assert wait_until(lambda: len(tokens) > after + 50, timeout=PATIENCE)
+    until(lambda: len(tokens) > after + 50, "fifty more grants")
     stop.set()
     assert all(worker.result(PATIENCE) > 0 for worker in workers)
     assert len(set(shares)) == 8

@@ -10,9 +10,10 @@ import fencepost
 from fencepost import aio
 from fencepost.errors import BackendError, NotAcquired
 from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import HOST, wait_until
-from tests.backends.conftest import PATIENCE, Own, until
+from fencepost.lab.servers import HOST
+from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
 class Cancelled:
@@ -54,7 +55,7 @@ def test_cancelling_at_every_await_leaves_neither_key_nor_entry(own_redis: Own, 
                 acquire = Cancelled(
                     locks._core.acquire("a", ttl=300, timeout=None, renew=True, max_hold=None), at, after
                 )
-                waiting = asyncio.ensure_future(run(acquire))
+                waiting = asyncio.ensure_future(outcome(acquire))
                 if holder is not None:
                     await asyncio.sleep(0.001 * (round_ % 3))
                     await holder.release()
@@ -67,13 +68,13 @@ def test_cancelling_at_every_await_leaves_neither_key_nor_entry(own_redis: Own, 
             assert not locks._core.backend._lines.waiters  # type: ignore[attr-defined]
             assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]
 
-    async def run(acquire: Cancelled) -> Any:
+    async def outcome(acquire: Cancelled) -> Any:
         try:
             return await acquire
         except asyncio.CancelledError:
             return None
 
-    asyncio.run(scenario())
+    run(scenario())
     assert struck.get(1, 0) >= 60, struck
     assert not held or struck.get(2, 0) >= 20, struck
 
@@ -103,11 +104,11 @@ def test_a_request_that_arrives_after_its_holder_left_is_refused(own_redis: Own,
         if face == "blocking":
             blocking(url)
         else:
-            asyncio.run(concurrent(url))
+            run(concurrent(url))
         assert proxy.held > 0, "the request was to be held back"
         before = own_redis.requests()
         proxy.mend()
-        assert wait_until(lambda: own_redis.requests() == before + 1, timeout=10), "it was to arrive after all"
+        until(lambda: own_redis.requests() == before + 1, "it was to arrive after all")
         assert own_redis.keys() == {"lock:a\x1fgone"}
         assert 0 < own_redis.client.pttl("lock:a\x1fgone") <= 60_000
 
@@ -127,7 +128,7 @@ def test_a_grant_that_arrives_after_its_ttl_is_none_and_asking_for_it_ends(own_r
         await client.close()
 
     with Proxy(own_redis.server.port) as proxy:
-        asyncio.run(whole(f"redis://{proxy.address}"))
+        run(whole(f"redis://{proxy.address}"))
 
 
 def test_one_who_could_not_leave_does_so_as_soon_as_the_server_answers(
@@ -137,16 +138,16 @@ def test_one_who_could_not_leave_does_so_as_soon_as_the_server_answers(
         async with aio.connect(own_redis.url) as locks, aio.connect(f"{own_redis.url}?timeout=300ms") as leaver:
             held = await locks.acquire("a")
             waiting = asyncio.create_task(leaver.acquire("a", ttl=300))
-            await until(lambda: own_redis.client.zcard("lock:a\x1fqueue"), "its entry")
+            await until_async(lambda: own_redis.client.zcard("lock:a\x1fqueue"), "its entry")
             own_redis.server.pause()
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            await until(lambda: "could not clean up" in caplog.text, "its clean-up to fail")
+            await until_async(lambda: "could not clean up" in caplog.text, "its clean-up to fail")
             own_redis.server.resume()
             assert await held.release()
             lease = await locks.acquire("a", timeout=20)
             assert await lease.release()
 
-    asyncio.run(scenario())
-    assert wait_until(lambda: own_redis.keys() <= {"lock:a\x1fgone"}, timeout=10)
+    run(scenario())
+    until(lambda: own_redis.keys() <= {"lock:a\x1fgone"}, "its keys are gone")

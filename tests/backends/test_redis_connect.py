@@ -16,9 +16,11 @@ import redis
 import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers import HOST, Redis, wait_until
+from fencepost.lab.servers import HOST, Redis
 from fencepost.lab.servers.redis_groups import RedisCluster, Watcher
-from tests.backends.conftest import PATIENCE, Own
+from tests.backends.conftest import Own
+from tests.harness.isolated import isolated
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 SECRET = "open:sesame@1/2"
 
@@ -33,18 +35,20 @@ def waiting(locks: sync.Locks) -> tuple[threading.Thread, list[int]]:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    assert wait_until(lambda: bool((found := locks.status("a")) and found.waiters), timeout=PATIENCE)
+    until(lambda: bool((found := locks.status("a")) and found.waiters), "the waiters stand in line")
     return thread, got
 
 
 async def queued(locks: aio.Locks, name: str) -> "asyncio.Task[aio.Lease]":
     """The same as a task."""
     task = asyncio.create_task(locks.acquire(name))
-    for _ in range(1000 * PATIENCE):
-        if (found := await locks.status(name)) and found.waiters:
-            return task
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never joined the queue")
+
+    async def waits() -> bool:
+        found = await locks.status(name)
+        return bool(found and found.waiters)
+
+    await until_async(waits, "it joins the queue", watching=[task])
+    return task
 
 
 def works(url: str) -> None:
@@ -61,7 +65,7 @@ def works(url: str) -> None:
                 task = await queued(locks, "b")
             await (await asyncio.wait_for(task, PATIENCE)).release()
 
-    asyncio.run(concurrent())
+    run(concurrent())
 
 
 def fails(url: str, *, ambiguous: bool = False) -> str:
@@ -77,7 +81,7 @@ def fails(url: str, *, ambiguous: bool = False) -> str:
             await locks.acquire("a", timeout=1)
 
     with pytest.raises(BackendError) as raised:
-        asyncio.run(concurrent())
+        run(concurrent())
     said.append(str(raised.value))
     assert SECRET not in "".join(said)
     return "\n".join(said)
@@ -200,34 +204,41 @@ def test_a_server_that_is_no_redis_is_named_and_nothing_is_printed(
         with fencepost.connect(url) as locks, pytest.raises(BackendError, match="this is no Redis"):
             locks.try_acquire("a")
         with pytest.raises(BackendError, match="this is no Redis"):
-            asyncio.run(ask())
+            run(ask())
         server.shutdown(socket.SHUT_RDWR)
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@isolated
+def forked_child(url: str, port: int) -> None:
+    client: Any = redis.Redis(port=port, decode_responses=True)
+    with contextlib.closing(client):
+        with fencepost.connect(url) as locks:
+            held = locks.acquire("a")
+            thread, _ = waiting(locks)
+            inside, outside = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.read(inside, 1)
+                    with locks.lock("b"):
+                        os._exit(0 if not held.release() else 1)
+                finally:
+                    os._exit(2)
+            os.close(inside)
+            assert len(client.pubsub_channels("fencepost.*")) == 1
+            assert held.release()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        # The parent's connections are closed. The child, which has copies of them, is still there.
+        until(lambda: client.pubsub_channels("fencepost.*") == [], "the server notices that the parent left")
+        os.write(outside, b"x")
+        os.close(outside)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_forked_child_uses_connections_of_its_own_and_does_not_keep_its_parent_alive(own_redis: Own) -> None:
-    with fencepost.connect(own_redis.url) as locks:
-        held = locks.acquire("a")
-        thread, _ = waiting(locks)
-        inside, outside = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.read(inside, 1)
-                with locks.lock("b"):
-                    os._exit(0 if not held.release() else 1)
-            finally:
-                os._exit(2)
-        os.close(inside)
-        assert len(own_redis.client.pubsub_channels("fencepost.*")) == 1
-        assert held.release()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    # The parent's connections are closed. The child, which has copies of them, is still there.
-    assert wait_until(lambda: own_redis.client.pubsub_channels("fencepost.*") == [], timeout=PATIENCE)
-    os.write(outside, b"x")
-    os.close(outside)
-    assert os.waitpid(child, 0)[1] == 0
+    forked_child(own_redis.url, own_redis.server.port)
 
 
 def test_a_node_of_a_cluster_that_is_taken_for_a_server_says_what_to_write(redis_cluster: Any) -> None:
@@ -280,7 +291,10 @@ def watched() -> Iterator[tuple[Redis, Redis, str]]:
         master = stack.enter_context(Redis(args=["--repl-diskless-sync-delay", "0"]))
         replica = stack.enter_context(Redis(args=["--replicaof", HOST, str(master.port)]))
         link: Any = redis.Redis(port=replica.port, decode_responses=True)
-        assert wait_until(lambda: link.info("replication")["master_link_status"] == "up", timeout=PATIENCE)
+        until(
+            lambda: link.info("replication")["master_link_status"] == "up",
+            "the replica is in sync",
+        )
         link.close()
         watchers = [stack.enter_context(Watcher(master=master.port, quorum=2)) for _ in range(3)]
 
@@ -293,7 +307,7 @@ def watched() -> Iterator[tuple[Redis, Redis, str]]:
                     return False
             return True
 
-        assert wait_until(agreed, timeout=PATIENCE)
+        until(agreed, "all agree")
         yield master, replica, f"redis+sentinel://{','.join(w.address for w in watchers)}/mymaster"
 
 
@@ -321,7 +335,7 @@ def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> Non
 
     with watched() as (master, replica, url):
         works(url)
-        blocking(url) if face == "blocking" else asyncio.run(concurrent(url))
+        blocking(url) if face == "blocking" else run(concurrent(url))
         client: Any = redis.Redis(port=replica.port, decode_responses=True)
         assert client.info("replication")["role"] == "master", "it was to fail over"
         client.close()
@@ -335,7 +349,7 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
     ):
         there: Any = redis.Redis(port=replica.port, decode_responses=True)
         here: Any = redis.Redis(port=master.port, decode_responses=True)
-        assert wait_until(lambda: here.wait(1, 1000) == 1, timeout=PATIENCE)
+        until(lambda: here.wait(1, 1000) == 1, "the replica is there")
         here.close()
         url = f"{master.url}?wait_replicas=1&timeout=3s"
         works(url)
@@ -355,7 +369,7 @@ def findings(url: str) -> dict[str, tuple[str, str]]:
         async with aio.connect(url) as locks:
             return await locks._core.backend.doctor()
 
-    found = asyncio.run(examine())
+    found = run(examine())
     return {finding.what.split(",")[0]: (finding.level, finding.means) for finding in found}
 
 

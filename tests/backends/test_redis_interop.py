@@ -14,8 +14,8 @@ import fencepost
 from fencepost import sync
 from fencepost.errors import BackendError
 from fencepost.lab.buggy_release import buggy_release
-from fencepost.lab.servers import wait_until
 from tests.backends.conftest import Own
+from tests.harness.waiting import until
 
 
 def waiting(locks: sync.Locks, name: str, ttl: float = 300.0) -> tuple[threading.Thread, list[sync.Lease]]:
@@ -28,7 +28,7 @@ def waiting(locks: sync.Locks, name: str, ttl: float = 300.0) -> tuple[threading
         status = locks.status(name)
         return status is not None and len(status.waiters) == 1
 
-    assert wait_until(queued, timeout=10)
+    until(queued, "it is in the queue")
     return thread, got
 
 
@@ -67,9 +67,9 @@ def test_waiting_for_a_foreign_holder_costs_the_same_for_one_waiter_and_for_fift
         threads = [threading.Thread(target=lambda: locks.acquire("a").release(), daemon=True) for _ in range(50)]
         for thread in threads:
             thread.start()
-        assert wait_until(lambda: own_redis.client.zcard("lock:a\x1fqueue") == 50, timeout=20)
+        until(lambda: own_redis.client.zcard("lock:a\x1fqueue") == 50, "the queue is that long")
         before = own_redis.requests()
-        assert wait_until(lambda: own_redis.requests() >= before + 5, timeout=20), "the look-out looks"
+        until(lambda: own_redis.requests() >= before + 5, "the look-out looks")
         polled = own_redis.requests() - before
         assert polled < 20, "one look-out, not fifty"
         own_redis.client.delete("lock:a")
@@ -136,8 +136,8 @@ def test_a_lock_whose_key_became_something_else_takes_no_other_lock_along(own_re
         leases = [locks.acquire(name, ttl=1.5) for name in ("a", "b", "c")]
         own_redis.client.delete("lock:a")
         own_redis.client.hset("lock:a", "no", "lock")
-        assert wait_until(lambda: leases[0].over != "", timeout=30)
-        assert wait_until(lambda: leases[1].deadline > leases[0].deadline + 1.5, timeout=30)
+        until(lambda: leases[0].over != "", "the first lease is lost")
+        until(lambda: leases[1].deadline > leases[0].deadline + 1.5, "only the second is renewed")
         assert [lease.over for lease in leases[1:]] == ["", ""]
         with pytest.raises(BackendError, match="WRONGTYPE"):
             locks.status("a")

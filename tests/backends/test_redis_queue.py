@@ -3,15 +3,16 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import fencepost
 from fencepost import aio, sync
-from fencepost.lab.servers import wait_until
-from tests.backends.conftest import PATIENCE, Own, until
+from tests.backends.conftest import Own
 from tests.backends.redis_waiters import Waiters
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 QUEUE = "lock:a\x1fqueue"
 
@@ -29,70 +30,62 @@ async def contenders(
     for number in range(first, first + count):
         tasks.append(asyncio.create_task(one(number)))
         queued = own.client.zcard(QUEUE)
-        await until(lambda queued=queued: own.client.zcard(QUEUE) > queued, f"waiter {number}")  # type: ignore[misc]
+        longer = partial(lambda before: own.client.zcard(QUEUE) > before, queued)
+        await until_async(longer, f"waiter {number}", watching=tasks[-1:])
     return tasks
 
 
 @pytest.mark.parametrize("count", [50, 200])
-def test_a_contended_section_costs_two_requests_however_many_wait(own_redis: Own, count: int) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks:
+async def test_a_contended_section_costs_two_requests_however_many_wait(own_redis: Own, count: int) -> None:
+    async with aio.connect(own_redis.url) as locks:
 
-            async def sections() -> None:
-                for _ in range(5):
-                    async with locks.lock("a"):
-                        pass
+        async def sections() -> None:
+            for _ in range(5):
+                async with locks.lock("a"):
+                    pass
 
-            await (await locks.acquire("a")).release()
-            before = own_redis.requests()
-            await asyncio.gather(*(sections() for _ in range(count)))
-            assert (own_redis.requests() - before) / (5 * count) <= 2.2
-        assert own_redis.keys() == set()
-
-    asyncio.run(scenario())
+        await (await locks.acquire("a")).release()
+        before = own_redis.requests()
+        await asyncio.gather(*(sections() for _ in range(count)))
+        assert (own_redis.requests() - before) / (5 * count) <= 2.2
+    assert own_redis.keys() == set()
 
 
-def test_live_waiters_behind_two_hundred_killed_ones_are_served_in_order(own_redis: Own) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks:
-            held = await locks.acquire("a")
-            doomed = [Waiters(own_redis.url, "a", 50) for _ in range(4)]
-            await until(lambda: own_redis.client.zcard(QUEUE) == 200, "200 waiters")
-            served: list[int] = []
-            tasks = await contenders(own_redis, locks, 10, served)
-            for process in doomed:
-                assert process.kill() == [], "none of them was ever served"
-            assert own_redis.client.zcard(QUEUE) == 210, "the dead are still in the queue"
-            await until(lambda: len(own_redis.client.pubsub_channels("fencepost.*")) == 1, "Redis to notice")
-            before = own_redis.requests()
-            assert await held.release()
-            await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-            assert served == list(range(10))
-            assert own_redis.requests() - before <= 1 + 10 + 2, "skipping the dead takes no requests"
-        assert own_redis.keys() == set()
-
-    asyncio.run(scenario())
+async def test_live_waiters_behind_two_hundred_killed_ones_are_served_in_order(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        held = await locks.acquire("a")
+        doomed = [Waiters(own_redis.url, "a", 50) for _ in range(4)]
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 200, "200 waiters", watching=doomed)
+        served: list[int] = []
+        tasks = await contenders(own_redis, locks, 10, served)
+        for process in doomed:
+            assert process.kill() == [], "none of them was ever served"
+        assert own_redis.client.zcard(QUEUE) == 210, "the dead are still in the queue"
+        await until_async(lambda: len(own_redis.client.pubsub_channels("fencepost.*")) == 1, "Redis to notice")
+        before = own_redis.requests()
+        assert await held.release()
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        assert served == list(range(10))
+        assert own_redis.requests() - before <= 1 + 10 + 2, "skipping the dead takes no requests"
+    assert own_redis.keys() == set()
 
 
-def test_when_the_holder_and_the_first_in_line_die_together_the_rest_goes_on(own_redis: Own) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks:
-            # The holder dies: nobody renews, nobody releases, and its key stays until it expires.
-            assert await locks._core.backend.take("a", "dead", 300, None)
-            doomed = Waiters(own_redis.url, "a", 20)
-            await until(lambda: own_redis.client.zcard(QUEUE) == 20, "20 waiters")
-            served: list[int] = []
-            tasks = await contenders(own_redis, locks, 30, served)
-            assert doomed.kill() == []
-            own_redis.client.pexpire("lock:a", 300)
-            before = own_redis.requests()
-            await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-            assert served == list(range(30))
-            # Thirty releases, and a few looks on behalf of all thirty, however long the wait was.
-            assert own_redis.requests() - before <= 30 + 12
-        assert own_redis.keys() == set()
-
-    asyncio.run(scenario())
+async def test_when_the_holder_and_the_first_in_line_die_together_the_rest_goes_on(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        # The holder dies: nobody renews, nobody releases, and its key stays until it expires.
+        assert await locks._core.backend.take("a", "dead", 300, None)
+        doomed = Waiters(own_redis.url, "a", 20)
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 20, "20 waiters", watching=[doomed])
+        served: list[int] = []
+        tasks = await contenders(own_redis, locks, 30, served)
+        assert doomed.kill() == []
+        own_redis.client.pexpire("lock:a", 300)
+        before = own_redis.requests()
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        assert served == list(range(30))
+        # Thirty releases, and a few looks on behalf of all thirty, however long the wait was.
+        assert own_redis.requests() - before <= 30 + 12
+    assert own_redis.keys() == set()
 
 
 Disturb = Callable[[Own], None]
@@ -130,7 +123,7 @@ def test_waiting_goes_on_by_itself_after(own_redis: Own, disturb: Disturb, face:
             threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(5)]
             for thread in threads:
                 thread.start()
-            assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 5, timeout=PATIENCE)
+            until(lambda: own_redis.client.zcard(QUEUE) == 5, "the queue is that long")
             disturb(own_redis)
             if disturb not in (restart, flush):
                 held.release()
@@ -153,29 +146,26 @@ def test_waiting_goes_on_by_itself_after(own_redis: Own, disturb: Disturb, face:
     if face == "blocking":
         blocking()
     else:
-        asyncio.run(concurrent())
+        run(concurrent())
     assert own_redis.keys() == set()
 
 
-def test_a_script_flush_is_not_noticed(own_redis: Own) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks:
-            held = await locks.acquire("a")
-            served: list[int] = []
-            tasks = await contenders(own_redis, locks, 3, served)
-            own_redis.client.script_flush()
-            assert await held.release()
-            await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-            assert served == [0, 1, 2]
-
-    asyncio.run(scenario())
+async def test_a_script_flush_is_not_noticed(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        held = await locks.acquire("a")
+        served: list[int] = []
+        tasks = await contenders(own_redis, locks, 3, served)
+        own_redis.client.script_flush()
+        assert await held.release()
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        assert served == [0, 1, 2]
 
 
 def test_a_queue_whose_waiters_and_holder_are_all_dead_is_forgotten(own_redis: Own) -> None:
     with fencepost.connect(own_redis.url) as locks:
         held = locks.acquire("a", ttl=300)
         doomed = Waiters(own_redis.url, "a", 3)
-        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 3, timeout=PATIENCE)
+        until(lambda: own_redis.client.zcard(QUEUE) == 3, "three wait", watching=[doomed])
         assert doomed.kill() == []
         assert 0 < own_redis.client.pttl(QUEUE) <= 60_000
         assert held.release()
@@ -186,16 +176,16 @@ def test_a_full_queue_makes_room_for_the_living(own_redis: Own) -> None:
     with fencepost.connect(own_redis.url, queue_limit=3) as locks:
         held = locks.acquire("a")
         doomed = Waiters(own_redis.url, "a", 3)
-        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 3, timeout=PATIENCE)
+        until(lambda: own_redis.client.zcard(QUEUE) == 3, "three wait", watching=[doomed])
         with pytest.raises(fencepost.QueueFull):
             locks.acquire("a", timeout=5)
         assert doomed.kill() == []
         locks._core.backend._pruned.clear()  # type: ignore[attr-defined]  # it looks for the dead only so often
-        assert wait_until(lambda: len(own_redis.client.pubsub_channels("fencepost.*")) <= 1, timeout=PATIENCE)
+        until(lambda: len(own_redis.client.pubsub_channels("fencepost.*")) <= 1, "Redis notices")
         got: list[sync.Lease] = []
         thread = threading.Thread(target=lambda: got.append(locks.acquire("a", timeout=PATIENCE)), daemon=True)
         thread.start()
-        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE)
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "the queue is that long")
         assert held.release()
         thread.join(PATIENCE)
         assert got
@@ -239,7 +229,7 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
         later = locks.acquire("a", timeout=PATIENCE)
         assert later.token > granted.token
         go_on.set()
-        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE), "it queues up again"
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it queues up again")
         assert later.release()
         waiter.join(PATIENCE)
         assert tokens, "it was served in the end"
@@ -277,11 +267,11 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE), "it waits"
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits")
         assert held.release()
         later = locks.acquire("a", timeout=PATIENCE)
         look_on.set()
-        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE), "it waits again"
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits again")
         (place,) = own_redis.client.zrange(QUEUE, 0, -1)
         go_on.set()
         assert told.wait(PATIENCE)
@@ -289,7 +279,7 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
         granted = locks.status("a")
         assert granted is not None, "it was handed the lock"
         assert place.endswith(f":{granted.holder}"), "in the place that it had"
-        assert wait_until(lambda: bool(tokens), timeout=PATIENCE)
+        until(lambda: bool(tokens), "it is served")
         seen.set()
         waiter.join(PATIENCE)
         assert tokens == [granted.token]

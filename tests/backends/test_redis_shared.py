@@ -11,8 +11,8 @@ from redis.lock import Lock
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.redis import Cluster, Redis, Sentinel
-from fencepost.lab.servers import wait_until
-from tests.backends.conftest import PATIENCE, Own, until
+from tests.backends.conftest import Own
+from tests.harness.waiting import PATIENCE, until, until_async
 
 LOCK, QUEUE, SHARES = "lock:a", "lock:a\x1fqueue", "lock:a\x1fshares"
 
@@ -54,20 +54,17 @@ def test_a_dead_sharers_key_frees_itself_for_everybody(own_redis: Own) -> None:
         foreign.release()
 
 
-def test_readers_come_in_together_when_a_foreign_holder_goes(own_redis: Own) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks:
-            own_redis.client.set(LOCK, "somebody", nx=True)
-            readers = [asyncio.create_task(locks.shared("a").acquire()) for _ in range(5)]
-            await until(lambda: own_redis.client.zcard(QUEUE) == 5, "five readers")
-            own_redis.client.delete(LOCK)
-            leases = await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
-            assert own_redis.client.zcard(SHARES) == 5
-            for lease in leases:
-                assert await lease.release()
-        assert own_redis.keys() == set()
-
-    asyncio.run(scenario())
+async def test_readers_come_in_together_when_a_foreign_holder_goes(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        own_redis.client.set(LOCK, "somebody", nx=True)
+        readers = [asyncio.create_task(locks.shared("a").acquire()) for _ in range(5)]
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 5, "five readers")
+        own_redis.client.delete(LOCK)
+        leases = await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
+        assert own_redis.client.zcard(SHARES) == 5
+        for lease in leases:
+            assert await lease.release()
+    assert own_redis.keys() == set()
 
 
 def test_shares_of_a_lock_that_was_taken_by_force_count_no_more(own_redis: Own) -> None:
@@ -91,22 +88,19 @@ def test_shares_of_a_lock_that_was_taken_by_force_count_no_more(own_redis: Own) 
         assert own_redis.keys() == set()
 
 
-def test_a_release_lets_in_however_many_readers_by_one_request(own_redis: Own) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks:
-            alone = await locks.acquire("a")
-            readers = [asyncio.create_task(locks.shared("a").acquire()) for _ in range(50)]
-            await until(lambda: own_redis.client.zcard(QUEUE) == 50, "fifty readers")
-            before = own_redis.requests()
-            assert await alone.release()
-            leases = await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
-            assert own_redis.requests() - before < 5, "the release, and perhaps a look"
-            assert [lease.token for lease in leases] == sorted({lease.token for lease in leases})
-            for lease in leases:
-                assert await lease.release()
-        assert own_redis.keys() == set()
-
-    asyncio.run(scenario())
+async def test_a_release_lets_in_however_many_readers_by_one_request(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        alone = await locks.acquire("a")
+        readers = [asyncio.create_task(locks.shared("a").acquire()) for _ in range(50)]
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 50, "fifty readers")
+        before = own_redis.requests()
+        assert await alone.release()
+        leases = await asyncio.wait_for(asyncio.gather(*readers), PATIENCE)
+        assert own_redis.requests() - before < 5, "the release, and perhaps a look"
+        assert [lease.token for lease in leases] == sorted({lease.token for lease in leases})
+        for lease in leases:
+            assert await lease.release()
+    assert own_redis.keys() == set()
 
 
 def drop_connections(own: Own) -> None:
@@ -126,24 +120,21 @@ def forget_scripts(own: Own) -> None:
 
 
 @pytest.mark.parametrize("disturb", [drop_connections, drop_queue, flush, forget_scripts])
-def test_waiting_for_a_share_goes_on_by_itself_after(own_redis: Own, disturb: Callable[[Own], None]) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url, ttl=2) as locks:
-            alone = await locks.acquire("a", renew=False)
+async def test_waiting_for_a_share_goes_on_by_itself_after(own_redis: Own, disturb: Callable[[Own], None]) -> None:
+    async with aio.connect(own_redis.url, ttl=2) as locks:
+        alone = await locks.acquire("a", renew=False)
 
-            async def use() -> int:
-                async with locks.semaphore("a", 2) as lease:
-                    return lease.token
+        async def use() -> int:
+            async with locks.semaphore("a", 2) as lease:
+                return lease.token
 
-            tasks = [asyncio.create_task(use()) for _ in range(5)]
-            await until(lambda: own_redis.client.zcard(QUEUE) == 5, "five who wait")
-            await asyncio.to_thread(disturb, own_redis)
-            if disturb is not flush:
-                await alone.release()
-            assert len(set(await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE))) == 5
-        assert own_redis.keys() == set()
-
-    asyncio.run(scenario())
+        tasks = [asyncio.create_task(use()) for _ in range(5)]
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 5, "five who wait")
+        await asyncio.to_thread(disturb, own_redis)
+        if disturb is not flush:
+            await alone.release()
+        assert len(set(await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE))) == 5
+    assert own_redis.keys() == set()
 
 
 def test_a_grant_whose_message_was_lost_is_found_by_looking(own_redis: Own) -> None:
@@ -156,7 +147,7 @@ def test_a_grant_whose_message_was_lost_is_found_by_looking(own_redis: Own) -> N
         got: list[sync.Lease] = []
         thread = threading.Thread(target=lambda: got.append(locks.shared("a").acquire()), daemon=True)
         thread.start()
-        assert wait_until(lambda: own_redis.client.zcard(QUEUE) == 1, timeout=PATIENCE)
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "the queue is that long")
         assert alone.release()
         thread.join(PATIENCE)
         assert got
@@ -181,23 +172,20 @@ def test_who_shares_nothing_pays_nothing(own_redis: Own) -> None:
     assert used == Counter({"evalsha": 2, "info": 1}) + Counter(take) + Counter(release)
 
 
-def test_who_leaves_frees_the_key_at_once_and_lets_in_those_behind_it(own_redis: Own) -> None:
-    async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks:
-            backend = locks._core.backend
-            assert await backend.take_share("a", "one", 300, 2, None)
-            await backend.leave("a", "one")
-            assert own_redis.keys() == set()
-            reader = await locks.shared("a").acquire()
-            writer = asyncio.create_task(locks.acquire("a"))
-            await until(lambda: own_redis.client.zcard(QUEUE) == 1, "the writer")
-            behind = asyncio.create_task(locks.shared("a").acquire())
-            await until(lambda: own_redis.client.zcard(QUEUE) == 2, "the reader behind it")
-            writer.cancel()
-            await asyncio.wait([writer])
-            assert own_redis.client.zcard(QUEUE) == 0
-            assert await (await asyncio.wait_for(behind, PATIENCE)).release()
-            assert await reader.release()
+async def test_who_leaves_frees_the_key_at_once_and_lets_in_those_behind_it(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        backend = locks._core.backend
+        assert await backend.take_share("a", "one", 300, 2, None)
+        await backend.leave("a", "one")
         assert own_redis.keys() == set()
-
-    asyncio.run(scenario())
+        reader = await locks.shared("a").acquire()
+        writer = asyncio.create_task(locks.acquire("a"))
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 1, "the writer")
+        behind = asyncio.create_task(locks.shared("a").acquire())
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 2, "the reader behind it")
+        writer.cancel()
+        await asyncio.wait([writer])
+        assert own_redis.client.zcard(QUEUE) == 0
+        assert await (await asyncio.wait_for(behind, PATIENCE)).release()
+        assert await reader.release()
+    assert own_redis.keys() == set()

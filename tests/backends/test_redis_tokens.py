@@ -11,9 +11,10 @@ import fencepost
 from fencepost.errors import BackendError, StaleToken, TokenClash
 from fencepost.guards.memory import Guard
 from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import HOST, Redis, wait_until
+from fencepost.lab.servers import HOST, Redis
 from fencepost.rule import MAX_TOKEN
 from tests.backends.conftest import Own
+from tests.harness.waiting import until
 
 
 def crash(own: Own) -> None:
@@ -87,7 +88,10 @@ def lagging() -> Iterator[tuple[Redis, Redis, Proxy]]:
         Redis(args=["--replicaof", HOST, str(proxy.port)]) as replica,
     ):
         link = redis.Redis(port=replica.port, decode_responses=True)
-        assert wait_until(lambda: link.info("replication")["master_link_status"] == "up", timeout=30)
+        until(
+            lambda: link.info("replication")["master_link_status"] == "up",
+            "the replica is in sync",
+        )
         yield master, replica, proxy
         link.close()
         replica.kill()
@@ -103,13 +107,13 @@ def test_failing_over_to_a_lagging_replica(fence: str) -> None:
         with fencepost.connect(f"{master.url}?fence={fence}", ttl=2) as locks:
             with locks.lock("a") as lease:
                 control = lease.token
-            assert wait_until(lambda: there.get(counter) == str(control), timeout=10), "in sync before the cut"
+            until(lambda: there.get(counter) == str(control), "in sync before the cut")
             proxy.cut()
             for _ in range(3):
                 with locks.lock("a") as lease:
                     guard.write("a", "on the old master", lease)
                     last = lease.token
-            assert wait_until(lambda: proxy.held > 0, timeout=10), "the stream was to be cut"
+            until(lambda: proxy.held > 0, "the stream was to be cut")
         assert there.get(counter) == str(control), "the replica was to lag"
         there.replicaof("NO", "ONE")
         with fencepost.connect(f"{replica.url}?fence={fence}") as locks, locks.lock("a") as lease:

@@ -13,9 +13,9 @@ from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError, LeaseLost
 from fencepost.lab.servers import HOST, Missing, Redis
 from fencepost.lab.servers.redis_groups import Independent
-from tests.backends.conftest import PATIENCE, until
 from tests.conformance.faces import FACES, Client
 from tests.harness.servers import unavailable
+from tests.harness.waiting import PATIENCE, run, until_async
 
 TTL = 120.0  # nothing here gets free by expiry
 
@@ -52,110 +52,105 @@ class Five:
                 assert not client.exists("lock:\x1ftoken"), "nothing was to survive"
 
 
-@pytest.fixture
-def five() -> Iterator[Five]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[Independent]:
     servers = Independent()
     try:
         servers.start()
     except Missing as missing:
         unavailable(str(missing))
-    yield Five(servers)
-    for member in servers.members:
-        if member.running:
-            member.resume()
+    yield servers
     servers.kill()
     servers.close()
 
 
+@pytest.fixture
+def five(started: Independent) -> Iterator[Five]:
+    """Five servers that know nothing; whatever the test does to them is undone."""
+    yield Five(started)
+    for member in started.members:
+        if member.running:
+            member.resume()
+        else:
+            member.restart()
+        with redis.Redis(HOST, member.port) as client:
+            client.flushall()
+            client.script_flush()
+
+
 @pytest.mark.parametrize("face", FACES)
-def test_two_killed_nodes_change_nothing_for_anybody(five: Five, face: str) -> None:
-    async def whole() -> None:
-        here, there = (Client(face, five.url, ttl=TTL) for _ in range(2))
-        lease = await here.acquire("a")
-        five.kill(0, 1)
-        await lease.renew()
-        assert await there.try_acquire("a") is None
+async def test_two_killed_nodes_change_nothing_for_anybody(five: Five, face: str) -> None:
+    here, there = (Client(face, five.url, ttl=TTL) for _ in range(2))
+    lease = await here.acquire("a")
+    five.kill(0, 1)
+    await lease.renew()
+    assert await there.try_acquire("a") is None
+    assert await lease.release()
+    again = await there.acquire("a", timeout=PATIENCE)
+    assert again.token > lease.token
+    await again.renew()
+    assert await again.release()
+    for client in (here, there):
+        await client.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_three_killed_nodes_are_an_error_that_names_them_and_leaves_nothing(five: Five, face: str) -> None:
+    client = Client(face, five.url, ttl=TTL)
+    assert await (await client.acquire("a")).release()
+    five.kill(0, 2, 4)
+    with pytest.raises(BackendError) as raised:
+        await client.acquire("a", timeout=PATIENCE)
+    assert "2 of 5 Redis answered, and it takes 3" in str(raised.value)
+    assert all(five.members[dead].address in str(raised.value) for dead in (0, 2, 4))
+    assert [five.value(alive) for alive in (1, 3)] == [None, None]
+    five.revive(0)
+    assert await (await client.acquire("a", timeout=PATIENCE)).release()
+    await client.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_node_that_hangs_is_waited_for_once_and_no_longer_than_it_may_take(five: Five, face: str) -> None:
+    patience = 1.0
+    client = Client(face, f"{five.url}?node_timeout={patience}s", ttl=TTL)
+    assert await (await client.acquire("a")).release()
+    five.members[2].pause()
+    began = time.monotonic()
+    for _ in range(20):
+        assert await (await client.acquire("a")).release()
+    # Each of the twenty makes three requests; to wait in each would take sixty times as long.
+    assert patience <= time.monotonic() - began < 30 * patience
+    await client.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_nodes_that_hang_before_the_first_connection_cost_the_others_no_time(five: Five, face: str) -> None:
+    client = Client(face, f"{five.url}?node_timeout=700ms", ttl=TTL)
+    for hung in (1, 4):
+        five.members[hung].pause()
+    assert await (await client.acquire("a")).release()
+    await client.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_grant_that_comes_after_the_release_is_given_back(five: Five, face: str) -> None:
+    client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
+    assert await (await client.acquire("warm")).release()
+    with five.at(3) as late:
+
+        def asked() -> int:
+            return int(late.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        before = asked()
+        five.members[3].pause()
+        lease = await client.acquire("a")
         assert await lease.release()
-        again = await there.acquire("a", timeout=PATIENCE)
-        assert again.token > lease.token
-        await again.renew()
-        assert await again.release()
-        for client in (here, there):
-            await client.close()
-
-    asyncio.run(whole())
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_three_killed_nodes_are_an_error_that_names_them_and_leaves_nothing(five: Five, face: str) -> None:
-    async def whole() -> None:
-        client = Client(face, five.url, ttl=TTL)
-        assert await (await client.acquire("a")).release()
-        five.kill(0, 2, 4)
-        with pytest.raises(BackendError) as raised:
-            await client.acquire("a", timeout=PATIENCE)
-        assert "2 of 5 Redis answered, and it takes 3" in str(raised.value)
-        assert all(five.members[dead].address in str(raised.value) for dead in (0, 2, 4))
-        assert [five.value(alive) for alive in (1, 3)] == [None, None]
-        five.revive(0)
-        assert await (await client.acquire("a", timeout=PATIENCE)).release()
-        await client.close()
-
-    asyncio.run(whole())
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_a_node_that_hangs_is_waited_for_once_and_no_longer_than_it_may_take(five: Five, face: str) -> None:
-    patience = 1.5
-
-    async def whole() -> None:
-        client = Client(face, f"{five.url}?node_timeout={patience}s", ttl=TTL)
-        assert await (await client.acquire("a")).release()
-        five.members[2].pause()
-        began = time.monotonic()
-        for _ in range(20):
-            assert await (await client.acquire("a")).release()
-        # Each of the twenty makes three requests; to wait in each would take sixty times as long.
-        assert patience <= time.monotonic() - began < 10 * patience
-        await client.close()
-
-    asyncio.run(whole())
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_nodes_that_hang_before_the_first_connection_cost_the_others_no_time(five: Five, face: str) -> None:
-    async def whole() -> None:
-        client = Client(face, f"{five.url}?node_timeout=700ms", ttl=TTL)
-        for hung in (1, 4):
-            five.members[hung].pause()
-        assert await (await client.acquire("a")).release()
-        await client.close()
-
-    asyncio.run(whole())
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_a_grant_that_comes_after_the_release_is_given_back(five: Five, face: str) -> None:
-    async def whole() -> None:
-        client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
-        assert await (await client.acquire("warm")).release()
-        with five.at(3) as late:
-
-            def asked() -> int:
-                return int(late.info("commandstats")["cmdstat_evalsha"]["calls"])
-
-            before = asked()
-            five.members[3].pause()
-            lease = await client.acquire("a")
-            assert await lease.release()
-            five.members[3].resume()
-            await until(lambda: asked() > before, "the request that was given up, carried out all the same")
-            await until(lambda: late.exists("lock:a\x1fgone"), "the news that its holder left")
-            await until(lambda: five.value(3) is None, "the end of the late grant")
-        assert await (await client.acquire("a", timeout=PATIENCE)).release()
-        await client.close()
-
-    asyncio.run(whole())
+        five.members[3].resume()
+        await until_async(lambda: asked() > before, "the request that was given up, carried out all the same")
+        await until_async(lambda: late.exists("lock:a\x1fgone"), "the news that its holder left")
+        await until_async(lambda: five.value(3) is None, "the end of the late grant")
+    assert await (await client.acquire("a", timeout=PATIENCE)).release()
+    await client.close()
 
 
 def test_tokens_grow_whichever_minority_forgot_everything(five: Five) -> None:
@@ -204,67 +199,58 @@ def test_the_deadline_comes_before_any_node_forgets_the_lease(five: Five) -> Non
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_lease_is_lost_once_a_majority_says_so_and_not_before(five: Five, face: str) -> None:
-    async def whole() -> None:
-        client = Client(face, five.url, ttl=TTL)
-        lease = await client.acquire("a")
-        for index in range(3):
-            await lease.renew()
-            with five.at(index) as node:
-                assert node.delete("lock:a") == 1
-        with pytest.raises(LeaseLost):
-            await lease.renew()
-        assert await lease.release() is False
-        assert five.value(4) is None or await client.status("a") is None
-        await client.close()
-
-    asyncio.run(whole())
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_without_a_majority_a_renewal_is_unknown_and_the_lease_goes_on(five: Five, face: str) -> None:
-    async def whole() -> None:
-        client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
-        lease = await client.acquire("a")
-        for index in range(3):
-            five.members[index].pause()
-        with pytest.raises(BackendError):
-            await lease.renew()
-        assert not lease.lost
-        for index in range(3):
-            five.members[index].resume()
+async def test_a_lease_is_lost_once_a_majority_says_so_and_not_before(five: Five, face: str) -> None:
+    client = Client(face, five.url, ttl=TTL)
+    lease = await client.acquire("a")
+    for index in range(3):
         await lease.renew()
-        assert await lease.release()
-        await client.close()
-
-    asyncio.run(whole())
+        with five.at(index) as node:
+            assert node.delete("lock:a") == 1
+    with pytest.raises(LeaseLost):
+        await lease.renew()
+    assert await lease.release() is False
+    assert five.value(4) is None or await client.status("a") is None
+    await client.close()
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_renewal_that_hangs_on_one_silent_node_is_unknown(five: Five, face: str) -> None:
-    async def whole() -> None:
-        client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
-        lease = await client.acquire("a")
-        for index in (0, 1):
-            with five.at(index) as node:
-                assert node.delete("lock:a") == 1
-        five.members[2].pause()
-        with pytest.raises(BackendError, match=five.members[2].address) as raised:
-            await lease.renew()
-        assert raised.value.ambiguous
-        assert not lease.lost
-        five.members[2].resume()
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                await lease.renew()
-                break
-            except BackendError:
-                assert time.monotonic() < deadline, "the node that answers again never counted again"
-        assert await lease.release()
-        await client.close()
+async def test_without_a_majority_a_renewal_is_unknown_and_the_lease_goes_on(five: Five, face: str) -> None:
+    client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
+    lease = await client.acquire("a")
+    for index in range(3):
+        five.members[index].pause()
+    with pytest.raises(BackendError):
+        await lease.renew()
+    assert not lease.lost
+    for index in range(3):
+        five.members[index].resume()
+    await lease.renew()
+    assert await lease.release()
+    await client.close()
 
-    asyncio.run(whole())
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_renewal_that_hangs_on_one_silent_node_is_unknown(five: Five, face: str) -> None:
+    client = Client(face, f"{five.url}?node_timeout=300ms", ttl=TTL)
+    lease = await client.acquire("a")
+    for index in (0, 1):
+        with five.at(index) as node:
+            assert node.delete("lock:a") == 1
+    five.members[2].pause()
+    with pytest.raises(BackendError, match=five.members[2].address) as raised:
+        await lease.renew()
+    assert raised.value.ambiguous
+    assert not lease.lost
+    five.members[2].resume()
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            await lease.renew()
+            break
+        except BackendError:
+            assert time.monotonic() < deadline, "the node that answers again never counted again"
+    assert await lease.release()
+    await client.close()
 
 
 def test_a_plain_client_in_a_majority_excludes_and_is_excluded(five: Five) -> None:
@@ -292,20 +278,17 @@ def test_scripts_that_were_flushed_are_taught_again(five: Five) -> None:
         assert lease.release()
 
 
-def test_many_contenders_that_split_the_votes_all_get_their_turn(five: Five) -> None:
-    async def whole() -> None:
-        async with aio.connect(five.url, ttl=TTL) as one, aio.connect(five.url, ttl=TTL) as other:
-            served: list[int] = []
+async def test_many_contenders_that_split_the_votes_all_get_their_turn(five: Five) -> None:
+    async with aio.connect(five.url, ttl=TTL) as one, aio.connect(five.url, ttl=TTL) as other:
+        served: list[int] = []
 
-            async def turn(locks: aio.Locks) -> None:
-                async with locks.lock("a", timeout=PATIENCE) as lease:
-                    served.append(lease.token)
+        async def turn(locks: aio.Locks) -> None:
+            async with locks.lock("a", timeout=PATIENCE) as lease:
+                served.append(lease.token)
 
-            await asyncio.gather(*(turn(locks) for _ in range(10) for locks in (one, other)))
-            assert len(served) == 20
-            assert served == sorted(set(served))
-
-    asyncio.run(whole())
+        await asyncio.gather(*(turn(locks) for _ in range(10) for locks in (one, other)))
+        assert len(served) == 20
+        assert served == sorted(set(served))
 
 
 def test_doctor_speaks_of_each_node_also_of_one_that_is_down(five: Five) -> None:
@@ -315,7 +298,7 @@ def test_doctor_speaks_of_each_node_also_of_one_that_is_down(five: Five) -> None
         async with aio.connect(five.url) as locks:
             return await locks._core.backend.doctor()
 
-    found = asyncio.run(findings())
+    found = run(findings())
     assert found[0].what == "5 nodes, majority 3"
     for member in five.members:
         assert any(each.what.startswith(member.address) for each in found)

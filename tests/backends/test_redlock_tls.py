@@ -1,6 +1,5 @@
 """Redlock over TLS: the same majority, and no node that cannot prove who it is."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,37 +52,31 @@ def url(servers: Cluster[Encrypted], scheme: str = "redlocks", **options: object
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_majority_is_had_kept_and_given_back_over_tls(servers: Cluster[Encrypted], face: str) -> None:
-    async def whole() -> None:
-        place = url(servers, tls_ca=Encrypted.certificate, node_timeout="5s")
-        here, there = (Client(face, place, ttl=TTL) for _ in range(2))
-        tokens = []
-        for round in range(3):
-            lease = await here.acquire(f"{face}-tls")
+async def test_a_majority_is_had_kept_and_given_back_over_tls(servers: Cluster[Encrypted], face: str) -> None:
+    place = url(servers, tls_ca=Encrypted.certificate, node_timeout="5s")
+    here, there = (Client(face, place, ttl=TTL) for _ in range(2))
+    tokens = []
+    for round in range(3):
+        lease = await here.acquire(f"{face}-tls")
+        await lease.renew()
+        assert await there.try_acquire(f"{face}-tls") is None
+        if round == 1:
+            servers.members[0].kill()
             await lease.renew()
-            assert await there.try_acquire(f"{face}-tls") is None
-            if round == 1:
-                servers.members[0].kill()
-                await lease.renew()
-            assert await lease.release()
-            tokens.append(lease.token)
-        assert tokens == sorted(set(tokens))
-        servers.members[0].restart()
-        for client in (here, there):
-            await client.close()
-
-    asyncio.run(whole())
+        assert await lease.release()
+        tokens.append(lease.token)
+    assert tokens == sorted(set(tokens))
+    servers.members[0].restart()
+    for client in (here, there):
+        await client.close()
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_certificate_that_nobody_vouches_for_is_refused(servers: Cluster[Encrypted], face: str) -> None:
-    async def whole() -> None:
-        client = Client(face, url(servers, node_timeout="5s"), ttl=TTL)
-        with pytest.raises(BackendError, match=r"0 of 3 Redis answered.*certificate"):
-            await client.acquire("a")
-        await client.close()
-
-    asyncio.run(whole())
+async def test_a_certificate_that_nobody_vouches_for_is_refused(servers: Cluster[Encrypted], face: str) -> None:
+    client = Client(face, url(servers, node_timeout="5s"), ttl=TTL)
+    with pytest.raises(BackendError, match=r"0 of 3 Redis answered.*certificate"):
+        await client.acquire("a")
+    await client.close()
 
 
 def test_files_for_tls_without_tls_name_the_scheme_that_has_it() -> None:

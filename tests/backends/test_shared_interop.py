@@ -5,11 +5,11 @@ from typing import Any
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.etcd import LONG, PATIENCE, Native
-from tests.backends.peer import background
+from tests.backends.etcd import LONG, Native
 from tests.backends.zookeeper import kazoo
 from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 
 def test_etcdctl_waits_for_sharers_and_sharers_for_etcdctl(etcd_server: Endpoint) -> None:
@@ -17,13 +17,13 @@ def test_etcdctl_waits_for_sharers_and_sharers_for_etcdctl(etcd_server: Endpoint
     with fencepost.connect(etcd_server.url, ttl=LONG) as locks:
         one, two = locks.shared(name).acquire(), locks.shared(name).acquire()
         with Native(etcd_server.url, name) as native:
-            assert wait_until(lambda: bool((s := locks.status(name)) and s.waiters), timeout=PATIENCE)
+            until(lambda: bool((s := locks.status(name)) and s.waiters), "the waiters stand in line")
             got: list[sync.Lease] = []
             reader = background(lambda: got.append(locks.shared(name).acquire()))
-            assert wait_until(lambda: len(((s := locks.status(name)) and s.waiters) or ()) == 2, timeout=PATIENCE)
+            until(lambda: len(((s := locks.status(name)) and s.waiters) or ()) == 2, "the waiters stand in line")
             assert one.release()
             assert two.release()
-            assert wait_until(native.has_it, timeout=PATIENCE)
+            until(native.has_it, "it has the lock")
             assert not got
             native.release()
             reader.join(PATIENCE)
@@ -43,7 +43,7 @@ def test_kazoos_readers_and_ours_share_and_its_writers_exclude_both(zookeeper_se
         assert len(status.sharers) == 2
         writer: Any = client.WriteLock(path, "writer")
         writes = background(lambda: writer.acquire(timeout=PATIENCE))
-        assert wait_until(lambda: bool((s := locks.status("catalog")) and s.waiters), timeout=PATIENCE)
+        until(lambda: bool((s := locks.status("catalog")) and s.waiters), "the waiters stand in line")
         assert locks.shared("catalog").try_acquire() is None, "it came after the writer"
         assert ours.release()
         assert not writer.is_acquired

@@ -9,10 +9,10 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers.processes import wait_until
-from tests.backends.peer import background
-from tests.backends.zookeeper import LONG, PATIENCE, kazoo
+from tests.backends.zookeeper import LONG, kazoo
 from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_kazoo_succeeds_a_term_and_a_term_succeeds_kazoo(locks: sync.Locks, clie
         done.wait(PATIENCE)
 
     background(lambda: election.run(lead))
-    assert wait_until(lambda: candidates(locks, "scheduler") == 2, timeout=PATIENCE)
+    until(lambda: candidates(locks, "scheduler") == 2, "two candidates")
     assert not leads.is_set()
     again: list[sync.Lease] = []
     runs = background(lambda: again.append(next(terms)))
@@ -58,7 +58,10 @@ def test_kazoo_succeeds_a_term_and_a_term_succeeds_kazoo(locks: sync.Locks, clie
     assert leader is not None
     assert (leader.metadata, leader.holder) == ("native", f"{election.lock.prefix.partition('_')[0]}@native")
     assert leader.token > term.token
-    assert wait_until(lambda: election.contenders() == ["native", "10.0.0.5:8080"], timeout=PATIENCE)
+    until(
+        lambda: election.contenders() == ["native", "10.0.0.5:8080"],
+        "both contend",
+    )
     assert not again
     done.set()
     runs.join(PATIENCE)

@@ -11,10 +11,12 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers.processes import program, wait_until
-from tests.backends.peer import Peer, background
-from tests.backends.zookeeper import LONG, PATIENCE, java, kazoo
+from fencepost.lab.servers.processes import program
+from tests.backends.zookeeper import LONG, java, kazoo
+from tests.harness.child import Child
 from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 
 def address(url: str) -> str:
@@ -47,19 +49,19 @@ class Kazoo:
         self._lock.release()
 
 
-class Recipe(Peer):
+class Recipe(Child):
     """The Java recipe, in a process of its own."""
 
     def ask(self) -> None:
         self.tell("lock")
-        assert self.heard("asked", PATIENCE)
+        self.heard("asked")
 
     def has_it(self) -> bool:
-        return self.said.count("acquired") > self.said.count("released")
+        return self.output.count("acquired") > self.output.count("released")
 
     def release(self) -> None:
         self.tell("unlock")
-        assert self.heard("released", PATIENCE)
+        self.heard("released")
 
 
 @pytest.fixture(scope="session")
@@ -98,14 +100,14 @@ def test_while_the_other_holds_fencepost_waits_and_then_gets_it(parties: Any) ->
     locks, name, start = parties
     with start() as other:
         other.ask()
-        assert wait_until(other.has_it, timeout=PATIENCE)
+        until(other.has_it, "it has the lock")
         assert locks.try_acquire(name) is None
         held = locks.status(name)
         assert held is not None
         assert held.token > 0
         lease = []
         waiting = background(lambda: lease.append(locks.acquire(name, timeout=PATIENCE)))
-        assert wait_until(lambda: len(locks.status(name).waiters) == 1, timeout=PATIENCE)
+        until(lambda: len(locks.status(name).waiters) == 1, "the waiters stand in line")
         assert not lease
         other.release()
         waiting.join(PATIENCE)
@@ -118,10 +120,10 @@ def test_while_fencepost_holds_the_other_waits_and_then_gets_it(parties: Any) ->
     with start() as other:
         lease = locks.acquire(name)
         other.ask()
-        assert wait_until(lambda: len(locks.status(name).waiters) == 1, timeout=PATIENCE), "it counts us"
+        until(lambda: len(locks.status(name).waiters) == 1, "it counts us")
         assert not other.has_it()
         assert lease.release()
-        assert wait_until(other.has_it, timeout=PATIENCE)
+        until(other.has_it, "it has the lock")
         assert locks.try_acquire(name) is None
         other.release()
         assert locks.acquire(name, timeout=PATIENCE).token > lease.token
@@ -133,12 +135,12 @@ def test_both_stand_in_one_line(parties: Any) -> None:
     with start() as other:
         lease = locks.acquire(name)
         other.ask()
-        assert wait_until(lambda: len(locks.status(name).waiters) == 1, timeout=PATIENCE)
+        until(lambda: len(locks.status(name).waiters) == 1, "the waiters stand in line")
         last = []
         waiting = background(lambda: last.append(locks.acquire(name, timeout=PATIENCE)))
-        assert wait_until(lambda: len(locks.status(name).waiters) == 2, timeout=PATIENCE)
+        until(lambda: len(locks.status(name).waiters) == 2, "the waiters stand in line")
         assert lease.release()
-        assert wait_until(other.has_it, timeout=PATIENCE)
+        until(other.has_it, "it has the lock")
         assert not last
         other.release()
         waiting.join(PATIENCE)
@@ -154,7 +156,7 @@ def test_a_killed_java_holder_is_followed(zookeeper_server: Endpoint, recipe_cla
         command = [program("JAVA"), "-Xmx64m", "-cp", recipe_classes, "Recipe", address(url), f"{root}/{name}"]
         with Recipe([*command, "2000"]) as other:
             other.ask()
-            assert wait_until(other.has_it, timeout=PATIENCE)
+            until(other.has_it, "it has the lock")
             other.kill()
         assert locks.acquire(name, timeout=PATIENCE).token > before.token
 

@@ -12,10 +12,10 @@ import fencepost
 from fencepost.backends import zookeeper_names as names
 from fencepost.drive import Blocking, run
 from fencepost.lab.servers import ZooKeeper, ask
-from fencepost.lab.servers.processes import wait_until
 from fencepost.url import connect
-from tests.backends.peer import background
-from tests.backends.zookeeper import LONG, PATIENCE, WornZooKeeper, kazoo, line
+from tests.backends.zookeeper import LONG, WornZooKeeper, kazoo, line
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 LAST = 2**31 - 1
 
@@ -86,7 +86,7 @@ def test_the_order_survives_the_end_of_the_numbers(worn: WornZooKeeper) -> None:
         numbers = [names.sequence(child) for child in other.get_children("/locks/worn")]
         assert numbers.count(LAST) > 1, "the number was to be repeated"
         assert holder.release()
-        assert wait_until(lambda: len(served) == 6, timeout=PATIENCE)
+        until(lambda: len(served) == 6, "all six are served")
         for path in foreign:
             assert len(served) == 6, "the foreign ones came before the last of ours"
             other.delete(path)

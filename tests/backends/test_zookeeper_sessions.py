@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from fencepost.backends.zookeeper import ZooKeeper as Backend
 from fencepost.drive import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
-from fencepost.lab.servers.processes import HOST, Port, program, wait_until
+from fencepost.lab.servers.processes import HOST, Port, program
 from tests.backends.certificate import self_signed
-from tests.backends.zookeeper import LONG, PATIENCE, kazoo
+from tests.backends.zookeeper import LONG, kazoo
+from tests.harness.waiting import PATIENCE, run, until
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +82,17 @@ def test_a_lease_whose_event_loop_ended_is_over_at_its_ttl(server: ZooKeeper) ->
         locks = aio.connect(f"{server.url}/ended", ttl=2)
         return locks, await locks.acquire("x")
 
-    locks, lease = asyncio.run(take())
+    locks, lease = run(take())
     with fencepost.connect(f"{server.url}/ended") as there:
         assert there.acquire("x", timeout=PATIENCE).token > lease.token
-    asyncio.run(locks.close())
+    run(locks.close())
 
 
 def test_a_lock_out_of_use_vanishes_and_its_tokens_go_on(server: ZooKeeper) -> None:
     with fencepost.connect(f"{server.url}/idle") as locks, kazoo(server.url) as other:
         lease = locks.acquire("x")
         assert lease.release()
-        assert wait_until(lambda: other.exists("/idle/x") is None, timeout=PATIENCE), "the server removes it"
+        until(lambda: other.exists("/idle/x") is None, "the server removes it")
         again = locks.acquire("x")
         assert again.token > lease.token
         node = other.get_children("/idle/x")[0]
@@ -105,7 +105,7 @@ def test_a_lock_can_be_kept_for_clients_that_expect_it(server: ZooKeeper) -> Non
         gone = fencepost.connect(f"{server.url}/keep")
         with gone:
             gone.acquire("y").release()
-        assert wait_until(lambda: other.exists("/keep/y") is None, timeout=PATIENCE)
+        until(lambda: other.exists("/keep/y") is None, "its node is removed")
         assert other.exists("/keep/x")
 
 

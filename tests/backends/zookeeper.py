@@ -14,11 +14,11 @@ from kazoo.client import KazooClient
 
 from fencepost import sync
 from fencepost.lab.servers import ZooKeeper
-from fencepost.lab.servers.processes import program, wait_until
+from fencepost.lab.servers.processes import program
 from tests.harness.servers import unavailable
+from tests.harness.waiting import until
 
-PATIENCE = 60.0
-LONG = 60.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry
+LONG = 300.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry
 
 
 def java(into: Path, name: str, *jars: str) -> str:
@@ -67,5 +67,5 @@ def line(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
         status = locks.status(name)
         return status.waiters if status else ()
 
-    assert wait_until(lambda: len(waiters()) == count, timeout=PATIENCE, poll=0.005), f"{len(waiters())} wait"
+    until(lambda: len(waiters()) == count, f"{len(waiters())} wait")
     return waiters()
