@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMMAND_SECONDS = 60
+COMMAND_SECONDS = 100  # only a failing document waits this long
 RUN = frozenset({"python", "sh", "bash", "console"})
 
 

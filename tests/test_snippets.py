@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from fencepost.lab.servers.processes import ENDED, state_of
 from tests import ROOT
@@ -17,7 +18,16 @@ from tests.snippets import RUN, BadSnippet, blocks, follow
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+SLOW = {ROOT / "docs" / name for name in ("lab.md", "contend.md", "run.md", "fleet.md", "rollout.md")}
+"""Documents whose commands take seconds."""
+
+
+def _each(document: Path) -> ParameterSet:
+    marks = [pytest.mark.slow] if document in SLOW else []
+    return pytest.param(document, id=str(document.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("document", [_each(document) for document in DOCUMENTS])
 def test_every_snippet_of_a_document_holds(document: Path) -> None:
     if not any(block.language in {"", *RUN} for block in blocks(document)):
         return  # nothing to run: the fences are right

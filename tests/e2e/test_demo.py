@@ -49,6 +49,7 @@ def test_json_is_one_object_with_exactly_these_fields(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_text_shows_the_three_parts_in_order_and_plainly(tmp_path: Path) -> None:
     said = "\n".join(run(tmp_path))
     assert "\x1b" not in said
@@ -66,6 +67,7 @@ def test_the_text_shows_the_three_parts_in_order_and_plainly(tmp_path: Path) -> 
     assert "Lost: 0." in entered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_on_a_terminal_it_has_colours_and_ending_it_early_leaves_nothing(
     tmp_path: Path, number: signal.Signals
@@ -79,6 +81,7 @@ def test_on_a_terminal_it_has_colours_and_ending_it_early_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_resource_that_does_not_fence_is_found_out() -> None:
     """The second part alone, on a resource that takes every write."""
     async with stage() as built:

@@ -169,6 +169,7 @@ def hasty() -> Iterator[Service]:
         yield service
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secured", [False, True], ids=["open", "secured"])
 def test_schemathesis_finds_nothing(tmp_path: Path, secured: bool) -> None:
     token, table = clients.new("tester")
@@ -224,6 +225,7 @@ TOKENS += [
 TOKENS += [b"NaN", b"null", b"9" * 400, b"1_000", b"1,2", b"'1'", b"\xd9\xa1", b"true"]
 
 
+@pytest.mark.slow
 def test_fuzzed_keys_and_tokens_never_get_500_nor_touch_another_key() -> None:
     with Service(args=["--timeout", "10m"]) as service, ThreadPoolExecutor(8) as pool:
         fuzzers = [Fuzzer(number) for number in range(8)]
