@@ -1,13 +1,13 @@
 """Who may import whom: the arrows of the design, read from the source without running it."""
 
 import ast
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.harness.child import Child
 
 PACKAGE = Path(__file__).parent.parent / "src" / "fencepost"
 
@@ -198,8 +198,8 @@ def test_importing_fencepost_loads_neither_a_third_party_package_nor_a_backend()
         "import json, sys; before = set(sys.modules); import fencepost; "
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded: list[str] = json.loads(done.stdout)
+    with Child.python("-c", program) as child:
+        loaded: list[str] = child.json()
     foreign = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"fencepost"}
     assert not foreign
     assert not [name for name in loaded if name.startswith(("fencepost.backends", "fencepost.guards"))]

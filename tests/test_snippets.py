@@ -4,30 +4,38 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
+from fencepost.lab.servers.processes import ENDED, state_of
 from tests import ROOT
-from tests.snippets import BadSnippet, follow
+from tests.harness.child import Child
+from tests.harness.waiting import until
+from tests.snippets import RUN, BadSnippet, blocks, follow
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+SLOW = {ROOT / "docs" / name for name in ("lab.md", "contend.md", "run.md", "fleet.md", "rollout.md")}
+"""Documents whose commands take seconds."""
+
+
+def _each(document: Path) -> ParameterSet:
+    marks = [pytest.mark.slow] if document in SLOW else []
+    return pytest.param(document, id=str(document.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("document", [_each(document) for document in DOCUMENTS])
 def test_every_snippet_of_a_document_holds(document: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.snippets", str(document)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        pytest.fail(done.stdout, pytrace=False)
+    if not any(block.language in {"", *RUN} for block in blocks(document)):
+        return  # nothing to run: the fences are right
+    kept = [f"{name}={value}" for name, value in os.environ.items() if not name.startswith("FENCEPOST_")]
+    command = ["env", "-i", *kept, sys.executable, "-m", "tests.snippets", document]
+    with Child(command, stdin=subprocess.DEVNULL, merged=True) as reader:
+        if reader.wait(110):
+            pytest.fail("\n".join(reader.output), pytrace=False)
 
 
 def page(folder: Path, text: str) -> Path:
@@ -92,12 +100,7 @@ def test_what_a_command_left_in_the_background_is_stopped(tmp_path: Path) -> Non
         """
     follow(page(tmp_path, text), tmp_path)
     pid = int((tmp_path / "pid").read_text())
-    stat = Path(f"/proc/{pid}/stat")
-    deadline = time.monotonic() + 10
-    # A zombie waiting for init to reap it has stopped too.
-    while stat.exists() and stat.read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline, f"process {pid} still runs"
-        time.sleep(0.01)
+    until(lambda: state_of(pid) in ENDED, f"the end of process {pid}")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fencepost.lab import demo
-from fencepost.lab.actors import Stage, Unexpected
+from fencepost.lab.actors import Unexpected, stage, together
+from fencepost.lab.timeline import Timeline
 from tests.harness.child import Child
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import PATIENCE, until
@@ -47,6 +49,7 @@ def test_json_is_one_object_with_exactly_these_fields(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_text_shows_the_three_parts_in_order_and_plainly(tmp_path: Path) -> None:
     said = "\n".join(run(tmp_path))
     assert "\x1b" not in said
@@ -64,6 +67,7 @@ def test_the_text_shows_the_three_parts_in_order_and_plainly(tmp_path: Path) -> 
     assert "Lost: 0." in entered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_on_a_terminal_it_has_colours_and_ending_it_early_leaves_nothing(
     tmp_path: Path, number: signal.Signals
@@ -77,13 +81,30 @@ def test_on_a_terminal_it_has_colours_and_ending_it_early_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_resource_that_does_not_fence_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Stage.resource
+@pytest.mark.slow
+async def test_a_resource_that_does_not_fence_is_found_out() -> None:
+    """The second part alone, on a resource that takes every write."""
+    async with stage() as built:
+        url = await built.resource(fence=False)
+        section = Timeline(quiet=True).section("Part 2")
+        options = ["--resource", url, "--key", "document", "--ttl", "600ms"]
+        options += ["--edit", "append", "--writes", str(demo.LINES), "--no-enter"]
+        pause = ["--pause", "1200ms", "--pause-mode", "stop", "--pause-at", "before-read"]
+        backend = f"sqlite://{built.folder}/locks.db"
+        zombie, heir = await together(
+            built.actor("A", section.hear, *options, *pause, backend=backend),
+            built.actor("B", section.hear, *options, backend=backend),
+        )
+        seen = await demo.fence_on(demo.Play(zombie, heir, url, "document", section))
+    assert seen != demo.EXPECTED["fence_on"]
+    assert seen == {"accepted_writers": 2, "stale_rejections": 0, "status": None, "corrupted": True}
 
-    async def fenceless(self: Stage, *, fence: bool) -> str:
-        return await honest(self, fence=False)
 
-    monkeypatch.setattr(Stage, "resource", fenceless)
+async def test_a_picture_that_is_not_as_expected_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def perform(*_: Any) -> demo.Picture:
+        return demo.EXPECTED | {"fence_on": {"accepted_writers": 2}}
+
+    monkeypatch.setattr(demo, "_perform", perform)
     with pytest.raises(Unexpected, match=r'and showed .*"fence_on": {"accepted_writers": 2'):
         await demo.play(fast=True, quiet=True)
 

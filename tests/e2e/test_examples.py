@@ -59,6 +59,7 @@ def test_a_billing_run_that_is_killed_anywhere_is_made_whole_by_the_next(tmp_pat
             assert conn.execute("SELECT balance FROM account").fetchall() == [(90,)] * 3
 
 
+@pytest.mark.slow
 def test_of_many_machines_one_makes_the_report_and_a_late_one_does_not_make_it_again(
     examples: Examples, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ def test_without_their_argument_they_say_how_they_are_called(examples: Examples,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_merge_is_corrupt_without_a_guard_and_whole_with_one(examples: Examples) -> None:
     without, guarded = examples.start("daily_merge.py").succeed()
     assert without.startswith("without a guard: 15 elements of 10, CORRUPT; the first instance learnt of its loss when")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fencepost.lab.servers.processes import HOST, wait_until
+from fencepost.lab.servers.processes import HOST
 from fencepost.rule import MAX_TOKEN, Stamp
+from tests.harness.child import Child
 from tests.harness.resource import Answer, Service
+from tests.harness.waiting import PATIENCE, until
 
 LIMIT = 1 << 20
 TOKEN = "X-Fence-Token"
@@ -313,12 +312,12 @@ def test_told_to_stop_it_answers_the_request_under_way_and_exits_with_0() -> Non
             assert slow.recv(65536).startswith(b"HTTP/1.1 100 "), "the service now waits for the body"
             slow.sendall(b"half")
             os.kill(service.pid, signal.SIGTERM)
-            assert wait_until(lambda: refuses(service.port), timeout=30)
+            until(lambda: refuses(service.port), "no new connections")
             assert service.running
             slow.sendall(b"half")
             assert slow.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert service.process is not None
-        assert service.process.wait(30) == 0
+        assert service.process.wait(PATIENCE) == 0
         service.start()
         assert service.get("slow").body == b"halfhalf"
 
@@ -333,28 +332,22 @@ def refuses(port: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_its_first_line_says_where_it_is_and_it_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "fencepost", "resource", "--json", "--port", "0"]
-    command += ["--store", str(tmp_path / "new" / "folder" / "store.sqlite3")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            port = int(said["url"].removeprefix(f"http://{HOST}:"))
-            with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=30)) as connection:
-                connection.request("GET", "/healthz")
-                assert connection.getresponse().status == 200
-            assert said["fence"] == "on"
-            process.send_signal(number)
-            assert process.communicate(timeout=30) == ("", "")
-            assert process.returncode == 0
-        finally:
-            process.kill()
+    store = tmp_path / "new" / "folder" / "store.sqlite3"
+    with Child.fencepost("resource", "--json", "--port", "0", "--store", store) as process:
+        said = process.json()
+        port = int(said["url"].removeprefix(f"http://{HOST}:"))
+        with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=PATIENCE)) as connection:
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+        assert said["fence"] == "on"
+        process.signal(number)
+        assert process.wait() == 0, process.story
+        assert (process.output[1:], process.errors) == ([], "")
 
 
 def test_a_store_or_port_that_cannot_be_used_is_one_line_and_exit_code_2(service: Service, tmp_path: Path) -> None:
     (tmp_path / "not.sqlite3").write_bytes(b"this is no database" * 100)
     for options in (["--port", "0", "--store", str(tmp_path / "not.sqlite3")], ["--port", str(service.port)]):
-        command = [sys.executable, "-m", "fencepost", "resource", "--store", str(tmp_path / "x"), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert done.stderr.startswith("fencepost: ")
+        with Child.fencepost("resource", "--store", tmp_path / "x", *options) as process:
+            assert (process.wait(), process.output, process.errors.count("\n")) == (2, [], 1), process.story
+            assert process.errors.startswith("fencepost: ")

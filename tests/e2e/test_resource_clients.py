@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import trustme
+from typer.testing import CliRunner, Result
 
+from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.lab.servers.processes import HOST
 from fencepost.resource import clients
@@ -151,15 +151,15 @@ def test_a_client_ca_alone_lets_its_clients_use_every_key(ca: trustme.CA, tls: P
         assert service.put("any/key", b"x", 1).status == 200
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fencepost", "resource", "--port", "0", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def run(*args: str) -> Result:
+    """A service that must end by itself, before it serves."""
+    return CliRunner().invoke(root.app, ["resource", "--port", "0", *args])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_a_public_address_is_refused_without_authentication(tmp_path: Path, host: str) -> None:
     done = run("--host", host, "--store", str(tmp_path / "store"))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "--clients" in done.stderr
     assert "127.0.0.1" in done.stderr
     assert not (tmp_path / "store").exists()
@@ -167,7 +167,7 @@ def test_a_public_address_is_refused_without_authentication(tmp_path: Path, host
 
 def test_tls_alone_is_no_authentication(tls: Path, tmp_path: Path) -> None:
     done = run("--host", "0.0.0.0", "--store", str(tmp_path / "store"), "--tls-cert", str(tls / "service.pem"))
-    assert done.returncode == 2
+    assert done.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,13 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path, tls: Pa
         ["--store", "postgresql://localhost/db?ssl_mode=require"],
     ):
         done = run(*store, *args)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (args, done)
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), (args, done)
         assert "secret" not in done.stderr
 
 
 def test_a_new_token_is_printed_once_and_its_table_holds_only_its_hash(tmp_path: Path) -> None:
     done = run("--new-token", "billing")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     token = done.stderr.split()[-1]
     assert token not in done.stdout
     (tmp_path / "clients.toml").write_text(done.stdout)

@@ -9,8 +9,6 @@ import re
 import select
 import socket
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,11 +18,13 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pytest
 
-from fencepost.lab.servers.processes import HOST, wait_until
+from fencepost.lab.servers.processes import HOST
 from fencepost.resource import clients
 from fencepost.rule import MAX_TOKEN
 from tests import ROOT
+from tests.harness.child import Child
 from tests.harness.resource import Service
+from tests.harness.waiting import PATIENCE, until
 
 HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: x\r\nX-Fence-Token: 5\r\n"
 BODY = HEAD + b"Content-Length: 100\r\n\r\nhalf"
@@ -51,31 +51,29 @@ def ended(sockets: list[socket.socket]) -> int:
     return len(poll.poll(0))
 
 
-def honest(service: Service, rounds: int, first: int = 1) -> None:
+def honest(service: Service, rounds: int, first: int = 1, key: str = "honest") -> None:
     """A client that does everything right, each time over a new connection, and is served."""
     for token in range(first, first + rounds):
-        assert service.put("honest", b"%d" % token, token).status == 200
-        assert service.get("honest").body == b"%d" % token
+        assert service.put(key, b"%d" % token, token).status == 200
+        assert service.get(key).body == b"%d" % token
 
 
 def test_500_half_open_clients_do_not_stop_honest_ones() -> None:
-    with Service(args=["--timeout", "60s"]) as service, half_open(service, 500, *SLOW.values()) as slow:
+    with Service(args=["--timeout", "10m"]) as service, half_open(service, 500, *SLOW.values()) as slow:
         honest(service, 25)
         assert ended(slow) == 0, "all of them were there the whole time"
         assert service.get("slow").status == 404
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_when_there_are_too_many_those_that_keep_it_waiting_longest_give_way(kind: str) -> None:
-    with contextlib.ExitStack() as stack:
-        service = stack.enter_context(Service(args=["--timeout", "60s", "--max-connections", "80"]))
-        first = stack.enter_context(half_open(service, 40, SLOW[kind]))
-        honest(service, 10)
+def test_when_there_are_too_many_those_that_keep_it_waiting_longest_give_way(narrow: Service, kind: str) -> None:
+    with half_open(narrow, 40, SLOW[kind]) as first:
+        honest(narrow, 10, key=kind)
         assert ended(first) == 0, "there is room for all of them"
-        others = stack.enter_context(half_open(service, 160, SLOW[kind]))
-        honest(service, 10, first=100)
-        assert wait_until(lambda: ended(first) == 40, timeout=30)
-        assert wait_until(lambda: 80 <= ended(others) < 160, timeout=30)
+        with half_open(narrow, 160, SLOW[kind]) as others:
+            honest(narrow, 10, first=100, key=kind)
+            until(lambda: ended(first) == 40, "the first ones give way")
+            until(lambda: 80 <= ended(others) < 160, "the others give way, but not all of them")
 
 
 @pytest.mark.parametrize("kind", SLOW)
@@ -88,11 +86,11 @@ def test_a_client_that_takes_too_long_is_given_up(hasty: Service, kind: str) -> 
 
 @pytest.mark.parametrize("start", [HEAD, BODY])
 def test_a_trickle_does_not_buy_time(hasty: Service, start: bytes) -> None:
-    until = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     with socket.create_connection((HOST, hasty.port), 30) as client, contextlib.suppress(OSError):
         client.sendall(start)
         while not ended([client]):
-            assert time.monotonic() < until
+            assert time.monotonic() < end
             client.sendall(b"x")
             time.sleep(0.05)
 
@@ -102,7 +100,7 @@ def test_a_client_that_does_not_take_its_answer_is_given_up(hasty: Service) -> N
     with socket.create_connection((HOST, hasty.port), 30) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"GET /r/large HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
-        assert wait_until(lambda: established(hasty.port, client.getsockname()[1]) is False, timeout=30)
+        until(lambda: not established(hasty.port, client.getsockname()[1]), "the service gives it up")
 
 
 def test_a_head_that_is_too_large_is_refused(service: Service) -> None:
@@ -114,14 +112,14 @@ def test_a_head_that_is_too_large_is_refused(service: Service) -> None:
 
 
 def test_a_body_that_is_far_too_large_is_answered_early_and_does_not_go_on_for_ever(hasty: Service) -> None:
-    until = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     with socket.create_connection((HOST, hasty.port), 30) as client:
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40))
         assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
         with contextlib.suppress(ConnectionError):
-            while time.monotonic() < until:
+            while time.monotonic() < end:
                 client.sendall(bytes(1 << 16))
-        assert time.monotonic() < until, "it was cut off"
+        assert time.monotonic() < end, "it was cut off"
 
 
 @pytest.mark.parametrize(
@@ -160,26 +158,32 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
+def narrow() -> Iterator[Service]:
+    with Service(args=["--timeout", "10m", "--max-connections", "80"]) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
 def hasty() -> Iterator[Service]:
     with Service(args=["--timeout", "500ms"]) as service:
         yield service
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secured", [False, True], ids=["open", "secured"])
 def test_schemathesis_finds_nothing(tmp_path: Path, secured: bool) -> None:
     token, table = clients.new("tester")
     (tmp_path / "clients.toml").write_text(table)
     with Service(args=["--clients", str(tmp_path / "clients.toml")] if secured else []) as service:
-        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", "tests/e2e/schemathesis.toml", "run"]
-        command += [f"{service.url}/openapi.json", "--checks", "all", "--max-examples", "40", "--no-color"]
+        command = ["-m", "schemathesis.cli", "--config-file", "tests/e2e/schemathesis.toml", "run"]
+        command += [f"{service.url}/openapi.json", "--checks", "all", "--max-examples", "25", "--no-color"]
         if secured:
             command += ["--header", f"Authorization: Bearer {token}"]
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=110
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    cases = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
-    assert cases is not None, done.stdout
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with Child.python(*command, env={"PYTHONPATH": path}) as process:
+            said = "\n".join(process.succeed(110))
+    cases = re.search(r"(\d+) generated, (\d+) passed", said)
+    assert cases is not None, said
     assert int(cases[1]) == int(cases[2]) >= 100
 
 
@@ -221,14 +225,15 @@ TOKENS += [
 TOKENS += [b"NaN", b"null", b"9" * 400, b"1_000", b"1,2", b"'1'", b"\xd9\xa1", b"true"]
 
 
-def test_10000_fuzzed_keys_and_tokens_never_get_500_nor_touch_another_key() -> None:
-    with Service(args=["--timeout", "60s"]) as service, ThreadPoolExecutor(8) as pool:
+@pytest.mark.slow
+def test_fuzzed_keys_and_tokens_never_get_500_nor_touch_another_key() -> None:
+    with Service(args=["--timeout", "10m"]) as service, ThreadPoolExecutor(8) as pool:
         fuzzers = [Fuzzer(number) for number in range(8)]
-        list(pool.map(lambda fuzzer: fuzzer.run(service.port, 1250), fuzzers))
+        list(pool.map(lambda fuzzer: fuzzer.run(service.port, 500), fuzzers))
         statuses = Counter(status for fuzzer in fuzzers for status in fuzzer.statuses)
-        assert statuses.total() == 10_000
+        assert statuses.total() == 4_000
         assert set(statuses) == {200, 400, 409}
-        assert min(statuses.values()) > 1000
+        assert min(statuses.values()) > 400
         with contextlib.closing(sqlite3.connect(service.folder / "store.sqlite3")) as store:
             values = {name.encode(): data for name, data in store.execute("SELECT resource, data FROM value")}
         model = {name: entry for fuzzer in fuzzers for name, entry in fuzzer.model.items()}

@@ -56,6 +56,7 @@ def services(place: str, count: int) -> Iterator[Sequence[Service]]:
         yield several
 
 
+@pytest.mark.slow
 def test_services_that_start_at_once_on_a_new_store_share_it(place: str) -> None:
     with services(place, 5) as several:
         for token, service in enumerate(several, 1):
@@ -100,6 +101,7 @@ def test_through_several_services_admitted_tokens_never_go_back(place: str) -> N
             assert several[0].get(key).body == b"%d" % max(tokens_in)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_acknowledged_write_is_found_again_after_each_kill(place: str) -> None:
     tokens = itertools.count(1)

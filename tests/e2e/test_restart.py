@@ -12,6 +12,8 @@ from tests.e2e.worker import WorkerProcess
 from tests.harness.resource import Service
 from tests.harness.waiting import until
 
+pytestmark = pytest.mark.slow
+
 KEY = "counter"
 WAITERS = 3
 

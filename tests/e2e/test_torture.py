@@ -15,6 +15,7 @@ def small(**options: Any) -> Plan:
     return Plan(**SMALL | {"seed": random.SystemRandom().randrange(10**6)} | options)
 
 
+@pytest.mark.slow
 def test_guarded_increments_survive_pauses_and_kills() -> None:
     plan = small()
     counted = torture(plan)
@@ -22,10 +23,12 @@ def test_guarded_increments_survive_pauses_and_kills() -> None:
     assert counted.refused_writes > 0
 
 
+@pytest.mark.slow
 def test_with_the_fence_off_the_same_run_loses_updates() -> None:
     assert torture(small(fence=False)).lost_updates > 0
 
 
+@pytest.mark.slow
 def test_a_run_without_faults_is_not_taken_for_proof() -> None:
     with pytest.raises(Failed, match=r"not stressed(.|\n)*python -m tests.programs.torture .*--seed 5"):
         torture(small(processes=2, increments=5, stops=0, kills=0, seed=5))

@@ -3,11 +3,6 @@
 import ast
 import json
 import math
-import os
-import pty
-import re
-import select
-import subprocess
 import sys
 from itertools import product
 from typing import Any
@@ -24,6 +19,8 @@ from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.events import Event
 from fencepost.metrics import Metrics
+from tests.harness.terminal import Terminal
+from tests.harness.waiting import PATIENCE
 
 run = CliRunner().invoke
 
@@ -235,33 +232,18 @@ def test_a_script_is_told_which_question_it_left_open_and_what_contradicts() -> 
 
 
 def test_at_a_terminal_it_asks_only_what_is_not_known_and_still_matters() -> None:
-    ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fencepost", "advise", "--resource", "postgres"]
-    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"})
-    os.close(theirs)
-    shown = ""
-
-    def answer(question: str, text: str) -> None:
-        nonlocal shown
-        while question not in shown:
-            assert select.select([ours], [], [], 60)[0], f"never asked {question!r}: {shown}"
-            shown += os.read(ours, 4096).decode()
-        shown = ""
-        os.write(ours, f"{text}\n".encode())
-
-    answer("What breaks", "harm")
-    answer("Has each run a name", "n")
-    answer("share that database", "y")
-    answer("How long does the work take", "soon")
-    answer("is not a duration", "2s")
-    answer("must a dead holder", "")
-    rest = b""
-    try:
-        while chunk := os.read(ours, 4096):
-            rest += chunk
-    except OSError:
-        pass  # the other end of a terminal that is closed
-    os.close(ours)
-    assert child.wait() == 0
-    assert "Where is its effect" not in rest.decode()
-    assert re.search(r"rung 3 of 6: transaction", rest.decode())
+    with Terminal(command, env={"TERM": "dumb"}) as terminal:
+        for question, answer in {
+            "What breaks": "harm",
+            "Has each run a name": "n",
+            "share that database": "y",
+            "How long does the work take": "soon",
+            "is not a duration": "2s",
+            "must a dead holder": "",
+        }.items():
+            terminal.shows(question)
+            terminal.type(f"{answer}\n")
+        terminal.shows("rung 3 of 6: transaction")
+        assert terminal.process.wait(PATIENCE) == 0
+        assert "Where is its effect" not in terminal.screen

@@ -91,17 +91,14 @@ def test_threads_start_without_and_to_thread_takes_it_along(guard: Guard[str]) -
     asyncio.run(scenario())
 
 
-def test_tasks_keep_their_leases_apart(guard: Guard[str]) -> None:
-    async def scenario() -> None:
-        async with fencepost.aio.connect("memory://ambient") as locks:
+async def test_tasks_keep_their_leases_apart(guard: Guard[str]) -> None:
+    async with fencepost.aio.connect("memory://ambient") as locks:
 
-            async def worker(name: str) -> None:
-                async with locks.lock(name) as lease:
-                    await asyncio.sleep(0)
-                    guard.write(name, "x")
-                    assert guard.mark(name) == Stamp(lease.token, 1, lease.holder)
-                assert ambient.held() == ()
+        async def worker(name: str) -> None:
+            async with locks.lock(name) as lease:
+                await asyncio.sleep(0)
+                guard.write(name, "x")
+                assert guard.mark(name) == Stamp(lease.token, 1, lease.holder)
+            assert ambient.held() == ()
 
-            await asyncio.gather(*(worker(f"thing/{number}") for number in range(5)))
-
-    asyncio.run(scenario())
+        await asyncio.gather(*(worker(f"thing/{number}") for number in range(5)))

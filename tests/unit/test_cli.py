@@ -1,6 +1,5 @@
 """The command line's skeleton: help, version, errors and their exit codes."""
 
-import subprocess
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -14,12 +13,9 @@ from fencepost.cli import app as root
 from fencepost.cli import exits
 from fencepost.cli.options import Duration
 from fencepost.rule import Stamp, Verdict
+from tests.harness.child import Child
 
 run = CliRunner().invoke
-
-
-def program(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
 def test_the_version() -> None:
@@ -46,7 +42,9 @@ def test_help_loads_no_server_and_no_client() -> None:
         "try:\n    app(['--help'])\nfinally:\n"
         "    print('LOADED', *({'uvicorn', 'starlette', 'redis', 'prometheus_client'} & set(sys.modules)))"
     )
-    assert program(code).stdout.splitlines()[-1].strip() == "LOADED"
+    with Child.python("-c", code) as program:
+        program.wait()
+    assert program.output[-1].strip() == "LOADED"
 
 
 @pytest.mark.parametrize(
@@ -97,9 +95,10 @@ def test_a_duration_option_takes_units_and_says_what_is_wrong() -> None:
 
 
 def test_without_its_packages_it_names_the_pip_command() -> None:
-    done = program("import sys; sys.modules['typer'] = None\nfrom fencepost.cli import main; main()")
-    assert done.returncode == 2
-    assert done.stderr.endswith("pip install 'fencepost[cli]'\n"), done.stderr
+    code = "import sys; sys.modules['typer'] = None\nfrom fencepost.cli import main; main()"
+    with Child.python("-c", code) as program:
+        assert program.wait() == 2, program.story
+    assert program.errors.endswith("pip install 'fencepost[cli]'\n"), program.errors
 
 
 def test_a_bad_option_of_the_service_is_one_line() -> None:

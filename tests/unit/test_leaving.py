@@ -69,30 +69,24 @@ def test_blocks_that_cannot_be_told_apart_are_refused(locks: sync.Locks) -> None
     assert locks.status("a") is None
 
 
-def test_another_task_releases() -> None:
-    async def scene() -> None:
-        async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
-            lock = locks.lock("a")
-            await asyncio.create_task(lock.__aenter__())
-            assert await locks.status("a")
-            await asyncio.create_task(lock.__aexit__(None, None, None))
-            assert await locks.status("a") is None
-
-    asyncio.run(scene())
+async def test_another_task_releases() -> None:
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        lock = locks.lock("a")
+        await asyncio.create_task(lock.__aenter__())
+        assert await locks.status("a")
+        await asyncio.create_task(lock.__aexit__(None, None, None))
+        assert await locks.status("a") is None
 
 
-def test_another_task_is_told_of_the_loss() -> None:
-    async def scene() -> None:
-        async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
-            lock = locks.lock("a")
-            lease = await asyncio.create_task(lock.__aenter__())
-            await locks.evict("a")
-            with pytest.raises(LeaseLost):
-                await lease.renew()
-            with pytest.raises(LeaseLost):
-                await lock.__aexit__(None, None, None)
-
-    asyncio.run(scene())
+async def test_another_task_is_told_of_the_loss() -> None:
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        lock = locks.lock("a")
+        lease = await asyncio.create_task(lock.__aenter__())
+        await locks.evict("a")
+        with pytest.raises(LeaseLost):
+            await lease.renew()
+        with pytest.raises(LeaseLost):
+            await lock.__aexit__(None, None, None)
 
 
 def test_a_thread_with_the_number_of_one_that_ended_is_not_taken_for_it(locks: sync.Locks) -> None:

@@ -1,8 +1,5 @@
 """The Prometheus hook: every event is counted where the design says, and nothing else is a label."""
 
-import subprocess
-import sys
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -11,6 +8,7 @@ from fencepost.events import Event
 from fencepost.guards import memory
 from fencepost.metrics import Metrics
 from fencepost.rule import Stamp, Verdict
+from tests.harness.child import Child
 
 
 class Counted:
@@ -125,5 +123,5 @@ def test_a_missing_package_names_the_pip_command() -> None:
         "try:\n    import fencepost.metrics\n"
         "except ConfigError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'fencepost[metrics]'" in done.stdout
+    with Child.python("-c", program) as child:
+        assert "pip install 'fencepost[metrics]'" in "\n".join(child.succeed())

@@ -1,7 +1,6 @@
 """A reply that its task takes up at once is a future in every other way."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from typing import Any, cast
 
@@ -10,15 +9,6 @@ import pytest
 from fencepost.backends.redis_reply import Reply
 
 who: ContextVar[str] = ContextVar("who", default="nobody")
-
-
-def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
 
 
 async def waiting(reply: Reply) -> "asyncio.Task[Any]":
@@ -36,7 +26,6 @@ def brought(reply: Reply, value: object) -> None:
     asyncio.get_running_loop().call_soon(reply.bring, value)
 
 
-@scenario
 async def test_the_task_goes_on_within_the_call_that_brings_it() -> None:
     reply = Reply(asyncio.get_running_loop())
     task = await waiting(reply)
@@ -52,14 +41,12 @@ async def test_the_task_goes_on_within_the_call_that_brings_it() -> None:
     assert order[0] == "done"
 
 
-@scenario
 async def test_one_that_was_there_before_is_had_at_once() -> None:
     reply = Reply(asyncio.get_running_loop())
     reply.bring("value")
     assert await reply == "value"
 
 
-@scenario
 async def test_a_cancelled_task_does_not_get_what_comes_later() -> None:
     reply = Reply(asyncio.get_running_loop())
     task = await waiting(reply)
@@ -70,7 +57,6 @@ async def test_a_cancelled_task_does_not_get_what_comes_later() -> None:
     assert reply.done()
 
 
-@scenario
 async def test_a_failure_reaches_the_task() -> None:
     reply = Reply(asyncio.get_running_loop())
     task = await waiting(reply)
@@ -92,7 +78,6 @@ def test_the_task_keeps_its_context_even_an_empty_one() -> None:
     Context().run(asyncio.run, main())
 
 
-@scenario
 async def test_several_can_be_waited_for() -> None:
     replies = [Reply(asyncio.get_running_loop()) for _ in range(3)]
     brought(replies[0], 1)

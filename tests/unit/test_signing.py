@@ -1,7 +1,5 @@
 """Signed tokens: what was not granted is not believed."""
 
-import asyncio
-
 import pytest
 
 import fencepost
@@ -40,13 +38,10 @@ def test_a_lease_without_a_signature_is_refused() -> None:
         guard(Keys({"k1": OLD})).write("thing", "x", lease)
 
 
-def test_the_asyncio_face_signs_too() -> None:
-    async def scenario() -> None:
-        keys = Keys({"k1": OLD})
-        async with fencepost.aio.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
-            assert guard(keys).write("thing", "x", lease)
-
-    asyncio.run(scenario())
+async def test_the_asyncio_face_signs_too() -> None:
+    keys = Keys({"k1": OLD})
+    async with fencepost.aio.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
+        assert guard(keys).write("thing", "x", lease)
 
 
 def test_a_signature_travels_with_the_stamp() -> None:
