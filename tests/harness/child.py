@@ -5,6 +5,7 @@ A failure shows the child's side: its exit status, what it printed last, and its
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -211,7 +212,10 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """Kill it if it still runs, and close what it was connected by."""
+        """Kill it and what it has started, as far as they still run, and close what it was connected by."""
+        if self.running or any(reader.is_alive() for reader in self._readers):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # it leads a session of its own
         self.kill()
         self._join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):

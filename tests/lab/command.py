@@ -1,16 +1,19 @@
 """The lab's command line, run as its users do."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+from fencepost.cli.app import app
 from fencepost.lab.servers.processes import Missing, program
+from tests.harness.child import Child
 from tests.harness.servers import unavailable
+
+LONGEST = 110.0
+"""Seconds that an experiment may take here; below pytest's own limit, so that a hanging one shows what it said."""
 
 
 class Done(NamedTuple):
@@ -23,10 +26,17 @@ class Done(NamedTuple):
 
 def lab(*words: str, source: Path | None = None) -> Done:
     """Run ``fencepost lab``, from a copy of the package in the folder ``source`` if there is one."""
-    environment = dict(os.environ, **({"PYTHONPATH": str(source)} if source else {}))
-    command = [sys.executable, "-P", "-m", "fencepost", "lab", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    return Done(done.returncode, json.loads(done.stdout) if "--json" in words and done.stdout else None, done.stderr)
+    environment = {"PYTHONPATH": str(source)} if source else None
+    with Child.python("-P", "-m", "fencepost", "lab", *words, env=environment) as child:
+        code = child.wait(LONGEST)
+        said = "\n".join(child.output)
+        return Done(code, json.loads(said) if "--json" in words and said else None, child.errors)
+
+
+def lab_here(*words: str) -> Done:
+    """The same in this process, for what needs no process of its own."""
+    done = CliRunner().invoke(app, ["lab", *words])
+    return Done(done.exit_code, json.loads(done.stdout) if "--json" in words and done.stdout else None, done.stderr)
 
 
 def needs(key: str) -> None:

@@ -9,13 +9,12 @@ import redis
 
 from fencepost.lab.nemesis.clock import ClockedRedis
 from fencepost.lab.nemesis.faults import Faults
-from fencepost.lab.servers import HOST, Missing, wait_until
+from fencepost.lab.servers import HOST, Missing
 from fencepost.lab.servers.processes import programs
 from tests.harness.servers import unavailable
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.redis
-
-PATIENCE = 10
 
 
 @pytest.fixture
@@ -59,14 +58,12 @@ def test_a_clock_that_jumps_ends_a_lock_that_had_a_minute_left(server: ClockedRe
 def test_a_fast_clock_shortens_leases_and_keeps_what_it_has_gained(server: ClockedRedis, client: Any) -> None:
     server.clock.skew(100.0)
     assert client.set("lock:a", "A", nx=True, px=60_000)
-    began = time.monotonic()
-    assert wait_until(lambda: not client.exists("lock:a"), timeout=PATIENCE)
-    assert time.monotonic() - began < 30, "a minute there is less than that here"
+    until(lambda: not client.exists("lock:a"), "a minute there is less than that here", deadline=50)
     gained = ahead(client)
     assert gained > 50
     server.clock.skew(1.0)
     assert ahead(client) >= gained
-    assert abs(ahead(client) - server.clock.offset) < 1
+    assert abs(ahead(client) - server.clock.offset) < 5
     assert [fault["rate"] for fault in server.faults] == [100.0, 1.0]
 
 

@@ -1,9 +1,8 @@
 """Contention on real servers, with real processes."""
 
 import json
-import os
+import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,11 +18,13 @@ from fencepost.lab.contend import clients, report
 from fencepost.lab.contend.plan import Plan
 from fencepost.lab.contend.run import contend
 from fencepost.lab.history import load
-from fencepost.lab.servers import Redis, wait_until
+from fencepost.lab.servers import Redis
+from fencepost.lab.servers.processes import family_of, state_of
+from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.servers import Endpoint
-
-COMMAND = [sys.executable, "-m", "fencepost", "contend"]
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
 
 
 def found(**options: Any) -> dict[str, Any]:
@@ -33,9 +34,10 @@ def found(**options: Any) -> dict[str, Any]:
 
 def test_everybody_is_served_in_turn_and_the_history_keeps_its_promises(redis_server: Endpoint, tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
-    options = ["--contenders", "24", "--processes", "3", "--duration", "1500ms", "--warmup", "200ms", "--work", "1ms"]
-    command = [*COMMAND, "--backend", redis_server.url, *options, "--history", str(history), "--json"]
-    said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    options = ["--contenders", "24", "--processes", "3", "--sections", "300", "--duration", "60s"]
+    options += ["--warmup", "200ms", "--work", "1ms", "--history", str(history), "--json"]
+    with Child.fencepost("contend", "--backend", redis_server.url, *options) as child:
+        said = json.loads("\n".join(child.succeed()))
     assert said["never_served"] == 0
     assert said["order"]["overtakes"] == 0
     assert said["order"]["tau"] > 0.999
@@ -60,9 +62,9 @@ def test_a_number_of_sections_is_met_exactly(redis_server: Endpoint, tmp_path: P
 
 
 def test_a_thousand_contenders_are_all_served(redis_server: Endpoint) -> None:
-    told = found(backend=redis_server.url, contenders=1000, sections=2000, work=0, warmup=0, duration=40)
+    told = found(backend=redis_server.url, contenders=1000, sections=1200, work=0, warmup=0, duration=60)
     assert told["never_served"] == 0
-    assert told["sections"] == 2000
+    assert told["sections"] == 1200
 
 
 def test_many_locks_have_an_order_each(redis_server: Endpoint) -> None:
@@ -92,24 +94,23 @@ def test_an_open_load_below_the_ceiling_keeps_its_schedule(redis_server: Endpoin
 @pytest.mark.redis
 def test_a_store_that_stalls_is_felt_by_all_who_were_due(tmp_path: Path) -> None:
     """What a closed loop would leave out: it would have met the stall once."""
+    running = threading.Event()
     with Redis() as server:
-        stalled = []
 
-        def stall() -> None:
-            time.sleep(1.0)
+        def stall() -> float:
+            assert running.wait(PATIENCE)
             begun = time.monotonic()
             server.pause()
             time.sleep(0.8)
             server.resume()
-            stalled.append(time.monotonic() - begun)
+            return time.monotonic() - begun
 
-        thread = threading.Thread(target=stall)
-        thread.start()
-        told = found(backend=server.url, contenders=1, processes=1, rate=100, work=0, duration=2.4, warmup=0)
-        thread.join()
-    assert stalled
-    assert told["acquire"]["p90"] < 0.1, "few asked while it stalled"
-    assert told["wait"]["p90"] > stalled[0] / 4, "a third was due while it stalled"
+        stalling = background(stall)
+        plan = Plan(backend=server.url, contenders=1, processes=1, rate=100, work=0, duration=2.4, warmup=0)
+        told = report.summary(contend(plan, progress=lambda *_: running.set()))
+        stalled = stalling.result()
+    assert told["wait"]["p90"] > stalled / 4, "a third was due while it stalled"
+    assert told["acquire"]["p90"] < told["wait"]["p90"] / 2, "few asked while it stalled"
 
 
 @pytest.mark.parametrize("fence", ["on", "off"])
@@ -147,36 +148,28 @@ def test_a_process_stopped_past_its_ttl_is_refused_with_the_guard_and_does_harm_
 
 
 def test_ctrl_c_ends_with_the_summary_so_far(redis_server: Endpoint) -> None:
-    command = [*COMMAND, "--backend", redis_server.url, "--duration", "10m", "--warmup", "0s", "--json"]
-    with subprocess.Popen([*command, "--metrics-port", "0"], stdout=-1, stderr=-1, text=True) as process:
-        try:
-            assert process.stderr is not None
-            url = process.stderr.readline().partition("metrics: ")[2].strip()
+    options = ["--backend", redis_server.url, "--duration", "10m", "--warmup", "0s", "--json", "--metrics-port", "0"]
+    with Child.fencepost("contend", *options) as child:
+        (url,) = until(lambda: re.findall(r"metrics: (\S+)\n", child.errors), "its metrics", watching=[child])
 
-            def scraped() -> str:
-                with urllib.request.urlopen(url) as reply:
-                    text: str = reply.read().decode()
-                return text
+        def scraped() -> str:
+            with urllib.request.urlopen(url) as reply:
+                text: str = reply.read().decode()
+            return text
 
-            def counted() -> bool:
-                lines = scraped().splitlines()
-                return any(
-                    line.startswith("lock_acquire_success_total") and not line.endswith(" 0.0") for line in lines
-                )
+        def counted() -> bool:
+            lines = scraped().splitlines()
+            return any(line.startswith("lock_acquire_success_total") and not line.endswith(" 0.0") for line in lines)
 
-            assert wait_until(counted, timeout=30)
-            assert 'lock_acquire_latency_seconds_bucket{le="+Inf"}' in scraped()
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            assert len(children) == 2
-            process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    told = json.loads(out)
-    assert process.returncode == 0
+        until(counted, "sections are counted", watching=[child])
+        assert 'lock_acquire_latency_seconds_bucket{le="+Inf"}' in scraped()
+        children = family_of(child.pid)[1:]
+        assert len(children) == 2
+        child.signal(signal.SIGINT)
+        told = json.loads("\n".join(child.succeed()))
     assert told["interrupted"] is True
     assert told["sections"] > 0
-    assert not any(os.path.exists(f"/proc/{child}") for child in children)
+    assert all(state_of(pid) == "gone" for pid in children)
 
 
 PEERS = [

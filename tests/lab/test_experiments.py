@@ -1,11 +1,8 @@
 """Experiments on real servers and processes: they show what they claim, and notice when it is not so."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,9 @@ import fencepost
 from fencepost.lab.checks import check
 from fencepost.lab.experiments import chosen, experiments
 from fencepost.lab.history import load
-from fencepost.lab.servers.processes import family_of, state_of, wait_until
+from fencepost.lab.servers.processes import family_of, state_of
+from tests.harness.child import Child
+from tests.harness.waiting import until
 from tests.lab.command import held, lab, needs
 
 PACKAGE = Path(fencepost.__file__).parent
@@ -100,7 +99,7 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
     file, place, instead, experiment = MUTANTS[mutant]
     if experiment == "release":
         needs("REDIS_SERVER")
-    shutil.copytree(PACKAGE, tmp_path / "fencepost", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, tmp_path / "fencepost")  # with its bytecode: only what is broken is compiled again
     broken = tmp_path / "fencepost" / file
     text = broken.read_text("utf-8")
     assert text.count(place) == 1, f"{file} no longer has {place!r}"
@@ -114,13 +113,12 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
 
 
 def test_a_run_that_is_told_to_end_takes_its_processes_with_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "fencepost", "lab", "run", "pause", "--backend", "sqlite"]
-    environment = dict(os.environ, TMPDIR=str(tmp_path))
-    with subprocess.Popen([*command, "--out", str(tmp_path / "out")], env=environment) as process:
+    command = ["lab", "run", "pause", "--backend", "sqlite", "--out", tmp_path / "out"]
+    with Child.fencepost(*command, env={"TMPDIR": str(tmp_path)}) as child:
         # Two resource services and four workers, besides the run itself.
-        assert wait_until(lambda: len(family_of(process.pid)) == 7, timeout=60)
-        family = family_of(process.pid)
-        process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
-    assert wait_until(lambda: all(state_of(pid) in ("gone", "Z") for pid in family), timeout=10)
+        until(lambda: len(family_of(child.pid)) == 7, "everything was started", watching=[child])
+        family = family_of(child.pid)
+        child.signal(signal.SIGTERM)
+        assert child.wait() == 128 + signal.SIGTERM, child.story
+    until(lambda: all(state_of(pid) in ("gone", "Z") for pid in family), "all of them end")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

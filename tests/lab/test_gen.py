@@ -1,29 +1,27 @@
 """The same seed lays the same locks, held as the backend would hold them, also after a kill in the middle."""
 
-import contextlib
 import json
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from typer.testing import CliRunner
 
 import fencepost
+from fencepost.cli.app import app
 from fencepost.errors import ConfigError
 from fencepost.lab.gen.keys import batches
 from fencepost.lab.gen.run import Order, lay
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.signals import Victim
-from fencepost.lab.servers import HOST, Redis, wait_until
+from fencepost.lab.servers import HOST, Redis
+from tests.harness.child import Child
 from tests.harness.servers import Endpoint, provided
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.redis
-
-PATIENCE = 30
-GEN = [sys.executable, "-m", "fencepost", "gen"]
 
 
 def listed(seed: int, count: int, size: int = 1000, start: int = 0) -> list[tuple[str, str]]:
@@ -107,19 +105,9 @@ def test_a_lock_that_is_held_already_is_left_to_its_holder(store: Store) -> None
         assert lease.release()
 
 
-@contextlib.contextmanager
-def generating(*options: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([*GEN, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def answer(*options: str) -> dict[str, Any]:
-    said = subprocess.run([*GEN, "--json", *options], capture_output=True, text=True, timeout=60)
-    assert said.returncode == 0, said.stderr
-    found: dict[str, Any] = json.loads(said.stdout)
+    with Child.fencepost("gen", "--json", *options) as child:
+        found: dict[str, Any] = json.loads("\n".join(child.succeed()))
     return found
 
 
@@ -127,9 +115,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_very_same_locks(store: Store) ->
     faults = Faults()
     options = ["--keys", "6_000", "--seed", "3", "--ttl", "5m", "--batch", "70", "--backend", store.url]
     for wanted in (300, 1500):
-        with generating(*options, "--rate", "3000") as process:
-            assert wait_until(lambda reach=wanted: store.client.dbsize() > reach, timeout=PATIENCE)  # type: ignore[misc]
-            Victim(process.pid, "gen", faults).kill()
+        with Child.fencepost("gen", *options, "--rate", "1500") as child:
+            until(lambda reach=wanted: store.client.dbsize() > reach, f"{wanted} locks", watching=[child])  # type: ignore[misc]
+            Victim(child.pid, "gen", faults).kill()
         assert wanted < len(store.locks()) < 6000, "it was to be cut off in the middle"
     assert len(faults.of("kill")) == 2
     done = answer(*options)
@@ -149,7 +137,8 @@ def test_more_keys_of_the_same_seed_add_to_those_that_are_there(store: Store) ->
 
 def test_memory_is_reported_per_lock_and_after_expiry_and_its_own_does_not_grow(store: Store) -> None:
     small = answer("--keys", "1_000", "--ttl", "1s", "--backend", store.url, "--until-expired")
-    large = answer("--keys", "100_000", "--seed", "8", "--ttl", "3s", "--backend", store.url, "--until-expired")
+    # The last ones are laid long before the first expire.
+    large = answer("--keys", "30_000", "--seed", "8", "--ttl", "5s", "--backend", store.url, "--until-expired")
     assert 100 < large["bytes_per_key"] < 400
     assert large["bytes_per_key_after_expiry"] < large["bytes_per_key"] / 5
     assert large["expired"]["expiring"] == 0
@@ -165,16 +154,15 @@ def test_a_rate_is_kept(store: Store) -> None:
 
 def test_it_serves_its_metrics(store: Store) -> None:
     options = ["--keys", "1_000_000", "--rate", "2000", "--metrics-port", "0", "--backend", store.url]
-    with generating(*options) as process:
-        assert process.stderr is not None
-        place = process.stderr.readline().removeprefix("metrics at ").strip()
+    with Child.fencepost("gen", *options, merged=True) as child:
+        place = child.heard("metrics at ").removeprefix("metrics at ").strip()
 
         def counted() -> bool:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(place) as reply:
                 lines = dict(line.split(" ") for line in reply.read().decode().splitlines() if line[:1] != "#")
             return float(lines["lock_acquire_success_total"]) == float(lines["lock_acquire_attempts_total"]) > 0
 
-        assert wait_until(counted, timeout=PATIENCE)
+        until(counted, "what was laid is counted", watching=[child])
 
 
 def test_in_etcd_each_lock_has_a_lease_and_is_held(etcd_server: Endpoint) -> None:
@@ -209,8 +197,8 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_without_a_store_it_says_how_to_name_one() -> None:
-    said = subprocess.run([*GEN, "--keys", "1"], capture_output=True, text=True, env={"PATH": ""})
-    assert said.returncode == 2
+    said = CliRunner().invoke(app, ["gen", "--keys", "1"], env={"FENCEPOST_URL": None})
+    assert said.exit_code == 2
     assert "--backend redis://" in said.stderr
 
 

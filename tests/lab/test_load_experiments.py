@@ -1,8 +1,6 @@
 """The experiments on contention, fairness and re-entrancy, small."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,8 @@ import pytest
 import fencepost
 from fencepost.lab.experiments import chosen
 from fencepost.lab.room import Room
-from fencepost.lab.servers.processes import wait_until
+from tests.harness.child import Child
+from tests.harness.waiting import until
 from tests.lab.command import held, lab, needs
 
 pytestmark = pytest.mark.redis
@@ -58,18 +57,9 @@ def test_entering_again_is_the_same_lease_and_its_loss_is_told_at_every_level(tm
 def test_a_run_that_is_interrupted_while_it_measures_ends_and_claims_nothing(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/locks.db"
     command = ["lab", "run", "contention", "--quick", "--backend", url, "--out", str(tmp_path / "runs")]
-    with (
-        fencepost.connect(url) as locks,
-        subprocess.Popen(
-            [sys.executable, "-m", "fencepost", *command],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        ) as process,
-    ):
-        assert wait_until(lambda: any(each.waiters for each in locks.list()), timeout=60), "many contend"
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert said == ""
+    with fencepost.connect(url) as locks, Child.fencepost(*command) as child:
+        until(lambda: any(each.waiters for each in locks.list()), "many contend", watching=[child])
+        child.signal(signal.SIGINT)
+        assert child.wait() == 130, child.story
+        assert child.output == []
     assert not list(tmp_path.glob("runs/*.json"))

@@ -13,9 +13,10 @@ from fencepost.errors import ConfigError
 from fencepost.lab.nemesis import network as nemesis
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.network import Network
-from fencepost.lab.servers import Redis, wait_until
+from fencepost.lab.servers import Redis
 from fencepost.lab.servers.processes import program, spawn
 from tests.harness.servers import unavailable
+from tests.harness.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.server
 
@@ -46,8 +47,8 @@ def ask(network: Network, host: str, server: Far) -> str:
 
 
 def reaches(network: Network, host: str, server: Far) -> bool:
-    """Whether a client on a host is answered, as soon as the network has learned who is where."""
-    return wait_until(lambda: ask(network, host, server) == "PONG", timeout=20)
+    """A client on a host is answered, as soon as the network has learned who is where."""
+    return until(lambda: ask(network, host, server) == "PONG", f"{host} reaches the server")
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_cut_host_hears_nothing_the_others_do_and_healing_helps(network: Netwo
         assert reaches(network, "A", server)
         assert reaches(network, "B", server)
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection((network.address("store"), server.port), 1)
+            socket.create_connection((network.address("store"), server.port), PATIENCE)
         network.cut("A")
         assert ask(network, "A", server) == ""
         assert reaches(network, "B", server)

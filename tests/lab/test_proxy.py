@@ -10,10 +10,9 @@ from redis.retry import Retry
 
 from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import HOST, wait_until
+from fencepost.lab.servers import HOST
 from tests.harness.servers import Endpoint
-
-PATIENCE = 10
+from tests.harness.waiting import PATIENCE, until
 
 
 class Between:
@@ -29,6 +28,7 @@ class Between:
             HOST,
             self.proxy.port,
             socket_timeout=timeout,
+            socket_connect_timeout=PATIENCE,
             retry=Retry(NoBackoff(), 0),
             decode_responses=True,
             single_connection_client=True,
@@ -54,7 +54,7 @@ def test_a_cut_is_silence_and_healing_delivers_what_was_sent(between: Between) -
         assert between.proxy.held > 0
         assert between.past.get("proxied") is None
         between.proxy.mend()
-        assert wait_until(lambda: between.past.get("proxied") == "1", timeout=PATIENCE), "it arrives late"
+        until(lambda: between.past.get("proxied") == "1", "it arrives late")
     assert between.did() == ["cut", "heal"]
     assert between.faults[1]["held"] == between.proxy.held
 
@@ -65,7 +65,7 @@ def test_a_one_way_cut_lets_the_other_way_through(between: Between, way: dict[st
         between.proxy.cut(**way)
         with pytest.raises(redis.TimeoutError):
             client.incr("proxied")
-        assert wait_until(lambda: between.past.get("proxied") == arrives, timeout=PATIENCE)
+        until(lambda: between.past.get("proxied") == arrives, "what is not cut goes through")
         assert between.proxy.held > 0, "one way was to be held back"
         between.proxy.mend()
 
@@ -86,7 +86,7 @@ def test_a_delay_is_at_least_as_long_as_asked(between: Between) -> None:
         with pytest.raises(redis.TimeoutError):
             client.incr("proxied")
         assert between.proxy.slowed > 0
-        assert wait_until(lambda: between.past.get("proxied") == "1", timeout=PATIENCE), "late, but it arrives"
+        until(lambda: between.past.get("proxied") == "1", "late, but it arrives")
     between.proxy.slow(0)
     with between.client() as client:
         assert client.ping()
@@ -108,7 +108,7 @@ def test_a_request_is_carried_out_twice_and_answered_once(between: Between) -> N
     with between.client() as client:
         between.proxy.repeat(b"INCRBY")
         assert client.incr("proxied") in (1, 2)
-        assert wait_until(lambda: between.did() == ["repeat"], timeout=PATIENCE)
+        until(lambda: between.did() == ["repeat"], "it is repeated")
         assert between.past.get("proxied") == "2"
         assert client.incr("proxied") == 3, "the connection is still in step"
 

@@ -1,7 +1,5 @@
 """A stopped process does nothing, a killed one is gone, and the record says when."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,24 +12,21 @@ from fencepost.lab.nemesis.faults import Faults
 from fencepost.lab.nemesis.signals import Victim
 from fencepost.lab.servers import HOST, Redis
 from fencepost.lab.servers.processes import ENDED, family_of, state_of
+from tests.harness.child import Child
 
 NEVER = Retry(NoBackoff(), 0)
 COUNTING = "import subprocess, sys; child = subprocess.Popen(['cat']); print('up', flush=True); child.wait()"
 
 
 @pytest.fixture
-def client() -> Iterator[subprocess.Popen[str]]:
+def client() -> Iterator[Child]:
     """A client with a child of its own."""
-    with subprocess.Popen(
-        [sys.executable, "-c", COUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        yield process
-        process.kill()
+    with Child.python("-c", COUNTING) as child:
+        child.heard("up")
+        yield child
 
 
-def test_a_client_is_stopped_with_its_children_and_goes_on(client: subprocess.Popen[str]) -> None:
+def test_a_client_is_stopped_with_its_children_and_goes_on(client: Child) -> None:
     faults = Faults()
     victim = Victim(client.pid, "A", faults)
     family = family_of(client.pid)
@@ -43,7 +38,7 @@ def test_a_client_is_stopped_with_its_children_and_goes_on(client: subprocess.Po
     assert faults[0]["at"] < faults[1]["at"]
 
 
-def test_a_client_is_killed_with_its_children(client: subprocess.Popen[str]) -> None:
+def test_a_client_is_killed_with_its_children(client: Child) -> None:
     faults = Faults()
     family = family_of(client.pid)
     Victim(client.pid, "A", faults).kill()
@@ -57,9 +52,12 @@ def test_a_stopped_server_answers_nobody_and_a_killed_one_can_come_back() -> Non
     faults = Faults()
     with Redis() as server:
         victim = Victim(server.pid, "r1", faults)
-        with redis.Redis(HOST, server.port, socket_timeout=0.3, retry=NEVER) as client:
+        with (
+            redis.Redis(HOST, server.port, socket_timeout=0.3, retry=NEVER) as impatient,
+            redis.Redis(HOST, server.port) as client,
+        ):
             with victim.paused(), pytest.raises(redis.TimeoutError):
-                client.ping()
+                impatient.ping()
             assert client.ping()
         victim.kill()
         assert not server.running

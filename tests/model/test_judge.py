@@ -1,14 +1,13 @@
 """The rule as a model: TLC finds nothing lost, finds a loss in each control, and agrees with rule.py."""
 
 import re
-import subprocess
-import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from types import ModuleType
 
 from fencepost.rule import Stamp, Verdict, judge, raised
 from tests import ROOT
+from tests.harness.child import Child
 
 SCRIPT = ROOT / "scripts" / "model"
 
@@ -24,10 +23,10 @@ def script() -> ModuleType:
 
 
 def test_nothing_is_lost_and_each_control_loses_an_update() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--small"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^Small +nothing lost: \d{4,} distinct states", done.stdout)
-    assert len(re.findall(r"^No\w+ +loses an update in \d+ steps", done.stdout, re.MULTILINE)) == 3
+    with Child.python(SCRIPT, "--small") as child:
+        said = "\n".join(child.succeed(110))
+    assert re.search(r"^Small +nothing lost: \d{4,} distinct states", said)
+    assert len(re.findall(r"^No\w+ +loses an update in \d+ steps", said, re.MULTILINE)) == 3
 
 
 def test_the_model_and_the_code_say_the_same_of_every_mark_and_offer() -> None:
