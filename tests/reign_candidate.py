@@ -12,9 +12,9 @@ import threading
 from typing import Any
 
 import fencepost
-from fencepost.backends.sqlite_file import patiently
 from fencepost.errors import StaleToken
 from fencepost.guards import sqlite
+from fencepost.sql.sqlite import patiently
 
 RESOURCE = "reign"
 
