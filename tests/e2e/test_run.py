@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,21 @@ class Runner:
         # its exec is not stopped itself, but waits in state D.
         process = self.start(*options, command=["sh", "-c", f"{traps}\necho $$; while :; do read x; done"])
         return process, int(process.line())
+
+    def freeze(self, process: Child) -> None:
+        """SIGSTOP the runner between two transactions: inside one, it would lock everybody out of the file."""
+        for _ in range(1000):
+            process.freeze()
+            with contextlib.closing(sqlite3.connect(self.folder / "locks.db", timeout=0, isolation_level=None)) as db:
+                try:
+                    db.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    process.thaw()
+                    time.sleep(0.001)
+                else:
+                    db.execute("ROLLBACK")
+                    return
+        raise AssertionError("the runner is always inside a transaction")
 
 
 @pytest.fixture
@@ -201,8 +217,8 @@ def test_a_command_that_will_not_end_is_killed_after_the_grace_period(runner: Ru
 
 
 def test_a_runner_frozen_past_its_ttl_ends_the_command_when_it_wakes(runner: Runner, locks: sync.Locks) -> None:
-    process, child = runner.sleeper("--ttl", "500ms", "--grace", "1h")
-    process.freeze()
+    process, child = runner.sleeper("--ttl", "1s", "--grace", "1h")
+    runner.freeze(process)
     other = locks.acquire("job", timeout=PATIENCE)
     assert state_of(child) not in ENDED, "nobody could stop it: this is what the token is for"
     process.thaw()

@@ -263,6 +263,20 @@ def test_a_process_frozen_inside_a_transaction_is_reported_as_such(path: Path) -
     other.close()
 
 
+def test_while_it_is_idle_no_thread_has_the_file(path: Path, locks: sync.Locks) -> None:
+    """So that the lab can stop a holder whose renewals go on in the background."""
+    locks.acquire("a").release()
+    backend = locks._core.backend
+    with backend.idle():  # type: ignore[attr-defined]  # SQLite's own
+        busy = background(lambda: locks.acquire("b"))
+        with contextlib.closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+            for _ in range(20):
+                other.execute("BEGIN IMMEDIATE")
+                other.execute("ROLLBACK")
+        assert not busy.done
+    assert busy.result().release()
+
+
 def test_the_embedded_default_lives_in_the_users_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FENCEPOST_URL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -122,6 +123,10 @@ class SQLite(Backend):
     async def close(self) -> None:
         self._mailbox.close()
         self._file.close()
+
+    def idle(self) -> AbstractContextManager[object]:
+        """While this is held, this process has no transaction open: it can be stopped, and others go on."""
+        return self._file.idle()
 
     def forked(self) -> None:
         self._mailbox.forked()

@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,10 @@ class File:
         self._inode = (0, 0)
         self._reserved = 0
         _files.add(self)
+
+    def idle(self) -> AbstractContextManager[object]:
+        """While this is held, no thread of this process is inside a transaction."""
+        return self._gate
 
     def read(self, query: str, *args: object) -> list[Any]:
         """The rows of a query, as of one moment."""

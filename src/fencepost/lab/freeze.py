@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fencepost.drive import boottime
@@ -18,8 +19,10 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 """
 
 
-def freeze(seconds: float) -> float:
+def freeze(seconds: float, idle: AbstractContextManager[object] | None = None) -> float:
     """Stop this whole process, all its threads, for ``seconds``; how long it really was.
+
+    It stops while ``idle`` is held: a process that is stopped inside a transaction of SQLite locks everybody out.
 
     A child process wakes it. Call it from the main thread. In an interactive shell the job goes to
     the background, as with Ctrl-Z.
@@ -31,7 +34,8 @@ def freeze(seconds: float) -> float:
         assert watchdog.stdout is not None
         watchdog.stdout.readline()
         start = boottime()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        with idle or nullcontext():
+            os.kill(os.getpid(), signal.SIGSTOP)
         return boottime() - start
 
 

@@ -6,6 +6,7 @@ after it. What it does then is the resource's to judge.
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -48,10 +49,12 @@ class Worker:
         self._step = step
         self._client = Client(job.resource)
         self.tally = Tally()
+        self._idle: Callable[[], AbstractContextManager[object]] | None = None
 
     def run(self, hooks: Iterable[Hook] = ()) -> Tally:
         """Do all rounds. Raises NotAcquired, BackendError, ConfigError; a refused round is no error."""
         with connect(self._job.backend, hooks=hooks) as locks, self._client:
+            self._idle = getattr(locks._core.backend, "idle", None)  # SQLite's: see freeze
             for _ in range(self._job.iterations):
                 self._round(locks)
         return self.tally
@@ -115,7 +118,7 @@ class Worker:
         job = self._job
         self._say("paused", mode=job.pause_mode, seconds=job.pause)
         if job.pause_mode is PauseMode.STOP:
-            passed = freeze(job.pause)
+            passed = freeze(job.pause, self._idle() if self._idle else None)
         else:
             start = boottime()
             time.sleep(job.pause)
