@@ -16,6 +16,8 @@ from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import held, lab, needs
 
+pytestmark = pytest.mark.timeout(300)
+
 PACKAGE = Path(fencepost.__file__).parent
 
 
