@@ -30,6 +30,7 @@ from tests.harness.child import Child, ChildFailed
 from tests.harness.threads import background
 from tests.reign_candidate import journal
 
+LONGEST = 86400.0  # seconds that a candidate may wait for its election
 Command = Callable[[str], list[str]]
 """What starts the candidate that goes by a label."""
 
@@ -47,7 +48,7 @@ class Candidate(Child):
     def _note(self) -> None:
         with contextlib.suppress(ChildFailed):
             while True:
-                self.line(float("inf"))
+                self.line(LONGEST)
                 with self._heard:
                     self.elected.append(time.monotonic())
                     self._heard.notify_all()
