@@ -11,6 +11,8 @@ import pytest
 from bench import page
 from bench.harness import Bench, Sides, bench, measure, registry
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Clock:

@@ -312,6 +312,7 @@ def modelled(mark: Stamp | None, offer: Stamp, *, same: bool) -> str:
     return "done" if verdict is Verdict.REPLAY and same else verdict.value
 
 
+@pytest.mark.slow
 def test_every_guard_says_what_the_rule_says(guard: Guarded, row: Row) -> None:
     @settings(max_examples=row.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(history=st.lists(accesses, min_size=1, max_size=12))

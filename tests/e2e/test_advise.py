@@ -132,6 +132,7 @@ def test_files_from_a_quorum(tmp_path: Path, redlock_servers: Endpoint) -> None:
     assert file.Guard(tmp_path / "state").peek("account/42") == b"80"
 
 
+@pytest.mark.slow
 def test_an_object_store(tmp_path: Path, object_store: ObjectStore) -> None:
     client = s3_client(object_store.url)
     client.create_bucket(Bucket="advised")

@@ -15,6 +15,8 @@ from tests.harness.child import Child
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "fencepost", "demo", "--fast"]
 
 

@@ -12,6 +12,8 @@ from tests import ROOT
 from tests.guards.mortal import Fate, lives, sqlite_file
 from tests.harness.child import Child
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 
 

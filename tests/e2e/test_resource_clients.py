@@ -194,6 +194,7 @@ def test_a_clients_file_that_cannot_be_meant_is_one_line(tmp_path: Path, text: s
         clients.load(file)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path, tls: Path) -> None:
     (tmp_path / "bad.pem").write_text("no certificate")
     store = ["--store", str(tmp_path / "store")]

@@ -31,6 +31,7 @@ def fence(*arguments: str, code: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_show_tells_who_owns_what(tmp_path: Path) -> None:
     where = f"sqlite://{tmp_path}/locks.db"
     with fencepost.connect(where, ttl=6) as locks, Partitions(locks, "orders", 3, member="first") as mine:
@@ -59,6 +60,7 @@ def test_a_group_needs_a_name(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_simulated_fleets_keep_their_promises() -> None:
     told = json.loads(fence("fleet", "sim", "--seeds", "3", "--members", "12", "--partitions", "15", "--json"))
     assert (told["seeds"], told["failed"]) == (3, [])

@@ -14,6 +14,8 @@ from fencepost.lab.history import digest
 from fencepost.sim import fleet
 from fencepost.sim.fleet import Fleet, Size, facts, play
 
+pytestmark = pytest.mark.slow
+
 SMALL = Size(workers=24, hosts=5, partitions=30)
 
 

@@ -20,6 +20,8 @@ from fencepost.saga import Compensated, Saga, Step, Stuck, Task
 from tests.guards.mortal import Connect, Fate, lives, postgres_schema, sqlite_file
 from tests.harness.isolated import isolated
 
+pytestmark = pytest.mark.slow
+
 
 class World:
     """A shop, its database, and a bank elsewhere that remembers the keys of what it was asked to do."""

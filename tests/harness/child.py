@@ -125,7 +125,7 @@ class Child:
         end = time.monotonic() + deadline
         with self._news:
             while len(self.lines) <= self._read:
-                if not self._news.wait(end - time.monotonic()) and time.monotonic() >= end:
+                if not self._news.wait(min(end - time.monotonic(), threading.TIMEOUT_MAX)) and time.monotonic() >= end:
                     raise ChildFailed(f"said nothing for {deadline:g} s: {self.story}")
             line = self.lines[self._read]
             if line is not CLOSED:

@@ -63,6 +63,7 @@ def test_get_and_delete_delete_somebody_elses_lock_and_the_script_does_not(tmp_p
     held(lab("run", "release", "--quick", "--json", "--out", str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_fencing_only_the_writes_loses_an_update(tmp_path: Path) -> None:
     held(lab("run", "lost-update", "--quick", "--json", "--out", str(tmp_path)))
 
@@ -114,6 +115,7 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
     assert "Traceback" not in str(done.facts["claims"])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_takes_its_processes_with_it(tmp_path: Path) -> None:
     command = ["lab", "run", "pause", "--backend", "sqlite", "--out", tmp_path / "out"]
     with Child.fencepost(*command, env={"TMPDIR": str(tmp_path)}) as child:

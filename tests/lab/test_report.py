@@ -127,6 +127,7 @@ def test_the_page_fits_a_phone_and_a_dark_room(tmp_path: Path) -> None:
         assert light[0] < 200 < 500 < light[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -5,9 +5,13 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from types import ModuleType
 
+import pytest
+
 from fencepost.rule import Stamp, Verdict, judge, raised
 from tests import ROOT
 from tests.harness.child import Child
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = ROOT / "scripts" / "model"
 

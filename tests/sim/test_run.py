@@ -183,6 +183,7 @@ def test_a_scenario_that_cannot_be_meant_is_refused(scenario: Any, message: str)
         parse(scenario)
 
 
+@pytest.mark.slow
 def test_a_scenario_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "MAX_STEPS", 10_000)
     busy = [act(0, who, "work", rounds=1e6, work=0, think=0) for who in "ABCD"]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def test_no_schedule_breaks_a_promise(scenario: Scenario) -> None:
     assert not judge(run(scenario)).violations
 
 
+@pytest.mark.slow
 def test_a_schedule_that_loses_an_update_shrinks_to_its_core() -> None:
     def loses(scenario: Scenario) -> bool:
         return bool(run(scenario)[-1]["lost_updates"])

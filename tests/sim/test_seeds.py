@@ -35,6 +35,7 @@ def reasons(tally: Tally) -> str:
     return "\n".join(f"{each.replay('enter', False)}: {each.violations[0]}" for each in tally.failures)
 
 
+@pytest.mark.slow
 def test_no_promise_is_broken_whatever_fails() -> None:
     tally = try_seeds(range(SEEDS))
     assert not tally.failures, reasons(tally)
@@ -45,6 +46,7 @@ def test_no_promise_is_broken_whatever_fails() -> None:
         assert tally.counts[f"fault:{fault}"] > 50, fault
 
 
+@pytest.mark.slow
 def test_once_the_faults_stop_all_work_gets_done() -> None:
     tally = try_seeds(range(CALM), calm=True)
     assert not tally.failures, reasons(tally)
@@ -64,6 +66,7 @@ def test_a_weakened_guard_is_found_out(fencing: str) -> None:
     assert tally.failures, f"1000 seeds, and nobody noticed that fencing is {fencing}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fencing", ["off", "writes"])
 def test_a_weakened_guard_loses_updates(fencing: str) -> None:
     assert try_seeds(range(30), fencing=fencing).counts["lost_updates"] > 0
@@ -77,6 +80,7 @@ def found_out() -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", RULE)
 def test_one_changed_comparison_in_the_rule_is_found_out(mutant: str) -> None:
     with broken_rule(mutant):

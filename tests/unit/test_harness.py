@@ -218,3 +218,8 @@ def test_a_missing_server_skips_where_the_run_need_not_be_complete(
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="make servers"):
         servers.shared("missing")
+
+
+def test_a_line_can_be_waited_for_without_a_deadline() -> None:
+    with Child.python("-c", "import time; time.sleep(0.3); print('here')") as child:
+        assert child.line(float("inf")) == "here"
