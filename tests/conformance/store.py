@@ -129,7 +129,9 @@ class Store:
         The condition may be a coroutine function.
         """
         __tracebackhide__ = True
-        return await until_async(condition, what, deadline=self.patience, watching=[*self.workers, *watching])
+        return await until_async(  # each look is a request: too many of them keep a busy machine busy
+            condition, what, deadline=self.patience, poll=0.01, watching=[*self.workers, *watching]
+        )
 
     async def queue(
         self, client: Client, count: int, name: str = "", *, watching: Iterable[asyncio.Future[Any]] = ()

@@ -1,6 +1,6 @@
 """Locks shared by processes: who is served and kept, and what the killed and the frozen leave behind.
 
-A process is costly to start, so each test asks everything it can of the same few.
+A process is costly to start, so everything is asked of the same three.
 """
 
 import asyncio
@@ -27,9 +27,22 @@ async def in_line(store: Store, client: Client, tasks: "list[asyncio.Task[Any]]"
     await store.settled(client, tasks)
 
 
-async def test_living_processes_take_turns_and_keep_what_they_hold(store: Store, tmp_path: Path) -> None:
+async def test_processes_share_locks_alive_frozen_and_killed(store: Store, tmp_path: Path) -> None:
     workers = [store.spawn() for _ in range(3)]
+    await living_processes_take_turns_and_keep_what_they_hold(store, workers, tmp_path / "counter")
 
+    async def frozen(store: Store) -> None:
+        await a_frozen_process_holds_nobody_up_and_learns_what_it_lost(store, workers[0])
+
+    async def killed(store: Store) -> None:
+        await killed_processes_leave_nothing_that_outlives_their_ttl(store, workers[1], workers[2])
+
+    await store.side_by_side(frozen, killed)
+
+
+async def living_processes_take_turns_and_keep_what_they_hold(
+    store: Store, workers: list[Worker], counter: Path
+) -> None:
     async def a_living_holder_keeps_its_lock_past_its_ttl(store: Store) -> None:
         client = store.connect()
         said = await workers[0].ask("acquire", store.name, {"ttl": store.kept})
@@ -58,7 +71,6 @@ async def test_living_processes_take_turns_and_keep_what_they_hold(store: Store,
             assert await worker.ask("release", store.name) is True
 
     async def processes_lose_no_increment(store: Store) -> None:
-        counter = tmp_path / "counter"
         counter.write_text("0")
         order = ("increment", store.name, str(counter), 20, {"ttl": store.long})
         tokens = await asyncio.gather(*(worker.ask(*order) for worker in workers))
@@ -72,8 +84,8 @@ async def test_living_processes_take_turns_and_keep_what_they_hold(store: Store,
     )
 
 
-async def test_a_frozen_process_holds_nobody_up_and_learns_what_it_lost(store: Store) -> None:
-    client, frozen = store.connect(), store.spawn()
+async def a_frozen_process_holds_nobody_up_and_learns_what_it_lost(store: Store, frozen: Worker) -> None:
+    client = store.connect()
     held, queue = f"{store.prefix}/held", f"{store.prefix}/queue"
     said = await frozen.ask("acquire", held, {"ttl": store.short})
     holder = await client.acquire(queue)
@@ -100,8 +112,8 @@ async def test_a_frozen_process_holds_nobody_up_and_learns_what_it_lost(store: S
     assert status.holder == replaced.holder
 
 
-async def test_killed_processes_leave_nothing_that_outlives_their_ttl(store: Store) -> None:
-    client, one, two = store.connect(), store.spawn(), store.spawn()
+async def killed_processes_leave_nothing_that_outlives_their_ttl(store: Store, one: Worker, two: Worker) -> None:
+    client = store.connect()
     held, queue, shared, read = (f"{store.prefix}/{each}" for each in ("held", "queue", "shared", "read"))
     short = {"ttl": store.short}
 

@@ -20,7 +20,12 @@ def in_child(store: Store, job: Callable[[], Awaitable[T]]) -> Awaitable[T]:
 
 
 @isolated
-async def test_leases_stay_the_parents_and_the_child_takes_its_own(store: Store, tmp_path: Path) -> None:
+async def test_leases_stay_the_parents_and_children_work(store: Store, tmp_path: Path) -> None:
+    await leases_stay_the_parents_and_the_child_takes_its_own(store, tmp_path / "asked")
+    await forks_amid_traffic_leave_children_that_work(store)
+
+
+async def leases_stay_the_parents_and_the_child_takes_its_own(store: Store, asked: Path) -> None:
     client, there = store.connect(), store.connect()
     kept = await client.acquire(f"{store.prefix}/kept", ttl=store.kept)
     held = await client.acquire(f"{store.prefix}/held")
@@ -57,7 +62,6 @@ async def test_leases_stay_the_parents_and_the_child_takes_its_own(store: Store,
     assert await (await waiter).release(), "the parent's waiter waited on"
 
     if store.promises.reach != "one process":
-        asked = tmp_path / "asked"
 
         async def wait_in_the_child() -> int:
             assert await client.try_acquire(kept.name) is None, "parent and child exclude each other"
@@ -73,8 +77,7 @@ async def test_leases_stay_the_parents_and_the_child_takes_its_own(store: Store,
         assert await kept.release() is True
 
 
-@isolated
-async def test_forks_amid_traffic_leave_children_that_work(store: Store) -> None:
+async def forks_amid_traffic_leave_children_that_work(store: Store) -> None:
     """A fork copies whatever the other threads are in the middle of: locks taken, transactions begun."""
     client = store.connect()
     stop = asyncio.Event()
