@@ -26,14 +26,14 @@ STORES = {
     "zookeeper": "needs ZooKeeper",
     "consul": "needs Consul",
     "postgres": "needs Postgres",
-    "s3": "runs on an object store, in Python",
+    "s3": "needs an object store",
     "browser": "needs Chromium",
 }
 MARKS = STORES | {
     "server": "needs a program beyond Python: a server, a browser, a compiler, network namespaces",
     "slow": "needs no server, but takes too long for make quick",
 }
-NO_SERVER = {"memory", "sqlite", "s3"}
+NO_SERVER = {"memory", "sqlite"}
 ALIASES = {"redis+cluster": "redis", "redis+sentinel": "redis", "postgresql": "postgres", "zk": "zookeeper"}
 
 FIXTURES = {
