@@ -9,11 +9,22 @@ from pathlib import Path
 
 from fencepost.drive import boottime
 
-# The pipe tells the watchdog if we die, so it never sends a signal to a stranger with our number.
+# It counts from when we have stopped: a busy machine may take its time until then, and a SIGCONT that came first would
+# be lost. The pipe tells it if we die, so it never sends a signal to a stranger with our number.
 _WATCHDOG = """\
 import os, select, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+parent = os.getppid()
+def stopped():
+    try:
+        with open(f"/proc/{parent}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:  # there is no /proc here, so it counts from now
+        return True
 print(flush=True)
+while not stopped():
+    if select.select([0], [], [], 0.002)[0]:
+        sys.exit()
 if not select.select([0], [], [], float(sys.argv[1]))[0]:
     os.kill(os.getppid(), signal.SIGCONT)
 """
