@@ -23,6 +23,8 @@ from tests.harness.servers import Endpoint
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow  # each test starts several processes
+
 
 class Runner:
     """Starts `fencepost run` on locks of the test's own."""

@@ -16,6 +16,8 @@ from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.waiting import PATIENCE
 
+pytestmark = pytest.mark.slow  # each test starts several processes
+
 SHORT = ["--ttl", "400ms"]
 """For leases that are to be lost."""
 LONG = 1.0
