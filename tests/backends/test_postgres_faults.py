@@ -168,7 +168,7 @@ def test_whoever_is_cancelled_while_nothing_gets_through_is_cancelled(server: Po
         async with aio.connect(f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s", ttl=LONG) as locks:
             assert await (await locks.acquire(name)).release()
             if waits:
-                holder = others.acquire(name, ttl=3, renew=False)
+                holder = others.acquire(name, ttl=8, renew=False)
                 victim = asyncio.create_task(locks.acquire(name))
                 await asyncio.to_thread(line, others, name, 1)
                 assert not holder.over

@@ -1,5 +1,6 @@
 """The etcd guard: a condition for one's own transaction, and servers that come and go."""
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from fencepost.lab.servers import Etcd, http_json
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
 from tests.harness.servers import Endpoint
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -95,19 +97,24 @@ def test_somebody_who_enters_between_reading_and_writing_is_noticed(etcd_server:
 
 def test_a_restart_costs_no_more_than_the_connections(thing: str) -> None:
     together = threading.Barrier(8)
+    tokens = itertools.count(1)
     with Etcd() as server:
         own = Guard(f"http://{server.address}")
 
         def write(number: int) -> None:
-            together.wait(30)
-            own.write(f"{thing}/{number}", b"x", 5)
+            together.wait(PATIENCE)
+            own.write(f"{thing}/{number}", b"x", next(tokens))
 
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(write, range(8)))
-        assert len(own._idle) > 2, "they were to be at it at the same time"
+
+            def connected() -> bool:
+                list(pool.map(write, range(8)))
+                return len(own._idle) > 2
+
+            until(connected, "several of them at it at the same time")
         server.kill()
         server.restart()
-        assert own.write(f"{thing}/1", b"y", 6)
+        assert own.write(f"{thing}/1", b"y", next(tokens))
         own.close()
 
 

@@ -25,7 +25,8 @@ from tests.harness.object_store import ObjectStore
 
 ADDRESS = "FENCEPOST_TEST_KEEPER"
 _keeper: list[Child] = []
-_logs: dict[Path, int] = {}
+_logs: dict[str, dict[Path, int]] = {}
+"""Of each server that this process has asked for, its logs, and how long each was when the test began."""
 
 
 class Endpoint(Protocol):
@@ -72,7 +73,7 @@ def shared(name: str) -> Endpoint:
         unavailable(answer["missing"])
     if "failed" in answer:
         pytest.fail(f"the server {name!r} did not start:\n{answer['failed']}", pytrace=False)
-    _logs.update({Path(log): 0 for log in answer["logs"]})
+    _logs.setdefault(name, {}).update({Path(log): 0 for log in answer["logs"]})
     return Given(answer["url"])
 
 
@@ -154,9 +155,16 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    for log in _logs:
-        with contextlib.suppress(OSError):
-            _logs[log] = log.stat().st_size
+    for logs in _logs.values():
+        for log in logs:
+            with contextlib.suppress(OSError):
+                logs[log] = log.stat().st_size
+
+
+def _concerned(item: pytest.Item, server: str) -> bool:
+    """Whether a test uses a server, by its marks; see ``stores``."""
+    store = "postgres" if server == "pgbouncer" else server.partition("_")[0]
+    return item.get_closest_marker(store) is not None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -165,7 +173,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        for log, before in _logs.items():
+        for log, before in [each for name, logs in _logs.items() if _concerned(item, name) for each in logs.items()]:
             with contextlib.suppress(OSError), log.open("rb") as file:
                 file.seek(before)
                 if said := file.read()[-4000:].decode(errors="replace"):

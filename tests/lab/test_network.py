@@ -102,5 +102,6 @@ def test_where_it_is_not_permitted_the_error_says_what_was_tried(monkeypatch: py
         return spawn(command, **options, **({"user": 65534} if os.geteuid() == 0 else {}))
 
     monkeypatch.setattr(nemesis, "spawn", unprivileged)
+    monkeypatch.setattr(nemesis, "_UNPRIVILEGED", False)
     with pytest.raises(ConfigError, match=r"tried '\S*unshare --net sleep infinity', which said .*not permitted"):
         Network(["A"]).__enter__()

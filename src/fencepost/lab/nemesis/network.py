@@ -5,6 +5,7 @@ host has a loopback-range address (127.77.0.x) on a virtual cable; nothing of it
 machine's own network. The namespaces belong to processes that die with this one.
 """
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from fencepost.lab.servers.processes import program, spawn, wait_until
 
 _PREFIX = "127.77.0."
 _SWITCH = ""
+_UNPRIVILEGED = os.geteuid() != 0
 
 
 class Network:
@@ -30,7 +32,7 @@ class Network:
     def __enter__(self) -> Self:
         try:
             for name in (_SWITCH, *self._names):
-                self._holders[name] = _namespace()
+                self._holders[name] = _namespace(self._inside())
             self._ip(_SWITCH, "link", "add", "switch", "type", "bridge")
             self._ip(_SWITCH, "link", "set", "switch", "up")
             for number, name in enumerate(self._names):
@@ -56,7 +58,18 @@ class Network:
 
     def on(self, host: str, command: Sequence[str]) -> list[str]:
         """The command line that runs a command on a host."""
-        return [program("NSENTER"), "--net", "--target", str(self._holders[host].pid), *command]
+        return [*self._inside(host), *command]
+
+    def _inside(self, host: str | None = None) -> list[str]:
+        """What runs a command in a host's network; without a host, where namespaces can be made."""
+        if host is not None:
+            net = ["--net", "--target", str(self._holders[host].pid)]
+        elif _SWITCH in self._holders and _UNPRIVILEGED:
+            net = ["--target", str(self._holders[_SWITCH].pid)]
+        else:
+            return []
+        user = ["--user", "--preserve-credentials"] if _UNPRIVILEGED else []
+        return [program("NSENTER"), *user, *net, "--"]
 
     def cut(self, host: str, *, to: str | None = None) -> None:
         """Lose every packet from and to a host; with ``to``, only what the host sends to that one."""
@@ -98,9 +111,11 @@ class Network:
             raise _refused(command, said.stderr)
 
 
-def _namespace() -> subprocess.Popen[bytes]:
+def _namespace(inside: Sequence[str]) -> subprocess.Popen[bytes]:
     """A process that does nothing but keep a network namespace."""
-    command = [program("UNSHARE"), "--net", "sleep", "infinity"]
+    # Whoever is not root is root in a user namespace of its own, the first one's, where all the networks are.
+    user = ["--user", "--map-root-user"] if _UNPRIVILEGED and not inside else []
+    command = [*inside, program("UNSHARE"), *user, "--net", "sleep", "infinity"]
     holder = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     ours = Path("/proc/self/ns/net").readlink()
 
@@ -120,5 +135,5 @@ def _namespace() -> subprocess.Popen[bytes]:
 def _refused(command: Sequence[str], said: str) -> ConfigError:
     return ConfigError(
         f"no network namespaces here: tried {' '.join(command)!r}, which said {said.strip()!r}; "
-        "run as root on Linux with CAP_SYS_ADMIN and CAP_NET_ADMIN, or use the proxy's cuts"
+        "run on Linux as root, or as a user who may make user namespaces, or use the proxy's cuts"
     )
