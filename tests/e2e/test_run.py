@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shlex
 import signal
 import sqlite3
@@ -17,8 +19,10 @@ from typer.testing import CliRunner
 import fencepost
 from fencepost import sync
 from fencepost.cli import app as root
+from fencepost.cli import launch
 from fencepost.lab.servers.processes import ENDED, STILL, state_of
 from tests.harness.child import Child
+from tests.harness.isolated import isolated
 from tests.harness.servers import Endpoint
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import PATIENCE, until
@@ -147,6 +151,19 @@ def test_what_cannot_be_run_is_told_apart_and_leaves_the_lock_free(
     assert done.errors.startswith(f"fencepost: {command}: ")
     assert done.errors.count("\n") == 1
     assert locks.try_acquire("job")
+
+
+@isolated
+def test_a_folder_of_the_path_that_may_not_be_read_is_passed_over(tmp_path: Path) -> None:
+    """execvp() says EACCES of a command that is nowhere, if it could not look into one of the folders."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    os.environ["PATH"] = str(closed)
+    if os.geteuid() == 0:
+        os.setresuid(65534, 65534, 65534)
+    reader, writer = os.pipe()
+    launch.main(os.getppid(), -1, writer, ["no-such-command"])
+    assert os.read(reader, 9) == b"%d" % errno.ENOENT
 
 
 @pytest.mark.parametrize("option", [("--no-wait",), ("--timeout", "50ms")])

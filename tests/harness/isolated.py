@@ -31,7 +31,7 @@ from tests.harness.threads import on_thread
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LIMIT = float(os.environ.get("FENCEPOST_TEST_LIMIT", "100"))
+LIMIT = float(os.environ.get("FENCEPOST_TEST_LIMIT", "240"))
 """Seconds for the whole test; below pytest's own timeout, so that a hanging child shows its stacks first."""
 
 

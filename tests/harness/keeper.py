@@ -74,7 +74,7 @@ class Keeper:
 def ask(address: str, name: str) -> Any:
     """Ask the keeper at ``address`` for a server."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(110)  # below pytest's timeout; a first start on a busy machine takes its time
+        connection.settimeout(280)  # below pytest's timeout; a first start on a busy machine takes its time
         connection.connect(f"\0{address}")
         connection.sendall(name.encode() + b"\n")
         with connection.makefile("rb") as answer:

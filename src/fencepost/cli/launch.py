@@ -11,6 +11,7 @@ and then aborts there.
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import sys
 
@@ -31,7 +32,10 @@ def main(parent: int, terminal: int, report: int, command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
     except (OSError, ValueError) as error:  # ValueError: the command's name is empty
-        os.write(report, str(getattr(error, "errno", errno.ENOENT)).encode())
+        number = getattr(error, "errno", errno.ENOENT)
+        if number == errno.EACCES and "/" not in command[0] and shutil.which(command[0], os.F_OK) is None:
+            number = errno.ENOENT  # it was only a folder of PATH that may not be looked into
+        os.write(report, str(number).encode())
 
 
 if __name__ == "__main__":
