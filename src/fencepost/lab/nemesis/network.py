@@ -125,7 +125,7 @@ def _namespace(inside: Sequence[str]) -> subprocess.Popen[bytes]:
         except OSError:
             return holder.poll() is not None
 
-    if wait_until(apart, timeout=10, poll=0.002) and holder.poll() is None:
+    if wait_until(apart, timeout=60, poll=0.002) and holder.poll() is None:
         return holder
     holder.kill()
     said = holder.communicate()[1].decode(errors="replace")
