@@ -21,10 +21,9 @@ from typing import Any, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_NAMES = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGXCPU", "SIGTERM", "SIGBREAK", "SIGINT")
 # Those whose handlers commonly raise. Others run as they come: looking at each one costs time on every call.
-_SIGNALS = tuple(
-    getattr(signal, name).value for name in ("SIGTERM", "SIGALRM", "SIGBREAK", "SIGINT") if hasattr(signal, name)
-)
+_SIGNALS = tuple(getattr(signal, name).value for name in _NAMES if hasattr(signal, name))
 _ident = threading.get_ident
 _main: int | None = threading.main_thread().ident
 _depth = 0
@@ -34,10 +33,27 @@ _pending: dict[int, FrameType | None] = {}  # as Python does: a signal that come
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 
 
+class _Raised(BaseException):
+    """Carries an error of the program's own handler past code that would take it for one of the store's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    try:
+        _handlers[number](number, frame)
+    except Exception as error:  # such as the TimeoutError of a handler of SIGALRM
+        raise _Raised(error) from None
+
+
 def _defer(number: int, frame: FrameType | None) -> None:
     """Stands in for the program's own handlers while protected code runs."""
-    if _open or not _depth:
+    if not _depth:
         _handlers[number](number, frame)
+    elif _open:
+        _handle(number, frame)
     else:
         _pending[number] = frame
 
@@ -46,7 +62,7 @@ def _deliver() -> None:
     while _pending:
         number = next(iter(_pending))
         try:
-            _handlers[number](number, _pending.pop(number))
+            _handle(number, _pending.pop(number))
         except BaseException:
             while _pending:  # as Python does: the others are handled next
                 interrupt_main(signal.Signals(_pending.popitem()[0]))
@@ -58,48 +74,74 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
 
     If a handler raises after ``call`` has returned something other than None, ``undo`` is given that first.
     """
-    global _main, _depth, _open
     if _ident() != _main:
         return call()
-    if _depth:  # inside another one; or in a handler that runs while another one waits
-        before, _open = _open, False
-        _depth += 1
-        try:
-            return call()
-        finally:
-            _depth -= 1
-            _open = before
+    if _depth and not _open:  # inside another one, which does the rest
+        return _deeper(call)
     result: T | None = None
-    replaced: list[int] = []
     try:
-        for number in _SIGNALS:
-            handler = _getsignal(number)
-            if callable(handler):
-                if handler is not _defer:
-                    _handlers[number] = handler
-                    try:
-                        _setsignal(number, _defer)
-                    except ValueError:  # this is not Python's main interpreter, so no handler ever runs here
-                        _main = None
-                        return call()
-                replaced.append(number)
-        _depth = 1
-        try:
-            result = call()
-        finally:
-            _depth = 0
-            _open = False
-            # Should a handler raise before all are back, _defer passes on what comes, until the next time.
-            for number in replaced:
-                if _getsignal(number) is _defer:
-                    _setsignal(number, _handlers[number])
-            if _pending:
-                _deliver()
+        if _depth:  # in a handler, which runs while another one waits
+            try:
+                result = _deeper(call)
+            finally:
+                if _pending and not _masks:
+                    _deliver()
+        else:
+            replaced: list[int] = []
+            try:
+                result = _begin(call, replaced)
+            finally:
+                _end(replaced)
         return result
+    except _Raised as raised:
+        _undo(undo, result)
+        raise raised.error from None
     except BaseException:
-        if undo is not None and result is not None:
-            undo(result)
+        _undo(undo, result)
         raise
+
+
+def _undo(undo: Callable[[T], object] | None, result: T | None) -> None:
+    if undo is not None and result is not None:
+        undo(result)
+
+
+def _deeper(call: Callable[[], T]) -> T:
+    global _depth, _open
+    depth, before = _depth, _open
+    try:
+        _depth, _open = depth + 1, False
+        return call()
+    finally:
+        _depth, _open = depth, before
+
+
+def _begin(call: Callable[[], T], replaced: list[int]) -> T:
+    global _main, _depth
+    for number in _SIGNALS:
+        handler = _getsignal(number)
+        if callable(handler):
+            if handler is not _defer:
+                _handlers[number] = handler
+                try:
+                    _setsignal(number, _defer)
+                except ValueError:  # this is not Python's main interpreter, so no handler ever runs here
+                    _main = None
+                    break
+            replaced.append(number)
+    _depth = 1
+    return call()
+
+
+def _end(replaced: list[int]) -> None:
+    global _depth, _open
+    _depth, _open = 0, False
+    # Should a handler raise before all are back, _defer passes on what comes, until the next time.
+    for number in replaced:
+        if _getsignal(number) is _defer:
+            _setsignal(number, _handlers[number])
+    if _pending:
+        _deliver()
 
 
 def interruptible(call: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -117,6 +159,11 @@ def interruptible(call: Callable[[*Ts], T], *args: *Ts) -> T:
         _open = before
 
 
+def on_main_thread() -> bool:
+    """Whether signal handlers can interrupt the calling thread."""
+    return _ident() == _main
+
+
 def check() -> None:
     """Let the handlers run whose signals came, for code that waits in short steps."""
     if _pending and not _masks and _ident() == _main:
@@ -126,22 +173,25 @@ def check() -> None:
 class masked:
     """Inside, not even a wait can be interrupted: for a clean-up that must happen, and takes a bounded time."""
 
+    _before = 0
+
     def __enter__(self) -> None:
         global _masks
         if _ident() == _main:
-            _masks += 1
+            self._before, _masks = _masks, _masks + 1
 
     def __exit__(self, *_: object) -> None:
         global _masks
         if _ident() == _main:
-            _masks -= 1
+            _masks = self._before
 
 
 def _after_fork() -> None:
+    # The thread that forked is the child's main thread. Wherever it is, Ctrl-C must reach it, and what had come before
+    # is the parent's.
     global _main, _depth, _open, _masks
-    if _ident() != _main:  # the thread that forked is the child's main thread, and is in no protected call
-        _main, _depth, _open, _masks = _ident(), 0, False, 0
-        _pending.clear()
+    _main, _depth, _open, _masks = _ident(), 0, False, 0
+    _pending.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

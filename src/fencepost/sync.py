@@ -64,8 +64,8 @@ class Lease(Held):
         """Give the lock back; False, and nothing changed, if it was no longer this holder's."""
         try:
             return call(self._core.release, self)
-        except BaseException as error:
-            if not self.ended and not isinstance(error, Exception):  # interrupted before it began
+        except BaseException:
+            if not self.ended:  # interrupted before it began
                 call(self._core.release, self)
             raise
 
@@ -84,16 +84,19 @@ class Lock:
 
     def acquire(self) -> Lease:
         """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
-        core = self._locks._core
-        lease = call_or_undo(core.give_up, core.acquire, self.name, **self._options)
+        lease = self._ask(self._options)
         if lease is None:
             raise late(self.name, self._options["timeout"])
         return lease
 
     def try_acquire(self) -> Lease | None:
         """A lease if it is to be had at this moment, else None."""
+        return self._ask(self._options | {"timeout": 0})
+
+    def _ask(self, options: dict[str, Any]) -> Lease | None:
         core = self._locks._core
-        return call_or_undo(core.give_up, core.acquire, self.name, **self._options | {"timeout": 0})
+        # Not call_or_undo(..., **options): after such a call Python 3.11 runs signal handlers, and the lease is lost.
+        return call_or_undo(core.give_up, functools.partial(core.acquire, self.name, **options))
 
     def __enter__(self) -> Lease:
         return protected(self._enter, lambda _: self._leave([]))

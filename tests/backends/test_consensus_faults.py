@@ -17,7 +17,7 @@ from fencepost.lab.servers import Consul, ZooKeeper
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until
 
-TTL = 2.0
+TTL = 4.0
 FAST = ["-hcl", 'session_ttl_min = "500ms"']
 
 

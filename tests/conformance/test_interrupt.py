@@ -96,6 +96,8 @@ class Victim:
     def calls(self) -> dict[str, Callable[[], object]]:
         return {
             "acquire": self.acquire,
+            "lock": self.lock_,
+            "try": self.try_,
             "block": self.block,
             "renew": self.renew,
             "release": self.release,
@@ -109,6 +111,12 @@ class Victim:
 
     def acquire(self) -> None:
         self.lease = self.locks.acquire(self.name)
+
+    def lock_(self) -> None:
+        self.lease = self.lock.acquire()
+
+    def try_(self) -> None:
+        self.lease = self.lock.try_acquire()
 
     def block(self) -> None:
         with self.lock:

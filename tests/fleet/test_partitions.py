@@ -15,6 +15,8 @@ from fencepost.backend import Status
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.fleet import Partition, Partitions
 from fencepost.fleet.plan import member as member_lock
+from tests.harness.interrupts import Interrupter
+from tests.harness.isolated import isolated
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until, until_async
 
@@ -432,3 +434,21 @@ async def test_work_that_blocks_is_told_so_in_asyncio(where: str, caplog: pytest
         await until_async(told, "that it is to be async def")
         mine.stop()
         await running
+
+
+@isolated
+def test_a_worker_that_is_interrupted_while_it_joins_leaves_again() -> None:
+    """Wherever Ctrl-C comes in: out of ``with`` comes KeyboardInterrupt, and the group is empty afterwards."""
+    with fencepost.connect("memory://interrupted-join", ttl=300) as locks:
+        for at in range(0, 100_000, 23):
+            partitions = Partitions(locks, f"group-{at}", 2)
+            interrupter = Interrupter(at)
+            try:
+                interrupter.run(partitions.__enter__)
+            except KeyboardInterrupt:
+                until(lambda: not locks.list(), "nothing is held any more")
+            else:
+                partitions.close()
+            if not interrupter.sent:
+                break
+        assert at > 100, "there was something to interrupt"

@@ -20,7 +20,8 @@ CALLS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW"}
 class Interrupter:
     """Sends SIGINT at the n-th place of a call where Python would run a signal handler.
 
-    Those are: where a function begins, where a loop jumps back, and after a call of something written in C.
+    Those are: where a function begins, where a loop jumps back, and after a call of something written in C; on Python
+    3.11 also after every call with ``*args`` or ``**options``.
     """
 
     def __init__(self, at: int) -> None:
@@ -29,6 +30,7 @@ class Interrupter:
         self.sent = False
         self._instructions: dict[CodeType, dict[int, str]] = {}
         self._after_call: FrameType | None = None
+        self._after_ex: set[FrameType] = set()
 
     def _name(self, frame: FrameType) -> str:
         code = frame.f_code
@@ -46,13 +48,17 @@ class Interrupter:
             return self._trace
         if event == "opcode":
             name = self._name(frame)
-            if frame is self._after_call or name == "RESUME" or name.startswith("JUMP_BACKWARD"):
+            after = frame is self._after_call or frame in self._after_ex
+            self._after_ex.discard(frame)
+            if after or name == "RESUME" or name.startswith("JUMP_BACKWARD"):
                 if self.places == self.at:
                     self.sent = True
                     sys.settrace(None)
                     os.kill(os.getpid(), signal.SIGINT)
                 self.places += 1
             self._after_call = frame if name in CALLS else None
+            if name == "CALL_FUNCTION_EX" and sys.version_info < (3, 12):
+                self._after_ex.add(frame)
         return self._trace
 
     def run(self, call: Callable[[], Any]) -> Any:

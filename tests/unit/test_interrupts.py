@@ -134,6 +134,61 @@ def test_a_handler_may_use_protected_code_itself() -> None:
 
 
 @isolated
+def test_an_interrupt_that_comes_while_a_handler_is_in_protected_code_ends_the_wait_around() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: protected(press))
+
+    def wait() -> None:
+        press(signal.SIGTERM)
+        interruptible(time.sleep, 60)
+
+    with pytest.raises(KeyboardInterrupt):
+        protected(wait)
+
+
+@isolated
+def test_an_error_of_a_handler_is_not_taken_for_one_of_the_code_it_interrupts() -> None:
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("my time is over")
+
+    signal.signal(signal.SIGALRM, late)
+
+    def wait() -> None:
+        try:
+            press(signal.SIGALRM)
+            interruptible(time.sleep, 60)
+        except OSError as error:  # as a client's code would
+            raise AssertionError("taken for a network's error") from error
+
+    with pytest.raises(TimeoutError, match="my time is over"):
+        protected(wait)
+    with pytest.raises(TimeoutError, match="my time is over"):
+        protected(lambda: press(signal.SIGALRM))
+
+
+@isolated
+def test_a_child_forked_in_protected_code_can_be_interrupted_and_inherits_nothing() -> None:
+    def work() -> int:
+        press()  # the parent's own, which the child must not raise
+        pid = os.fork()
+        if pid == 0:
+            try:
+                interruptible(time.sleep, 0.01)
+                press()
+                time.sleep(60)
+            except KeyboardInterrupt:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        code.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return pid
+
+    code: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        protected(work)
+    assert code == [7]
+
+
+@isolated
 def test_of_several_signals_none_is_lost() -> None:
     came = []
 

@@ -25,7 +25,7 @@ _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 class Socket:
     """One blocking connection, for one thread at a time."""
 
-    __slots__ = ("_feed", "_gets", "_recv", "_send", "place", "raw", "used")
+    __slots__ = ("_feed", "_gets", "_limit", "_recv", "_send", "place", "raw", "used")
 
     def __init__(self, dial: Dial, place: Place) -> None:
         try:
@@ -37,6 +37,7 @@ class Socket:
         self._feed = reader.feed
         self._gets = reader.gets
         self._recv = self.raw.recv
+        self._limit = dial.timeout if dial.tls is None else 0.0  # with TLS, Python keeps the time itself
         self._send = self.raw.sendall
         try:
             dial.welcomed(place, self.calls(dial.greeting()))
@@ -50,7 +51,7 @@ class Socket:
         """One round trip; OSError if the connection broke: what was asked may have happened."""
         self._send(request)
         while True:
-            data = interruptible(self._recv, 4096)
+            data = self._receive()
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._feed(data)
@@ -61,6 +62,15 @@ class Socket:
             if reply is not NOTHING:
                 self.used = monotonic()
                 return reply
+
+    def _receive(self) -> bytes:
+        if self._limit and interrupts.on_main_thread():
+            # The kernel begins its timeout anew after every signal: with many of them, recv() would never end.
+            poll = select.poll()
+            poll.register(self.raw, select.POLLIN)
+            if not interruptible(poll.poll, self._limit * 1000):
+                raise TimeoutError("timed out")
+        return interruptible(self._recv, 4096)
 
     def calls(self, requests: Sequence[bytes]) -> list[Any]:
         """Several requests in one write."""
@@ -84,7 +94,7 @@ class Socket:
         """The next reply or message."""
         try:
             while (reply := self._gets()) is NOTHING:
-                data = interruptible(self._recv, 4096)
+                data = self._receive()
                 if not data:
                     raise ConnectionResetError("the server closed the connection")
                 self._feed(data)

@@ -32,10 +32,10 @@ def main(parent: int, terminal: int, report: int, command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
     except (OSError, ValueError) as error:  # ValueError: the command's name is empty
-        number = getattr(error, "errno", errno.ENOENT)
-        if number == errno.EACCES and "/" not in command[0] and shutil.which(command[0], os.F_OK) is None:
-            number = errno.ENOENT  # it was only a folder of PATH that may not be looked into
-        os.write(report, str(number).encode())
+        code = getattr(error, "errno", errno.ENOENT)
+        if code == errno.EACCES and "/" not in command[0] and shutil.which(command[0], os.F_OK) is None:
+            code = errno.ENOENT  # it was only a folder of PATH that may not be looked into
+        os.write(report, str(code).encode())
 
 
 if __name__ == "__main__":

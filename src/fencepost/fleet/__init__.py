@@ -113,7 +113,12 @@ class Partitions:
     def __enter__(self) -> "Partitions":
         """Join; raises BackendError, ConfigError if others of the group count differently, or NotAcquired if another
         worker of the same name is there for twice the ttl."""
-        drive.call(self._group.join)
+        try:
+            drive.call(self._group.join)
+        except BaseException:
+            if self._group.joined:  # interrupted on the way back
+                self._group.stop()
+            raise
         return self
 
     def __exit__(

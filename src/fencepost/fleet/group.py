@@ -104,13 +104,19 @@ class Group(Generic[L, P]):
             )
         try:
             await self._agree()  # of two that come at once, neither may have seen the other before
+            self._process = os.getpid()
+            self._core.driver.spawn(self._tend(), f"fencepost-fleet-{self.group}")
         except GeneratorExit:
             raise
         except BaseException:
+            self._process = 0
             await self._core.driver.apart(self._resign(), GRACE)
             raise
-        self._process = os.getpid()
-        self._core.driver.spawn(self._tend(), f"fencepost-fleet-{self.group}")
+
+    @property
+    def joined(self) -> bool:
+        """Whether this process is at work for the group, or was."""
+        return self._process == os.getpid()
 
     async def _agree(self) -> None:
         """Raise ConfigError if there is a member that counts the partitions otherwise."""
@@ -128,7 +134,7 @@ class Group(Generic[L, P]):
     async def leave(self) -> None:
         """Finish and hand over what is owned, and be no member any more."""
         self.stop()
-        if self._process == os.getpid():  # else it never joined, or a parent did, whose it is
+        if self.joined:  # else it never did, or a parent, whose it is
             await self._over.wait()
 
     def _holder(self) -> str:
