@@ -152,7 +152,8 @@ def test_a_server_is_paused_killed_restarted_and_closed(kind: type[Server]) -> N
             assert get(server) == "kept"
 
         with server.paused():
-            assert {state_of(pid) for pid in family_of(server.pid)} == {"T"}
+            # A child that has just ended stays a zombie while its parent is stopped.
+            assert {state_of(pid) for pid in family_of(server.pid)} - {"Z"} == {"T"}
             assert not refuses(server.port), "the kernel still takes connections"
         until(lambda: healthy(server), "the resumed server")
 
