@@ -37,9 +37,9 @@ def handle_next(conn: sqlite3.Connection, partition: Partition) -> str | None:
     """Handle one message; None if there is none. Raises StaleToken if another worker owns the partition now."""
     with sqlite.fenced(conn, partition.name, partition.lease):
         found = conn.execute(
-            "SELECT id, body FROM message WHERE partition = ?1 AND id > "
-            "coalesce((SELECT message FROM progress WHERE partition = ?1), 0) ORDER BY id LIMIT 1",
-            (partition.number,),
+            "SELECT id, body FROM message WHERE partition = :number AND id > "
+            "coalesce((SELECT message FROM progress WHERE partition = :number), 0) ORDER BY id LIMIT 1",
+            {"number": partition.number},
         ).fetchone()
         if found is None:
             return None

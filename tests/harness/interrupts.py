@@ -62,6 +62,7 @@ class Interrupter:
         return self._trace
 
     def run(self, call: Callable[[], Any]) -> Any:
+        sys._getframe().f_trace_opcodes = True  # or Python 3.12 traces no opcode in the frames to come
         sys.settrace(self._trace)
         try:
             return call()

@@ -261,12 +261,14 @@ class SQLite(Backend):
         return shared
 
     def _status(self, name: str | None, prefix: str) -> list[Status]:
-        only, what = ("name = ?1", name) if name is not None else ("substr(name, 1, length(?1)) = ?1", prefix)
+        # Not ?1: Python 3.12 takes it for a name.
+        only, what = ("name = ?", [name]) if name is not None else ("substr(name, 1, length(?)) = ?", [prefix] * 2)
         now = self.driver.now()
         rows = self._file.read(
-            f"SELECT name, holder, token, expires - ?2 FROM lock WHERE {only} AND (expires > ?2 OR holder = '') "
+            f"SELECT name, holder, token, expires - ? FROM lock WHERE {only} AND (expires > ? OR holder = '') "
             "AND name != '' ORDER BY name",
-            what,
+            now,
+            *what,
             now,
         )
         line = "SELECT holder FROM waiter WHERE name = ? ORDER BY ticket"
