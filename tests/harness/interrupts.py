@@ -42,6 +42,7 @@ class Interrupter:
         if event == "call":
             if frame.f_code.co_filename in (__file__, _weakrefset.__file__):
                 return None  # what is raised in a weak reference's callback, Python prints and drops
+            frame.f_trace = self._trace  # first, or Python 3.13 traces no opcode of this frame
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
             self._after_call = None
