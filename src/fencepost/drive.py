@@ -170,7 +170,7 @@ class Flag:
     """A threading.Event that an interrupt cannot break.
 
     An Event waits under a lock of its own; a KeyboardInterrupt at the wrong bytecode leaves that lock taken, and
-    whoever sets the event hangs. Here each waiter has a lock, and only taking it can be interrupted.
+    the thread that sets the event hangs. Here each waiter has a lock, and only taking it can be interrupted.
     """
 
     __slots__ = ("_set", "_waiters")

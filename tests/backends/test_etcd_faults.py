@@ -177,7 +177,7 @@ def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
         waiter.start()
         assert queued(others, name)
         proxy.cut(newcomers=False)
-        until(lambda: proxy.held > 0, "something was sent in vain")
+        until(lambda: proxy.held > 0, "something was sent and held back")
         assert holder.release()
         waiter.join(PATIENCE)
         assert got[0].token > holder.token

@@ -65,7 +65,7 @@ class Socket:
 
     def _receive(self) -> bytes:
         if self._limit and interrupts.on_main_thread():
-            # The kernel begins its timeout anew after every signal: with many of them, recv() would never end.
+            # The kernel restarts its timeout after every signal: with many of them, recv() would never end.
             poll = select.poll()
             poll.register(self.raw, select.POLLIN)
             if not interruptible(poll.poll, self._limit * 1000):

@@ -113,7 +113,7 @@ class Network:
 
 def _namespace(inside: Sequence[str]) -> subprocess.Popen[bytes]:
     """A process that does nothing but keep a network namespace."""
-    # Whoever is not root is root in a user namespace of its own, the first one's, where all the networks are.
+    # A user who is not root is root in the first holder's user namespace, where all the networks are.
     user = ["--user", "--map-root-user"] if _UNPRIVILEGED and not inside else []
     command = [*inside, program("UNSHARE"), *user, "--net", "sleep", "infinity"]
     holder = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
