@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -397,3 +398,21 @@ def test_the_doctor_holds_nothing_against_settings_that_it_may_not_read(own_redi
     found = findings(own_redis.url.replace("//", "//app:pw@"))
     assert found["appendonly no"][0] == "warn", "what INFO says is known all the same"
     assert not [what for what in found if what.startswith("tcp-keepalive")]
+
+
+@isolated
+def test_signals_in_quick_succession_do_not_keep_a_call_from_timing_out() -> None:
+    """The kernel restarts the time limit of a read after every signal."""
+    came: list[int] = []
+    signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
+    with (
+        socket.create_server((HOST, 0)) as silent,
+        fencepost.connect(f"redis://{HOST}:{silent.getsockname()[1]}?timeout=1s") as locks,
+    ):
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        try:
+            with pytest.raises(BackendError, match="no answer"):
+                locks.status("a")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    assert len(came) >= 3, "it was interrupted"

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -452,3 +453,20 @@ def test_a_worker_that_is_interrupted_while_it_joins_leaves_again() -> None:
             if not interrupter.sent:
                 break
         assert at > 100, "there was something to interrupt"
+
+
+def test_a_worker_that_gets_no_thread_does_not_stay_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fencepost.connect("memory://no-thread-to-join") as locks:
+        driver = locks._core.driver
+        start = driver.spawn
+
+        def spawn(job: Coroutine[Any, Any, None], name: str) -> None:
+            if not name.startswith("fencepost-fleet"):
+                return start(job, name)
+            job.close()
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(driver, "spawn", spawn)
+        with pytest.raises(RuntimeError, match="new thread"):
+            Partitions(locks, "group", 2).__enter__()
+        assert locks.list() == []
