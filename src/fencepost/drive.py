@@ -7,6 +7,7 @@ code: under the Blocking driver nothing in it ever suspends, so a single ``send(
 import asyncio
 import functools
 import inspect
+import math
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple
 
-from fencepost.interrupts import interruptible, masked, protected
+from fencepost.interrupts import interruptible, masked, on_main_thread, protected
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -204,8 +205,16 @@ class Flag:
         # threading refuses waits beyond its own limit of some centuries.
         limit = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
         try:
-            # Asked again: it may have been set before this waiter could be seen.
-            return self._set or interruptible(waiter.acquire, True, limit)
+            if self._set:  # asked again: it may have been set before this waiter could be seen
+                return True
+            if not on_main_thread():
+                return interruptible(waiter.acquire, True, limit)
+            # In steps: Python misses a signal that comes just before it begins to wait, and would sleep on.
+            end = math.inf if timeout is None else time.monotonic() + limit
+            while not interruptible(waiter.acquire, True, max(0.0, min(end - time.monotonic(), 1.0))):
+                if time.monotonic() >= end:
+                    return False
+            return True
         finally:
             try:
                 self._waiters.remove(waiter)
