@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, TypeVarTuple
 
 from fencepost.interrupts import interruptible, masked, on_main_thread, protected
 
@@ -42,6 +42,10 @@ class Signal(Protocol):
 
 class Driver(Protocol):
     """What differs between blocking, asyncio and simulated time."""
+
+    @property
+    def blocking(self) -> bool:
+        """Whether a call blocks its thread until it is done; otherwise it suspends, and others run."""
 
     def now(self) -> float: ...
     def signal(self) -> Signal: ...
@@ -292,6 +296,8 @@ class TaskSignal:
 class Blocking:
     """Drives blocking code: calls are made at once, background work is a daemon thread."""
 
+    blocking: Final = True
+
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self.now = clock
 
@@ -326,6 +332,8 @@ class Blocking:
 
 class Asyncio:
     """Drives asyncio code: blocking calls go to one thread of its own, in the order they were made."""
+
+    blocking: Final = False
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self.now = clock

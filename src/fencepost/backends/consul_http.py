@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from fencepost.backends.consul_url import Settings
 from fencepost.backends.fork import sever
 from fencepost.backends.sockets import connect
-from fencepost.drive import Asyncio, Driver, woken
+from fencepost.drive import Driver, woken
 from fencepost.errors import BackendError
 from fencepost.interrupts import interruptible
 
@@ -170,7 +170,7 @@ class Http:
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self._settings = settings
         self._hosts = settings.hosts
-        self._kind = _TaskLink if isinstance(driver, Asyncio) else _Link
+        self._kind = _Link if driver.blocking else _TaskLink
         token = f"X-Consul-Token: {settings.token}\r\n" if settings.token else ""
         self._head = f"Host: {self._hosts[0][0]}\r\n{token}"
         self.place = ",".join(f"{host}:{port}" for host, port in self._hosts)

@@ -51,7 +51,7 @@ class Etcd(Shares):
         self._connect()
 
     def _connect(self) -> None:
-        blocking = isinstance(self.driver, Blocking)
+        blocking = self.driver.blocking
         self._rpc = Rpc(self.address, self.driver)
         # Streams and clean-ups have threads of their own, on either face: they go on when an event loop is busy.
         self._back = self._rpc if blocking else self._rpc.twin(Blocking(self.driver.now))

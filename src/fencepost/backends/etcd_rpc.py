@@ -9,7 +9,7 @@ import grpc
 from fencepost.backends.etcd_wire import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd_wires import Wires, forks
 from fencepost.backends.proto import etcd_pb2 as pb
-from fencepost.drive import Blocking, Driver, run
+from fencepost.drive import Driver, run
 from fencepost.errors import BackendError
 from fencepost.url import Address
 
@@ -25,7 +25,7 @@ class Rpc:
         self.timeout = self.wires.timeout
         self._address = address
         self._driver = driver
-        self._blocking = isinstance(driver, Blocking)
+        self._blocking = driver.blocking
         self._login: str | None = None
         self._anonymous = address.user is None
 

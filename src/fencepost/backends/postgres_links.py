@@ -22,7 +22,7 @@ from fencepost.backends.postgres_wire import (
     failure,
     pooled,
 )
-from fencepost.drive import Blocking, Driver, Signal, settle
+from fencepost.drive import Driver, Signal, settle
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Links:
     ) -> None:
         self._info = info
         self._driver = driver
-        self._kind: type[Link] = BlockingLink if isinstance(driver, Blocking) else AsyncioLink
+        self._kind: type[Link] = BlockingLink if driver.blocking else AsyncioLink
         self._schema = schema
         self._calls = calls
         self._limit = limit

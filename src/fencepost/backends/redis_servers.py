@@ -10,13 +10,13 @@ from fencepost.backends.redis_nodes import Hear, Lost, Node, TaskNode, ThreadNod
 from fencepost.backends.redis_pool import Socket
 from fencepost.backends.redis_scripts import SLOTS, slot
 from fencepost.backends.redis_stream import Stream
-from fencepost.drive import Asyncio, Driver
+from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError
 
 
 async def ask(driver: Driver, dial: Dial, place: Place, requests: Sequence[bytes]) -> list[Any]:
     """Send requests over a connection of their own."""
-    if isinstance(driver, Asyncio):
+    if not driver.blocking:
         stream = await Stream.connect(dial, place, lambda push: None, lambda stream: None)
         try:
             return await stream.calls(requests)
@@ -36,7 +36,7 @@ class Single:
     """One server, or whatever ``locate`` finds."""
 
     def __init__(self, driver: Driver, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
-        kind = TaskNode if isinstance(driver, Asyncio) else ThreadNode
+        kind = ThreadNode if driver.blocking else TaskNode
         node: Node = kind(dial, locate, channel, hear, lost)
         self.only: Node | None = node
         self._node = node
@@ -113,7 +113,7 @@ class Masters(Single):
     def _at_place(self, place: Place) -> Node:
         node = self._places.get(place)
         if node is None:
-            kind = TaskNode if isinstance(self._driver, Asyncio) else ThreadNode
+            kind = ThreadNode if self._driver.blocking else TaskNode
 
             # A cluster repeats what is published to all its nodes, so each of them has a channel of its own.
             channel = f"{self._channel}@{spell(place).replace(':', '.')}"

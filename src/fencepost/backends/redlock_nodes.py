@@ -11,7 +11,7 @@ from fencepost.backends.redis_nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis_scripts import Script, build, scripts
 from fencepost.backends.redis_servers import fixed
 from fencepost.backends.redlock_ask import ask, connect
-from fencepost.drive import Asyncio, Driver
+from fencepost.drive import Driver
 from fencepost.errors import BackendError
 
 _SOON, _LATEST = 0.1, 1.0  # seconds between two looks at a node that is out
@@ -77,7 +77,7 @@ class Members:
     """All nodes of one URL."""
 
     def __init__(self, driver: Driver, dial: Dial, places: Sequence[Place]) -> None:
-        kind = TaskNode if isinstance(driver, Asyncio) else ThreadNode
+        kind = ThreadNode if driver.blocking else TaskNode
         self._driver = driver
         self._dial = dial
         self._closed = False
@@ -88,7 +88,7 @@ class Members:
 
     async def connect(self) -> None:
         """Connect where that can be cut off: a task that is cancelled here has asked for nothing yet."""
-        if isinstance(self._driver, Asyncio):
+        if not self._driver.blocking:
             apart = [member for member in self.all if member.out is None and member.node.at_hand() is None]
             if apart:
                 failures = await connect([member.node for member in apart], self._dial)

@@ -1,7 +1,7 @@
 """The third driver: coroutines on the virtual clock of one machine."""
 
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from fencepost.sim.world import Node
 
@@ -131,6 +131,8 @@ class Flag:
 
 class Virtual:
     """Drives the core on one machine of the simulated world, for one life of that machine."""
+
+    blocking: Final = False
 
     def __init__(self, node: Node) -> None:
         self.node = node
