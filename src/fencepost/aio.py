@@ -18,6 +18,8 @@ from fencepost.locks import Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
+__all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]
+
 if TYPE_CHECKING:
     from fencepost.aio_terms import Leadership, Term
 

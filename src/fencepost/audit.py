@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeAlias
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Kind
 
+__all__ = ["Audit", "read"]
+
 Sync: TypeAlias = Literal["never", "refusals", "always"]
 
 _KINDS: tuple[Kind, ...] = ("acquired", "released", "lost", "not_owner", "decision", "override", "reset")

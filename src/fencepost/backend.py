@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from fencepost.drive import Driver
 from fencepost.lease import Grant
 
+__all__ = ["Backend", "Finding", "Hold", "Promises", "Renewal", "Status"]
+
 if TYPE_CHECKING:
     from fencepost.url import Address
 

@@ -4,6 +4,23 @@ from typing import Any
 
 from fencepost.rule import Stamp, Verdict
 
+__all__ = [
+    "BackendError",
+    "ConfigError",
+    "FencepostError",
+    "ForgedToken",
+    "LateWrite",
+    "LeaseLost",
+    "MissingToken",
+    "NotAcquired",
+    "QueueFull",
+    "Refused",
+    "ReplayMismatch",
+    "StaleToken",
+    "TokenClash",
+    "TokenLeap",
+]
+
 
 class FencepostError(Exception):
     """The root of every error fencepost raises."""

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 from fencepost import check
 from fencepost.rule import Verdict
 
+__all__ = ["Event", "Hook"]
+
 Kind: TypeAlias = Literal[
     "attempt",  # an acquire began
     "acquired",  # seconds: how long it took

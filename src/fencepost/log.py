@@ -5,6 +5,8 @@ import logging
 from fencepost.events import Event
 from fencepost.rule import Verdict
 
+__all__ = ["Log"]
+
 _LEVELS = {
     "lost": logging.WARNING,
     "not_owner": logging.WARNING,

@@ -4,6 +4,8 @@ from fencepost.errors import ConfigError
 from fencepost.events import Event
 from fencepost.meter import INSTRUMENTS, measure
 
+__all__ = ["INSTRUMENTS", "Metrics"]
+
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 except ModuleNotFoundError as error:

@@ -9,6 +9,8 @@ from fencepost.errors import ConfigError
 from fencepost.events import Event
 from fencepost.meter import INSTRUMENTS, measure
 
+__all__ = ["INSTRUMENTS", "Telemetry"]
+
 try:
     from opentelemetry import metrics, trace
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode

@@ -8,6 +8,8 @@ them to this file.
 from enum import StrEnum
 from typing import NamedTuple
 
+__all__ = ["MAX_TOKEN", "Stamp", "Verdict", "judge"]
+
 MAX_TOKEN = 2**63 - 1
 
 

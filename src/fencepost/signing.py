@@ -19,6 +19,8 @@ from fencepost.errors import ConfigError
 from fencepost.lease import Lease, Signed
 from fencepost.rule import Stamp
 
+__all__ = ["Keys"]
+
 P = ParamSpec("P")
 L = TypeVar("L", bound=Lease)
 

@@ -19,6 +19,8 @@ from fencepost.locks import Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
+__all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]
+
 if TYPE_CHECKING:
     from fencepost.sync_terms import Leadership, Term
 

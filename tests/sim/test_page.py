@@ -2,14 +2,11 @@
 
 import http.client
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
@@ -23,7 +20,6 @@ from fencepost.sim.guided import guided
 from fencepost.sim.seeds import keep, try_seeds
 from fencepost.sim.serve import MAX_BODY, server
 from fencepost.sim.site import data
-from tests import ROOT
 
 SCENARIO = {"actions": [{"at": 0, "who": "A", "do": "acquire"}], "until": 2}
 
@@ -128,16 +124,6 @@ def test_an_export_has_the_same_files(page: ThreadingHTTPServer, history: Path, 
     for name in files - {"data/options.json"}:
         assert (tmp_path / "site" / name).read_bytes() == ask(page, "GET", "/" + name)[2], name
     assert json.loads((tmp_path / "site" / "data" / "options.json").read_text())["live"] is False
-
-
-def test_the_wheel_brings_the_whole_page(tmp_path: Path) -> None:
-    sources = ROOT / "src"
-    wanted = {path.relative_to(sources).as_posix() for path in (sources / "fencepost/sim").rglob("*.*")}
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with ZipFile(wheel) as packed:
-        assert {name for name in wanted if not name.endswith(".pyc")} <= set(packed.namelist())
 
 
 def test_a_port_that_is_taken_is_named(page: ThreadingHTTPServer) -> None:

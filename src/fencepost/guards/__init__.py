@@ -2,3 +2,5 @@
 
 Each module guards one kind of resource and executes the rule in the same atomic step as the access.
 """
+
+__all__: list[str] = []

@@ -25,6 +25,8 @@ from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
 
+__all__ = ["Fence", "Fenced"]
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]

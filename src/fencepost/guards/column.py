@@ -23,6 +23,8 @@ from fencepost.guards.sqlite_ask import cursor, link
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
 
+__all__ = ["read", "write"]
+
 EPOCH = "lock_epoch"
 
 

@@ -27,6 +27,8 @@ from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
 from fencepost.rule import Verdict, raised
 
+__all__ = ["Guard", "Ticket"]
+
 Json = dict[str, Any]
 
 

@@ -24,6 +24,8 @@ from fencepost.guards import cas
 from fencepost.guards.envelope import Content, pack, unpack
 from fencepost.guards.policy import Policy
 
+__all__ = ["Guard"]
+
 _LONGEST = 180
 
 

@@ -15,6 +15,8 @@ from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
 from fencepost.sql.sqlite import patiently
 
+__all__ = ["Marks"]
+
 _BUSY = 30.0
 
 

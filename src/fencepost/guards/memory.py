@@ -10,6 +10,8 @@ from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
 from fencepost.rule import Stamp
 
+__all__ = ["Guard"]
+
 V = TypeVar("V")
 
 

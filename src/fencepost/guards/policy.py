@@ -23,6 +23,8 @@ from fencepost.events import Event, Hook, Hooks
 from fencepost.rule import Stamp
 from fencepost.signing import Keys
 
+__all__ = ["Policy"]
+
 STEPS = ("off", "passive", "shadow", "canary", "enforce", "strict")
 _CANARY = re.compile(r"canary:(\d{1,3}(?:\.\d+)?)%")
 _log = logging.getLogger("fencepost")

@@ -26,6 +26,8 @@ from fencepost.guards.postgres_ask import alone, ask, on, state
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
 
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "mark", "reset"]
+
 C = TypeVar("C")
 
 # A write that raises a mark which is there takes this one statement; whatever it does not find, the function judges.

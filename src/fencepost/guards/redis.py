@@ -24,6 +24,8 @@ from fencepost.guards.redis_ask import Link, Part, Script, encoded, text
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
 
+__all__ = ["Done", "Guard"]
+
 
 class Done(NamedTuple):
     """A command that was carried out: its reply, or that this very command had been before."""

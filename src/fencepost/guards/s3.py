@@ -18,6 +18,8 @@ from fencepost.guards import cas
 from fencepost.guards.envelope import Content, pack, unpack
 from fencepost.guards.policy import Policy
 
+__all__ = ["Guard"]
+
 _ABSENT = {"NoSuchKey", "404"}
 # Somebody was faster: 412, or 409 while both were under way, or 404 when the object to match is gone.
 _OVERTAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT}

@@ -24,6 +24,8 @@ from fencepost.guards.sqlite_ask import Table, cursor, link, locked
 from fencepost.lease import Offer
 from fencepost.rule import Stamp
 
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "mark", "reset"]
+
 C = TypeVar("C")
 
 _TABLE = """

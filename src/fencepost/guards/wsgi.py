@@ -19,6 +19,8 @@ from fencepost.guards.decision import Access
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 
+__all__ = ["Fence"]
+
 Environ: TypeAlias = dict[str, Any]
 Start: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, Start], Iterable[bytes]]

@@ -15,6 +15,8 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.http import SAFE
 from fencepost.once import http, once
 
+__all__ = ["Once"]
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]

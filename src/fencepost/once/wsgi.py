@@ -15,6 +15,8 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.http import SAFE
 from fencepost.once import http, once
 
+__all__ = ["Once"]
+
 Environ: TypeAlias = dict[str, Any]
 Start: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, Start], Iterable[bytes]]
