@@ -116,7 +116,7 @@ def find(scheme: str) -> type[Backend]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("fencepost"):
             raise
-        extra = module.rpartition(".")[2]
+        extra = module.removeprefix("fencepost.backends.").partition(".")[0]
         raise ConfigError(f"{scheme}:// needs the package {error.name!r}: pip install 'fencepost[{extra}]'") from error
 
 
