@@ -15,8 +15,8 @@ import redis.asyncio
 import fencepost
 from bench.harness import Sides, bench
 from fencepost import aio
-from fencepost.backends.redis_dial import pack
-from fencepost.backends.redis_scripts import Layout, scripts
+from fencepost.backends.redis.connection import pack
+from fencepost.backends.redis.scripts import Layout, scripts
 from fencepost.lab.servers import HOST, Redis
 
 TTL = 30.0

@@ -10,7 +10,7 @@ from redis.lock import Lock
 
 import fencepost
 from fencepost import aio, sync
-from fencepost.backends.redis import Cluster, Redis, Sentinel
+from fencepost.backends.redis.backend import Cluster, Redis, Sentinel
 from tests.backends.conftest import Own
 from tests.harness.waiting import PATIENCE, until, until_async
 

@@ -88,7 +88,7 @@ MUTANTS = {
         "pause",
     ),
     "the release script compares nothing": (
-        "backends/lua/release.lua",
+        "backends/redis/lua/release.lua",
         "if value == ARGV[1] then",
         "if value then",
         "release",

@@ -9,12 +9,12 @@ from math import ceil, inf
 from typing import Any
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends import redis_doctor
 from fencepost.backends.consul_lines import Lines
-from fencepost.backends.redis_dial import spell
-from fencepost.backends.redis_scan import held
-from fencepost.backends.redis_scripts import Keys, Layout
-from fencepost.backends.redis_url import Options, dial, options, patient
+from fencepost.backends.redis import doctor as redis_doctor
+from fencepost.backends.redis.address import Options, dial, options, patient
+from fencepost.backends.redis.connection import spell
+from fencepost.backends.redis.scan import held
+from fencepost.backends.redis.scripts import Keys, Layout
 from fencepost.backends.redlock_nodes import Call, Member, Members, shares
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, cast
 
-from fencepost.backends.redis_dial import Dial, Place
-from fencepost.backends.redis_nodes import Node, TaskNode, ThreadNode
-from fencepost.backends.redis_pool import Pool, Socket
-from fencepost.backends.redis_reply import Reply
-from fencepost.backends.redis_stream import Stream
+from fencepost.backends.redis.connection import Dial, Place
+from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
+from fencepost.backends.redis.pool import Pool, Socket
+from fencepost.backends.redis.reply import Reply
+from fencepost.backends.redis.stream import Stream
 from fencepost.drive import run
 from fencepost.errors import BackendError
 from fencepost.interrupts import interruptible

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis_dial import Dial, Place, pack, refusal, spell
-from fencepost.backends.redis_nodes import Node, TaskNode, ThreadNode
-from fencepost.backends.redis_scripts import Script, build, scripts
-from fencepost.backends.redis_servers import fixed
+from fencepost.backends.redis.connection import Dial, Place, pack, refusal, spell
+from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
+from fencepost.backends.redis.scripts import Script, build, scripts
+from fencepost.backends.redis.topology import fixed
 from fencepost.backends.redlock_ask import ask, connect
 from fencepost.drive import Driver
 from fencepost.errors import BackendError

@@ -1,7 +1,7 @@
 """The release that many write first, kept for the experiment that shows why one must not: never use it.
 
 Between its GET and its DEL the lease can expire and the lock be granted to somebody else, whose lock the
-DEL then deletes. ``backends/lua/release.lua`` compares and deletes in one step.
+DEL then deletes. ``backends/redis/lua/release.lua`` compares and deletes in one step.
 """
 
 from collections.abc import Callable

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from fencepost.backends.redis_dial import Dial, pack
-from fencepost.backends.redis_pool import Socket
-from fencepost.backends.redis_scripts import Layout, scripts
+from fencepost.backends.redis.connection import Dial, pack
+from fencepost.backends.redis.pool import Socket
+from fencepost.backends.redis.scripts import Layout, scripts
 from fencepost.errors import BackendError
 from fencepost.lab.servers import HOST
 

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis_dial import pack, refusal
-from fencepost.backends.redis_pool import Socket
-from fencepost.backends.redis_scripts import MARK, Layout, build
-from fencepost.backends.redis_url import dial, options
+from fencepost.backends.redis.address import dial, options
+from fencepost.backends.redis.connection import pack, refusal
+from fencepost.backends.redis.pool import Socket
+from fencepost.backends.redis.scripts import MARK, Layout, build
 from fencepost.lab.gen.keys import Batch
 from fencepost.lab.gen.stores import Facts, Laid
 from fencepost.url import Address

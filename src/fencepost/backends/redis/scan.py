@@ -2,10 +2,10 @@
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis_dial import pack, refusal
-from fencepost.backends.redis_pool import Pool
-from fencepost.backends.redis_scripts import Layout
-from fencepost.backends.redis_stream import Stream
+from fencepost.backends.redis.connection import pack, refusal
+from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.scripts import Layout
+from fencepost.backends.redis.stream import Stream
 
 
 async def held(wire: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:

@@ -5,10 +5,10 @@ from typing import Any
 from hiredis import ReplyError
 
 from fencepost.backend import Finding
-from fencepost.backends.redis_dial import pack, spell
-from fencepost.backends.redis_pool import Pool
-from fencepost.backends.redis_stream import Stream
-from fencepost.backends.redis_url import Options
+from fencepost.backends.redis.address import Options
+from fencepost.backends.redis.connection import pack, spell
+from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.stream import Stream
 
 _CONFIG = (
     "maxmemory-policy",

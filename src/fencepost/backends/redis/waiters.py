@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, NamedTuple
 
-from fencepost.backends.redis_nodes import Node
-from fencepost.backends.redis_pool import Pool
-from fencepost.backends.redis_scripts import Keys
-from fencepost.backends.redis_stream import Stream
+from fencepost.backends.redis.nodes import Node
+from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.scripts import Keys
+from fencepost.backends.redis.stream import Stream
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError
 from fencepost.lease import Grant

@@ -4,8 +4,8 @@ from functools import lru_cache
 from math import ceil
 
 from fencepost.backend import Hold
-from fencepost.backends.redis_dial import pack
-from fencepost.backends.redis_scripts import Keys, Scripts
+from fencepost.backends.redis.connection import pack
+from fencepost.backends.redis.scripts import Keys, Scripts
 
 KEEP = 60_000  # ms that a queue outlives its last live waiter
 _TO_KEEP = f"\r\n$5\r\n{KEEP}\r\n"  # as a request ends with it, after the argument before

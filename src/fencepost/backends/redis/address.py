@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost import check
-from fencepost.backends.redis_dial import Dial, Place, pack
-from fencepost.backends.redis_scripts import Script
+from fencepost.backends.redis.connection import Dial, Place, pack
+from fencepost.backends.redis.scripts import Script
 from fencepost.errors import ConfigError
 from fencepost.url import Address
 

@@ -14,7 +14,7 @@ from hiredis import ProtocolError, Reader
 
 from fencepost import interrupts
 from fencepost.backends.fork import sever
-from fencepost.backends.redis_dial import NOTHING, Dial, Locate, Place, garbled
+from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, garbled
 from fencepost.interrupts import interruptible
 
 _MOST = 32  # sockets of a pool: more threads than that take turns

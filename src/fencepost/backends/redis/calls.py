@@ -5,11 +5,11 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis_dial import LATER, Dial, pack, refusal
-from fencepost.backends.redis_pool import Pool
-from fencepost.backends.redis_scripts import Script
-from fencepost.backends.redis_servers import Single
-from fencepost.backends.redis_stream import Stream
+from fencepost.backends.redis.connection import LATER, Dial, pack, refusal
+from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.scripts import Script
+from fencepost.backends.redis.stream import Stream
+from fencepost.backends.redis.topology import Single
 from fencepost.drive import Driver
 from fencepost.errors import BackendError
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis_dial import Dial, Locate, Place, pack, spell
-from fencepost.backends.redis_nodes import Hear, Lost, Node, TaskNode, ThreadNode
-from fencepost.backends.redis_pool import Socket
-from fencepost.backends.redis_scripts import SLOTS, slot
-from fencepost.backends.redis_stream import Stream
+from fencepost.backends.redis.connection import Dial, Locate, Place, pack, spell
+from fencepost.backends.redis.nodes import Hear, Lost, Node, TaskNode, ThreadNode
+from fencepost.backends.redis.pool import Socket
+from fencepost.backends.redis.scripts import SLOTS, slot
+from fencepost.backends.redis.stream import Stream
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 from hiredis import ProtocolError, PushNotification, Reader
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis_dial import NOTHING, Dial, Place, garbled, keep_alive, pack
-from fencepost.backends.redis_reply import Reply
+from fencepost.backends.redis.connection import NOTHING, Dial, Place, garbled, keep_alive, pack
+from fencepost.backends.redis.reply import Reply
 
 
 class Stream(asyncio.Protocol):

@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 from hiredis import ReplyError
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends import redis_doctor
-from fencepost.backends.redis_calls import Calls
-from fencepost.backends.redis_line import Line, Lines, Waiter
-from fencepost.backends.redis_nodes import Node
-from fencepost.backends.redis_pool import Pool
-from fencepost.backends.redis_requests import KEEP, Requests
-from fencepost.backends.redis_scripts import Keys, Layout, scripts
-from fencepost.backends.redis_servers import Masters, Single, fixed, sentinel
-from fencepost.backends.redis_stream import Stream
-from fencepost.backends.redis_url import Options, dial, options
-from fencepost.backends.redis_view import View
+from fencepost.backends.redis import doctor
+from fencepost.backends.redis.address import Options, dial, options
+from fencepost.backends.redis.calls import Calls
+from fencepost.backends.redis.inspect import View
+from fencepost.backends.redis.nodes import Node
+from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.requests import KEEP, Requests
+from fencepost.backends.redis.scripts import Keys, Layout, scripts
+from fencepost.backends.redis.stream import Stream
+from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
+from fencepost.backends.redis.waiters import Line, Lines, Waiter
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
@@ -252,7 +252,7 @@ class Redis(Backend):
     async def doctor(self) -> list[Finding]:
         findings: list[Finding] = []
         for node in await self._nodes.all():
-            findings += await redis_doctor.examine(await node.ready(), self.options)
+            findings += await doctor.examine(await node.ready(), self.options)
         return findings
 
     async def close(self) -> None:

@@ -48,7 +48,7 @@ class Scripts(NamedTuple):
 def build(name: str, variants: Mapping[str, str]) -> Script:
     """The script in a file of that name, with the parts it needs where it says so, for nothing is free that stands
     before what is done most; ``variants`` says which file has a part."""
-    folder = files("fencepost.backends") / "lua"
+    folder = files("fencepost.backends.redis") / "lua"
 
     def part(name: str) -> str:
         return (folder / f"{name}.lua").read_text("utf-8")

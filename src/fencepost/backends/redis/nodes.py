@@ -11,9 +11,9 @@ from typing import Any
 from hiredis import ReplyError
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis_dial import Dial, Locate, limit, pack
-from fencepost.backends.redis_pool import Pool, Socket
-from fencepost.backends.redis_stream import Stream
+from fencepost.backends.redis.connection import Dial, Locate, limit, pack
+from fencepost.backends.redis.pool import Pool, Socket
+from fencepost.backends.redis.stream import Stream
 from fencepost.drive import Flag, run
 from fencepost.errors import BackendError
 

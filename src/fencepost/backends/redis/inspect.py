@@ -4,9 +4,9 @@ from math import inf
 from typing import Any
 
 from fencepost.backend import Status
-from fencepost.backends.redis_calls import Calls
-from fencepost.backends.redis_scan import held
-from fencepost.backends.redis_scripts import Layout, Scripts
+from fencepost.backends.redis.calls import Calls
+from fencepost.backends.redis.scan import held
+from fencepost.backends.redis.scripts import Layout, Scripts
 
 
 class View:

@@ -1,0 +1,23 @@
+"""Redis: one server, the master that Sentinel names, or a cluster.
+
+::
+
+    backend     the contract: Redis, Cluster, Sentinel
+      |
+      +-- topology    which servers there are: one, Sentinel's master, a cluster's masters
+      |     +-- nodes       one server: its connections and its listener
+      |           +-- pool        threads: a pool of sockets
+      |           +-- stream      asyncio: one pipelined stream, `reply` its futures
+      |                 +-- connection  addresses, TLS, greeting, errors
+      +-- calls       run a script, load it again if the server forgot it
+      |     +-- scripts     the files in lua/, put together; key names and cluster slots
+      |     +-- requests    the most frequent calls, packed once
+      +-- waiters     who waits in this process, and a look-out for lost messages
+      +-- inspect     ls, show, status
+      +-- doctor      findings about the server
+      +-- address     the URL's options
+
+A grant, the queue and the hand-over to the next waiter happen inside the scripts (lua/take.lua, lua/release.lua,
+lua/hand_over.lua). The server publishes to one channel per process; nodes listen there and pass what they hear to
+waiters.
+"""
