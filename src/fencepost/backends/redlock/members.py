@@ -10,7 +10,7 @@ from fencepost.backends.redis.connection import Dial, Place, pack, refusal, spel
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.scripts import Script, build, scripts
 from fencepost.backends.redis.topology import fixed
-from fencepost.backends.redlock_ask import ask, connect
+from fencepost.backends.redlock.broadcast import ask, connect
 from fencepost.drive import Driver
 from fencepost.errors import BackendError
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.consul_lines import Lines
-from fencepost.backends.redis import doctor as redis_doctor
+from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options, patient
 from fencepost.backends.redis.connection import spell
 from fencepost.backends.redis.scan import held
 from fencepost.backends.redis.scripts import Keys, Layout
-from fencepost.backends.redlock_nodes import Call, Member, Members, shares
+from fencepost.backends.redlock.members import Call, Member, Members, shares
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
@@ -180,7 +180,7 @@ class Redlock(Backend):
         findings = [self._size()]
         for member in self._nodes.all:
             try:
-                of_one = await redis_doctor.examine(await member.node.ready(), self.options)
+                of_one = await doctor.examine(await member.node.ready(), self.options)
             except BackendError as error:
                 of_one = [Finding("risk", str(error), "one more that is down brings it closer to no majority")]
             findings += [dataclasses.replace(each, what=f"{spell(member.place)}: {each.what}") for each in of_one]
