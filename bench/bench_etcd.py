@@ -14,8 +14,8 @@ import grpc
 import fencepost
 from bench.harness import Sides, bench
 from fencepost import aio
-from fencepost.backends.etcd_wire import GRANT, TXN
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.methods import GRANT, TXN
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.lab.servers import Etcd
 from fencepost.lab.servers.processes import program
 

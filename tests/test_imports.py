@@ -74,10 +74,10 @@ KNOWN_CYCLES: set[frozenset[str]] = {
 """Modules that import each other, also indirectly. This list may only shrink."""
 
 KNOWN_REACHES: set[tuple[str, str]] = {
-    ("lab.gen.etcd", "backends.etcd_keys"),
-    ("lab.gen.etcd", "backends.etcd_rpc"),
-    ("lab.gen.etcd", "backends.etcd_wire"),
-    ("lab.gen.etcd", "backends.proto.etcd_pb2"),
+    ("lab.gen.etcd", "backends.etcd.keys"),
+    ("lab.gen.etcd", "backends.etcd.rpc"),
+    ("lab.gen.etcd", "backends.etcd.methods"),
+    ("lab.gen.etcd", "backends.etcd.proto.etcd_pb2"),
     ("lab.gen.redis", "backends.redis.connection"),
     ("lab.gen.redis", "backends.redis.pool"),
     ("lab.gen.redis", "backends.redis.scripts"),

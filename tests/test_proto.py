@@ -1,4 +1,4 @@
-"""The generated code of fencepost/backends/proto is what the .proto file says today.
+"""The generated code of fencepost/backends/etcd/proto is what the .proto file says today.
 
 `python -m tests.test_proto --write` writes it anew.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2
 
 SOURCE = Path(__file__).parent.parent / "src"
-PROTO = "fencepost/backends/proto/etcd.proto"
+PROTO = "fencepost/backends/etcd/proto/etcd.proto"
 
 MODULE = '''"""Generated from {proto}; do not edit.
 

@@ -19,7 +19,7 @@ from fencepost.errors import ConfigError
 SCHEMES: dict[str, str] = {
     "memory": "fencepost.backends.memory:Memory",
     "sqlite": "fencepost.backends.sqlite:SQLite",
-    "etcd": "fencepost.backends.etcd:Etcd",
+    "etcd": "fencepost.backends.etcd.backend:Etcd",
     "redis": "fencepost.backends.redis.backend:Redis",
     "rediss": "fencepost.backends.redis.backend:Redis",
     "redis+unix": "fencepost.backends.redis.backend:Redis",

@@ -8,8 +8,8 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.backends.etcd import Etcd as Backend
-from fencepost.backends.etcd_rpc import Rpc
+from fencepost.backends.etcd.backend import Etcd as Backend
+from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
 from fencepost.lab.servers import QUICK_ETCD, Etcd
 from tests.harness.waiting import until

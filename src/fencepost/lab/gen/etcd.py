@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 
-from fencepost.backends import etcd_keys
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_wire import GRANT, RANGE, STATUS, TXN
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import keys as etcd_keys
+from fencepost.backends.etcd.methods import GRANT, RANGE, STATUS, TXN
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
 from fencepost.drive import Blocking, run
 from fencepost.errors import BackendError
 from fencepost.lab.gen.keys import PREFIX, Batch

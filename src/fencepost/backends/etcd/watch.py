@@ -3,10 +3,10 @@
 import threading
 from itertools import count
 
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_stream import Stream
-from fencepost.backends.etcd_wire import WATCH
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.methods import WATCH
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.streams import Stream
 from fencepost.drive import Signal
 
 

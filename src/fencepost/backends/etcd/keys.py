@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from fencepost import holders
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.errors import ConfigError
 
 KV: TypeAlias = pb.KeyValue

@@ -6,7 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.errors import BackendError
 
 Q = TypeVar("Q", bound=Message)

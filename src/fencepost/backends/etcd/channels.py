@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from fencepost import check
-from fencepost.backends.etcd_wire import HungUp, Method, Q, R
+from fencepost.backends.etcd.methods import HungUp, Method, Q, R
 from fencepost.errors import BackendError, ConfigError
 from fencepost.url import Address
 

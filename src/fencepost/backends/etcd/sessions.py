@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from fencepost.backends import etcd_keys as keys
-from fencepost.backends.etcd_keeper import Entry, Keeper, Session
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_wire import GRANT, REVOKE, LeaseGone, Outage
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import keys
+from fencepost.backends.etcd.keeper import Entry, Keeper, Session
+from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, Outage
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError
 

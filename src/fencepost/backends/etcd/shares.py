@@ -4,13 +4,13 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 
 from fencepost.backend import Backend
-from fencepost.backends import etcd_keys as keys
-from fencepost.backends import etcd_view as view
-from fencepost.backends.etcd_keeper import Entry
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_session import Sessions
-from fencepost.backends.etcd_wire import TXN, LeaseGone
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import inspect as view
+from fencepost.backends.etcd import keys
+from fencepost.backends.etcd.keeper import Entry
+from fencepost.backends.etcd.methods import TXN, LeaseGone
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.sessions import Sessions
 from fencepost.errors import BackendError, QueueFull
 from fencepost.lease import Grant
 

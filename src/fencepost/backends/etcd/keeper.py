@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from fencepost.backends import etcd_keys as keys
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_stream import Stream
-from fencepost.backends.etcd_wire import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, Sent
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import keys
+from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, Sent
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.streams import Stream
 from fencepost.drive import Driver, Signal, run
 from fencepost.errors import BackendError
 

@@ -1,11 +1,11 @@
 """The locks of an etcd cluster as anybody sees them, and their end by force."""
 
 from fencepost.backend import LOOK, Status
-from fencepost.backends import etcd_keys as keys
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_watch import Watches
-from fencepost.backends.etcd_wire import RANGE, TIME_TO_LIVE, TXN
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import keys
+from fencepost.backends.etcd.methods import RANGE, TIME_TO_LIVE, TXN
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.watch import Watches
 from fencepost.drive import Driver
 
 _PAGE = 5000

@@ -3,9 +3,9 @@
 import grpc
 
 from fencepost.backend import Finding
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_wire import GRANT, MEMBERS, REVOKE, STATUS, Fault
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.methods import GRANT, MEMBERS, REVOKE, STATUS, Fault
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
 
 

@@ -7,8 +7,8 @@ from typing import Any, Generic
 
 import grpc
 
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_wire import Fault, Method, Q, R
+from fencepost.backends.etcd.methods import Fault, Method, Q, R
+from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
 
 

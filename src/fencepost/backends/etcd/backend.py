@@ -4,16 +4,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 from fencepost.backend import Finding, Hold, Promises, Renewal, Status
-from fencepost.backends import etcd_keys as keys
-from fencepost.backends import etcd_view as view
-from fencepost.backends.etcd_doctor import examine
-from fencepost.backends.etcd_keeper import Entry, Session
-from fencepost.backends.etcd_rpc import Rpc
-from fencepost.backends.etcd_session import Sessions
-from fencepost.backends.etcd_shares import Found, Shares
-from fencepost.backends.etcd_watch import Watches
-from fencepost.backends.etcd_wire import RANGE, TXN, LeaseGone, Outage, Sent
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import inspect as view
+from fencepost.backends.etcd import keys
+from fencepost.backends.etcd.doctor import examine
+from fencepost.backends.etcd.keeper import Entry, Session
+from fencepost.backends.etcd.methods import RANGE, TXN, LeaseGone, Outage, Sent
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.sessions import Sessions
+from fencepost.backends.etcd.shares import Found, Shares
+from fencepost.backends.etcd.watch import Watches
 from fencepost.drive import Blocking, Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant

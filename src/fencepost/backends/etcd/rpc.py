@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
-from fencepost.backends.etcd_wire import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
-from fencepost.backends.etcd_wires import Wires, forks
-from fencepost.backends.proto import etcd_pb2 as pb
+from fencepost.backends.etcd.channels import Wires, forks
+from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
+from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.drive import Driver, run
 from fencepost.errors import BackendError
 from fencepost.url import Address

@@ -1,0 +1,18 @@
+"""etcd: a key per contender, in the layout of etcd's own Mutex.
+
+::
+
+    backend      the contract: Etcd
+      +-- shares     what a sharer does differently
+      +-- sessions   one etcd lease per ttl, which many locks of this process hang on
+      |     +-- keeper     the thread that keeps these leases alive and cleans up
+      +-- watch      waits for the predecessor's key to go
+      |     +-- streams    a stream of watches or keep-alives
+      +-- keys       the names of keys, and the transactions on them
+      +-- rpc        a request to any of the members, tried again where that is safe
+      |     +-- methods    the methods and what their failures mean
+      |     +-- channels   the connections, also across a fork; the URL's options
+      +-- inspect    ls, show, status
+      +-- doctor     findings about the cluster
+      +-- proto      etcd's messages
+"""
