@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fencepost.backends.zookeeper_session import SHARE
+from fencepost.backends.zookeeper.session import SHARE
 from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, Postgres, Redis, ZooKeeper
 from fencepost.lab.servers.processes import program
 from tests.harness.child import Child, ChildFailed

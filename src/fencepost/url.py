@@ -33,9 +33,9 @@ SCHEMES: dict[str, str] = {
     "valkeys": "fencepost.backends.redis.backend:Redis",
     "postgresql": "fencepost.backends.postgres:Postgres",
     "postgres": "fencepost.backends.postgres:Postgres",
-    "consul": "fencepost.backends.consul:Consul",
-    "zk": "fencepost.backends.zookeeper:ZooKeeper",
-    "zookeeper": "fencepost.backends.zookeeper:ZooKeeper",
+    "consul": "fencepost.backends.consul.backend:Consul",
+    "zk": "fencepost.backends.zookeeper.backend:ZooKeeper",
+    "zookeeper": "fencepost.backends.zookeeper.backend:ZooKeeper",
 }
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)

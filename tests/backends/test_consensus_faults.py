@@ -9,7 +9,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.backends import consul
+from fencepost.backends.consul import backend as consul
 from fencepost.drive import boottime
 from fencepost.errors import BackendError, LeaseLost
 from fencepost.lab.nemesis.proxy import Proxy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fencepost
-from fencepost.backends import zookeeper_names as names
+from fencepost.backends.zookeeper import names
 from fencepost.drive import Blocking, run
 from fencepost.lab.servers import ZooKeeper, ask
 from fencepost.url import connect

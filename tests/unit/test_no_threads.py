@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fencepost.backends.overdue import Overdue
+from fencepost.backends.expiry import Overdue
 from fencepost.drive import Blocking, boottime
 from tests.harness.child import Child
 from tests.harness.waiting import until

@@ -9,7 +9,7 @@ from math import ceil, inf
 from typing import Any
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends.consul_lines import Lines
+from fencepost.backends.local_queue import Lines
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options, patient
 from fencepost.backends.redis.connection import spell

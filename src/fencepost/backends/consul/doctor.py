@@ -1,7 +1,7 @@
 """What a Consul cluster means for locks, in plain words."""
 
 from fencepost.backend import Finding
-from fencepost.backends.consul_http import Http
+from fencepost.backends.consul.http import Http
 
 
 async def examine(http: Http, min_ttl: float, lock_delay: float) -> list[Finding]:

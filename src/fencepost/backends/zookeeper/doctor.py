@@ -3,7 +3,7 @@
 import re
 
 from fencepost.backend import Finding
-from fencepost.backends.zookeeper_session import Session
+from fencepost.backends.zookeeper.session import Session
 from fencepost.errors import BackendError
 
 _EDGE = 2**31 * 3 // 4

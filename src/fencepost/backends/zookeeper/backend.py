@@ -9,12 +9,12 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends import zookeeper_names as names
-from fencepost.backends.overdue import Overdue
-from fencepost.backends.zookeeper_doctor import examine
-from fencepost.backends.zookeeper_line import Place, changed, contenders, nodes
-from fencepost.backends.zookeeper_session import SHARE, Reply, Session, sets
-from fencepost.backends.zookeeper_url import read
+from fencepost.backends.expiry import Overdue
+from fencepost.backends.zookeeper import names
+from fencepost.backends.zookeeper.address import read
+from fencepost.backends.zookeeper.contender import Place, changed, contenders, nodes
+from fencepost.backends.zookeeper.doctor import examine
+from fencepost.backends.zookeeper.session import SHARE, Reply, Session, sets
 from fencepost.drive import Blocking, Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant

@@ -9,13 +9,13 @@ from typing import Any
 
 from fencepost import check
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends.consul_doctor import examine
-from fencepost.backends.consul_http import BATCH, Answer, Forbidden, Http
-from fencepost.backends.consul_lines import Lines
-from fencepost.backends.consul_names import decode, encode
-from fencepost.backends.consul_sessions import Session, Sessions
-from fencepost.backends.consul_url import read
-from fencepost.backends.overdue import Overdue
+from fencepost.backends.consul.address import read
+from fencepost.backends.consul.doctor import examine
+from fencepost.backends.consul.http import BATCH, Answer, Forbidden, Http
+from fencepost.backends.consul.names import decode, encode
+from fencepost.backends.consul.sessions import Session, Sessions
+from fencepost.backends.expiry import Overdue
+from fencepost.backends.local_queue import Lines
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant

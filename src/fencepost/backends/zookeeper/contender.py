@@ -9,9 +9,9 @@ from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, G
 
 from fencepost import check, holders
 from fencepost.backend import LOOK
-from fencepost.backends import zookeeper_names as names
-from fencepost.backends.zookeeper_session import Reply, Session, sets
-from fencepost.backends.zookeeper_url import Settings
+from fencepost.backends.zookeeper import names
+from fencepost.backends.zookeeper.address import Settings
+from fencepost.backends.zookeeper.session import Reply, Session, sets
 from fencepost.drive import Driver, Signal
 from fencepost.errors import ConfigError
 

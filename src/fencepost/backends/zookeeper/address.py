@@ -7,7 +7,7 @@ from typing import Any
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencepost import check
-from fencepost.backends import zookeeper_names as names
+from fencepost.backends.zookeeper import names
 from fencepost.errors import ConfigError
 from fencepost.url import Address
 

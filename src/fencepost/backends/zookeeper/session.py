@@ -21,7 +21,7 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect, Create2
 from kazoo.protocol.states import KazooState
 
-from fencepost.backends.zookeeper_url import Settings
+from fencepost.backends.zookeeper.address import Settings
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError
 

@@ -13,7 +13,7 @@ import ssl
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from fencepost.backends.consul_url import Settings
+from fencepost.backends.consul.address import Settings
 from fencepost.backends.fork import sever
 from fencepost.backends.sockets import connect
 from fencepost.drive import Driver, woken

@@ -1,4 +1,4 @@
-"""The waiters of one process, first come, first served; only the first of each line asks Consul."""
+"""The waiters of one process, first come, first served; only the first of each queue asks the store."""
 
 import threading
 

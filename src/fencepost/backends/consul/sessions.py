@@ -8,7 +8,7 @@ nothing that comes late can take a lock with it any more.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencepost.backends.consul_http import Http
+from fencepost.backends.consul.http import Http
 from fencepost.drive import Driver
 from fencepost.errors import BackendError
 
