@@ -85,7 +85,7 @@ KNOWN_REACHES: set[tuple[str, str]] = {
     ("lab.minting", "backends.redis.connection"),
     ("lab.minting", "backends.redis.pool"),
     ("lab.minting", "backends.redis.scripts"),
-    ("resource.ledger_postgres", "backends.postgres_wire"),
+    ("resource.ledger_postgres", "backends.postgres.connection"),
     ("sim.backends", "backends.memory"),
     ("sim.service", "backends.memory_store"),
 }

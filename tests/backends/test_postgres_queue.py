@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 
 import fencepost
-from fencepost.backends import postgres_ear
-from fencepost.backends.postgres_ear import Ear
+from fencepost.backends.postgres import listener
+from fencepost.backends.postgres.listener import Ear
 from fencepost.lab.servers import Postgres
 from tests.backends.postgres import LONG, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
@@ -161,8 +161,8 @@ def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> N
 def test_nobody_listens_when_nobody_waits_any_more(
     server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_ear, "LINGER", 0.1)
-    monkeypatch.setattr(postgres_ear, "_LISTENING", (0.1, 15.0))
+    monkeypatch.setattr(listener, "LINGER", 0.1)
+    monkeypatch.setattr(listener, "_LISTENING", (0.1, 15.0))
     with fencepost.connect(server.url, ttl=LONG) as locks:
         for _ in range(2):
             holder = locks.acquire(name)

@@ -88,7 +88,7 @@ def test_the_grants_named_in_the_file_are_enough(server: Postgres, schema: str) 
 
 def test_the_schemas_file_is_plain_sql(server: Postgres) -> None:
     """So that the owner of a database can run it by hand, with psql."""
-    sql = resources.files("fencepost.backends").joinpath("sql", "postgres.sql").read_text("utf-8")
+    sql = resources.files("fencepost.backends.postgres").joinpath("schema.sql").read_text("utf-8")
     with session(server) as other:
         other.execute("CREATE DATABASE by_hand")
     url = server.url.replace("/postgres", "/by_hand").replace("by_hand@", "postgres@")

@@ -8,8 +8,8 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.backends import postgres_ear
-from fencepost.backends.postgres_ear import Ear
+from fencepost.backends.postgres import listener
+from fencepost.backends.postgres.listener import Ear
 from fencepost.lab.servers import Postgres
 from tests.backends.postgres import LONG, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
@@ -101,7 +101,7 @@ def test_a_waiter_is_told_of_a_sharer_that_expires_earlier(
     server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It minds the deadline of the writer before, which is far off; the reader let in before it dies soon."""
-    monkeypatch.setattr(postgres_ear, "_LISTENING", (2 * PATIENCE, 3 * PATIENCE))  # nobody looks for lost news
+    monkeypatch.setattr(listener, "_LISTENING", (2 * PATIENCE, 3 * PATIENCE))  # nobody looks for lost news
     with fencepost.connect(server.url, ttl=LONG) as locks, fencepost.connect(server.url, ttl=LONG) as there:
         writer = locks.acquire(name)
         short = aside(locks.shared(name, ttl=0.5, renew=False).acquire)

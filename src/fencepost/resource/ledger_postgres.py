@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres_wire import LIBPQ, BlockingLink, conninfo, failure
+from fencepost.backends.postgres.connection import LIBPQ, BlockingLink, conninfo, failure
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import postgres

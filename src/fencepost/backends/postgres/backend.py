@@ -10,10 +10,10 @@ import psycopg
 
 from fencepost import check, url
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends.postgres_doctor import examine
-from fencepost.backends.postgres_ear import Ear, Waiter
-from fencepost.backends.postgres_links import Links
-from fencepost.backends.postgres_wire import LIBPQ, Call, conninfo
+from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
+from fencepost.backends.postgres.doctor import examine
+from fencepost.backends.postgres.listener import Ear, Waiter
+from fencepost.backends.postgres.pool import Links
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant

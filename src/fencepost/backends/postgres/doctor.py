@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fencepost.backend import Finding
-from fencepost.backends.postgres_links import Links
+from fencepost.backends.postgres.pool import Links
 
 _FACTS = """SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'),

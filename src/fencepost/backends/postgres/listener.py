@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres_wire import BlockingLink, connect, pooled
+from fencepost.backends.postgres.connection import BlockingLink, connect, pooled
 from fencepost.drive import Driver, Signal, boottime, run
 from fencepost.errors import BackendError
 

@@ -76,7 +76,7 @@ def failure(error: psycopg.Error, *, ambiguous: bool) -> BackendError:
     if isinstance(error, errors.ReadOnlySqlTransaction):
         text += "; this is a standby: name the primary, or several hosts, of which the writable one is taken"
     elif isinstance(error, errors.InsufficientPrivilege):
-        text += "; let the database's owner run fencepost/backends/sql/postgres.sql, and grant what its top names"
+        text += "; let the database's owner run fencepost/backends/postgres/schema.sql, and grant what its top names"
     return BackendError(f"Postgres: {text}", backend="postgresql", ambiguous=ambiguous)
 
 
@@ -189,7 +189,7 @@ async def create(link: Link, schema: str) -> None:
             return
     except _NO_SCHEMA:
         pass
-    sql = resources.files("fencepost.backends").joinpath("sql", "postgres.sql").read_text("utf-8")
+    sql = resources.files("fencepost.backends.postgres").joinpath("schema.sql").read_text("utf-8")
     sql = sql.replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
     await ask(link, "BEGIN")
     try:

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from fencepost.backends.postgres_wire import (
+from fencepost.backends.postgres.connection import (
     AsyncioLink,
     BlockingLink,
     Call,
