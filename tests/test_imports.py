@@ -264,7 +264,7 @@ def test_every_import_follows_an_arrow() -> None:
         ("backends.memory", "from ..guards import memory"),
         ("backends.memory", "from ..locks import acquire"),
         ("backends.memory", "import fencepost"),
-        ("guards.sqlite", "if TYPE_CHECKING:\n    from fencepost.backends.sqlite import Sqlite"),
+        ("guards.sqlite", "if TYPE_CHECKING:\n    from fencepost.backends.sqlite.backend import Sqlite"),
         ("sync", "from fencepost.aio import connect"),
         ("metrics", "from fencepost.cli import main"),
     ],
@@ -289,7 +289,7 @@ def test_a_wrong_arrow_is_found(module: str, source: str) -> None:
     [
         ("errors", "from .rule import Verdict"),
         ("locks", "from fencepost import errors\nimport fencepost.lease as lease"),
-        ("backends.sqlite", "from ..backend import Backend\nfrom .queue import Queue\nimport sqlite3"),
+        ("backends.sqlite.backend", "from ..backend import Backend\nfrom .queue import Queue\nimport sqlite3"),
         ("cli.demo", "import fencepost\nfrom fencepost.lab import worker"),
         ("locks", "from fencepostlike import backends\nimport asyncio"),
     ],

@@ -18,7 +18,7 @@ from fencepost.errors import ConfigError
 # the entry point group "fencepost.backends".
 SCHEMES: dict[str, str] = {
     "memory": "fencepost.backends.memory:Memory",
-    "sqlite": "fencepost.backends.sqlite:SQLite",
+    "sqlite": "fencepost.backends.sqlite.backend:SQLite",
     "etcd": "fencepost.backends.etcd.backend:Etcd",
     "redis": "fencepost.backends.redis.backend:Redis",
     "rediss": "fencepost.backends.redis.backend:Redis",

@@ -13,7 +13,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.backends import sqlite_file
+from fencepost.backends.sqlite import file as sqlite_file
 from fencepost.errors import BackendError, ConfigError
 from tests.harness.child import Child
 from tests.harness.isolated import isolated

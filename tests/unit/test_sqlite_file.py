@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from fencepost.backends.sqlite_file import File
+from fencepost.backends.sqlite.file import File
 
 
 def test_whose_file_it_is_is_judged_as_of_one_moment(tmp_path: Path) -> None:

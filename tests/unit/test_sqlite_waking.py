@@ -11,7 +11,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.backends import wake
+from fencepost.backends.sqlite import mailbox
 from tests.conformance.worker import Worker
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.threads import Background
@@ -88,13 +88,13 @@ def _served(waiters: list[Waiter]) -> Iterator[sync.Lease]:
 
 def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
-    really = wake.wake
+    really = mailbox.wake
 
     def counted(folder: Path, address: str, holder: str) -> None:
         sent.append(holder)
         really(folder, address, holder)
 
-    monkeypatch.setattr(wake, "wake", counted)
+    monkeypatch.setattr(mailbox, "wake", counted)
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
         lease = here.acquire("a")
         waiters = [Waiter(there) for _ in range(8)]
@@ -147,7 +147,7 @@ def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
 
 
 def test_a_lost_wake_up_delays_no_longer_than_the_holders_deadline(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wake, "wake", lambda folder, address, holder: None)
+    monkeypatch.setattr(mailbox, "wake", lambda folder, address, holder: None)
     with fencepost.connect(url, ttl=1) as here, fencepost.connect(url, ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)

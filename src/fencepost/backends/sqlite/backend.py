@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from fencepost import check
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends import wake
-from fencepost.backends.sqlite_doctor import examine
-from fencepost.backends.sqlite_file import File
-from fencepost.backends.sqlite_line import SHARED, Line, Wakes
+from fencepost.backends.sqlite import mailbox
+from fencepost.backends.sqlite.doctor import examine
+from fencepost.backends.sqlite.file import File
+from fencepost.backends.sqlite.queue import SHARED, Line, Wakes
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
@@ -55,8 +55,8 @@ class SQLite(Backend):
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
         self._file = File((Path(path) if path else _default()).absolute(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
-        self._mailbox = wake.Mailbox(self._folder)
-        self._lines = wake.Lines()
+        self._mailbox = mailbox.Mailbox(self._folder)
+        self._lines = mailbox.Lines()
         self._line = Line(self._file.path, self._folder, self._mailbox)
 
     # The contract
@@ -130,7 +130,7 @@ class SQLite(Backend):
 
     def forked(self) -> None:
         self._mailbox.forked()
-        self._lines = wake.Lines()
+        self._lines = mailbox.Lines()
 
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
         try:
@@ -300,8 +300,8 @@ class SQLite(Backend):
             db.execute("UPDATE lock SET token = max(token, ?) WHERE name = ''", (above,))
 
     def _wake(self, wakes: Wakes) -> None:
-        for mailbox, holder in wakes:
-            wake.wake(self._folder, mailbox, holder)
+        for address, holder in wakes:
+            mailbox.wake(self._folder, address, holder)
 
 
 def _default() -> Path:

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import TypeAlias
 
-from fencepost.backends import wake
+from fencepost.backends.sqlite.mailbox import Mailbox, alive
 from fencepost.errors import BackendError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
@@ -22,7 +22,7 @@ _HEAD = "SELECT ticket, holder, ttl, mailbox, share FROM waiter WHERE name = ? O
 class Line:
     """What every transaction does alike. Each method takes the connection whose transaction it is part of."""
 
-    def __init__(self, path: Path, folder: Path, mailbox: wake.Mailbox) -> None:
+    def __init__(self, path: Path, folder: Path, mailbox: Mailbox) -> None:
         self._path = path
         self._folder = folder
         self._mailbox = mailbox
@@ -91,11 +91,11 @@ class Line:
         count = self._sharers(db, name)
         while row := db.execute(_HEAD, (name,)).fetchone():
             ticket, holder, ttl, mailbox, limit = row
-            alive = mailbox not in dead and wake.alive(self._folder, mailbox)
-            if alive and (limit is None or count >= limit):
+            lives = mailbox not in dead and alive(self._folder, mailbox)
+            if lives and (limit is None or count >= limit):
                 break
             db.execute("DELETE FROM waiter WHERE ticket = ?", (ticket,))
-            if not alive:
+            if not lives:
                 dead.add(mailbox)
                 continue
             self._seat(db, name, holder, now + ttl)
@@ -116,7 +116,7 @@ class Line:
         while row := db.execute(_HEAD, (name,)).fetchone():
             ticket, holder, ttl, mailbox, limit = row
             db.execute("DELETE FROM waiter WHERE ticket = ?", (ticket,))
-            if mailbox not in dead and wake.alive(self._folder, mailbox):
+            if mailbox not in dead and alive(self._folder, mailbox):
                 if limit is None:
                     self.grant(db, name, holder, now + ttl)
                 else:
@@ -141,7 +141,7 @@ class Line:
         count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"
         if db.execute(count, (name, holder)).fetchone()[0] >= queue:
             boxes = db.execute("SELECT DISTINCT mailbox FROM waiter WHERE name = ?", (name,)).fetchall()
-            gone = [box for box in boxes if not wake.alive(self._folder, box[0])]
+            gone = [box for box in boxes if not alive(self._folder, box[0])]
             db.executemany("DELETE FROM waiter WHERE mailbox = ?", gone)
             if db.execute(count, (name, holder)).fetchone()[0] >= queue:
                 raise QueueFull(name, queue)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fencepost.backend import Finding
-from fencepost.backends.sqlite_file import File
+from fencepost.backends.sqlite.file import File
 
 _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "sshfs", "fuse.sshfs", "virtiofs")
 

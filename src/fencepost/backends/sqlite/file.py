@@ -1,8 +1,10 @@
 """The SQLite file itself: its schema, its connection, its transactions, and what it keeps on disk."""
 
+import functools
 import logging
 import os
 import sqlite3
+import subprocess
 import threading
 import weakref
 from collections.abc import Iterator
@@ -10,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fencepost.backends.boot import boot_id
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
 from fencepost.sql.sqlite import patiently
@@ -242,3 +243,13 @@ def _after_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+@functools.cache
+def boot_id() -> str:
+    """A string that is new after every boot of this host, and the same for all its processes until then."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        called = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
+        return called.stdout.strip()

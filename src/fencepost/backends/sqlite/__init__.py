@@ -1,0 +1,10 @@
+"""SQLite: the embedded default, one file shared by all processes of one host.
+
+::
+
+    backend      the contract: SQLite
+      +-- queue      minting, hand-over, sharing and the queue, as parts of a transaction
+      +-- file       the file: schema, connection, transactions, what must be on disk before a grant
+      +-- mailbox    wake-ups between processes: a Unix datagram socket beside the file
+      +-- doctor     findings about the file and where it lies
+"""
