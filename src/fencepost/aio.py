@@ -260,7 +260,8 @@ class Locks:
         Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
         ask for the ``leader``. Inside ``async with term`` losing the term cancels the block.
         """
-        from fencepost import aio_terms, terms
+        from fencepost import aio_terms
+        from fencepost import election as terms
 
         make = aio_terms.Term if self._keys is None else self._keys.signing(aio_terms.Term)
         return aio_terms.lead(terms.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))

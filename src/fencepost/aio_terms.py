@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator
 from types import TracebackType
 
-from fencepost import holders, terms
+from fencepost import election as terms
+from fencepost import holders
 from fencepost.aio import Body, Lease, Locks
 from fencepost.errors import LeaseLost
 from fencepost.locks import GIVEN_BACK

@@ -257,7 +257,8 @@ class Locks:
         Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
         ask for the ``leader``.
         """
-        from fencepost import sync_terms, terms
+        from fencepost import election as terms
+        from fencepost import sync_terms
 
         make = sync_terms.Term if self._keys is None else self._keys.signing(sync_terms.Term)
         return sync_terms.lead(terms.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))

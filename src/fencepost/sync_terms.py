@@ -3,7 +3,8 @@
 from collections.abc import Generator
 from types import TracebackType
 
-from fencepost import ambient, holders, terms
+from fencepost import ambient, holders
+from fencepost import election as terms
 from fencepost.drive import call
 from fencepost.errors import LeaseLost
 from fencepost.interrupts import protected

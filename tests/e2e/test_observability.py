@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import pytest
 
+from fencepost.hooks.instruments import INSTRUMENTS
 from fencepost.lab.servers import http_json
 from fencepost.lab.servers.processes import Missing, program
 from fencepost.lab.servers.server import Server
-from fencepost.meter import INSTRUMENTS
 from fencepost.rule import Stamp
 from tests import ROOT
 from tests.e2e.worker import WorkerProcess

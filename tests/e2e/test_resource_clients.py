@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.lab.servers.processes import HOST
-from fencepost.resource import clients
+from fencepost.resource import auth as clients
 from tests.harness.resource import Answer, Service
 
 TOKEN = "X-Fence-Token"

@@ -13,13 +13,13 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from fencepost.audit import Audit
-from fencepost.audit import read as read_audit
 from fencepost.cli.app import app
 from fencepost.guards import file, postgres, sqlite
 from fencepost.guards import redis as redis_guard
 from fencepost.guards.memory import Guard
 from fencepost.guards.policy import Policy
+from fencepost.hooks.audit import Audit
+from fencepost.hooks.audit import read as read_audit
 from fencepost.rule import Stamp
 from tests.harness.servers import Endpoint
 

@@ -12,8 +12,8 @@ import pytest
 
 from fencepost.drive import settle
 from fencepost.errors import BackendError, ConfigError
-from fencepost.guards.connections import is_async
 from fencepost.once import Block, Run, once, purge
+from fencepost.sql.connections import is_async
 from tests.guards.connections import KINDS, Kind, execute
 from tests.harness.threads import background
 from tests.harness.waiting import run, until

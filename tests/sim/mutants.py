@@ -10,7 +10,7 @@ import pytest
 
 from fencepost import rule
 from fencepost.backends.memory import Memory
-from fencepost.guards import decision
+from fencepost.guards import judgement as decision
 from fencepost.sim.stores import Store
 
 RULE = {

@@ -18,7 +18,7 @@ from fencepost.advise.measured import Bounds, Histogram, histograms, measured
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.events import Event
-from fencepost.metrics import Metrics
+from fencepost.hooks.prometheus import Metrics
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import PATIENCE
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.audit import Audit, Sync, read
 from fencepost.errors import ConfigError, StaleToken
 from fencepost.events import Event, Hooks
 from fencepost.guards import memory
+from fencepost.hooks.audit import Audit, Sync, read
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from fencepost.events import Event, Kind
-from fencepost.log import Log
+from fencepost.hooks.log import Log
 from fencepost.rule import Verdict
 
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fencepost.errors import Refused
 from fencepost.events import Event
 from fencepost.guards import memory
-from fencepost.metrics import Metrics
+from fencepost.hooks.prometheus import Metrics
 from fencepost.rule import Stamp, Verdict
 from tests.harness.child import Child
 
@@ -120,7 +120,7 @@ def test_a_missing_package_names_the_pip_command() -> None:
     program = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "from fencepost.errors import ConfigError\n"
-        "try:\n    import fencepost.metrics\n"
+        "try:\n    import fencepost.hooks.prometheus\n"
         "except ConfigError as error:\n    print(error)"
     )
     with Child.python("-c", program) as child:

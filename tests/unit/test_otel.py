@@ -14,8 +14,8 @@ import fencepost
 from fencepost.errors import StaleToken
 from fencepost.events import Event
 from fencepost.guards import memory
-from fencepost.meter import INSTRUMENTS
-from fencepost.otel import Telemetry
+from fencepost.hooks.instruments import INSTRUMENTS
+from fencepost.hooks.otel import Telemetry
 from fencepost.rule import Stamp
 
 
@@ -110,7 +110,7 @@ def test_the_counts_are_those_of_prometheus_and_no_attribute_names_a_lock(seen: 
 
 
 def test_leases_dropped_without_release_do_not_pile_up(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.otel._OPEN", 3)
+    monkeypatch.setattr("fencepost.hooks.otel._OPEN", 3)
     for number in range(5):
         seen.hook(Event(kind="acquired", name="thing", source="memory", holder=f"h{number}", token=number + 1))
     assert len(seen.hook._holds) == 3

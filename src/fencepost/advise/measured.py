@@ -58,7 +58,7 @@ def histograms(text: str) -> dict[str, Histogram]:
             buckets[bound] = buckets.get(bound, 0.0) + float(match["count"])
     if not found:
         raise ConfigError(
-            f"no {HELD}, {LATENCY} or {SLACK} on that page; give locks the hook fencepost.metrics.Metrics()"
+            f"no {HELD}, {LATENCY} or {SLACK} on that page; give locks the hook fencepost.hooks.prometheus.Metrics()"
         )
     return {name: Histogram(buckets) for name, buckets in found.items()}
 

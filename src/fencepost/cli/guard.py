@@ -39,8 +39,8 @@ def report(
 
     Ends with 1 if something speaks against it for any guard.
     """
-    from fencepost import audit
     from fencepost.guards.rollout import fared
+    from fencepost.hooks import audit
 
     try:
         found = fared(audit.read(log), since=0.0 if since is None else time.time() - since)
@@ -134,7 +134,7 @@ def reset(
     as_json: Json = False,
 ) -> None:
     """Raise a resource's mark by hand, never lower it: for marks that were restored from a backup."""
-    from fencepost.audit import Audit
+    from fencepost.hooks.audit import Audit
 
     if not reason.strip():
         raise ConfigError("a reset needs a reason that whoever reads the audit log will understand")

@@ -23,7 +23,7 @@ class Fence(StrEnum):
 
 def _new_token(name: str | None) -> None:
     if name is not None:
-        from fencepost.resource import clients
+        from fencepost.resource import auth as clients
 
         token, table = clients.new(name)
         print(table)

@@ -135,8 +135,8 @@ def _drive(path: str, database: str, backend: str | None, call: Callable[[Any, A
 def _all(database: str) -> list[dict[str, Any]]:
     import sqlite3
 
-    from fencepost.guards.postgres_ask import unprepared
     from fencepost.saga import ledger
+    from fencepost.sql.postgres import unprepared
 
     with connected(database) as conn:
         try:

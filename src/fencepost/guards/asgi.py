@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fencepost.errors import ConfigError, Refused
 from fencepost.events import Action, Hook
-from fencepost.guards import http
-from fencepost.guards.decision import Access
+from fencepost.guards import headers as http
+from fencepost.guards.judgement import Access
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer

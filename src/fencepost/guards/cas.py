@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 from fencepost import check
 from fencepost.errors import BackendError
 from fencepost.events import Action, Event, Hook, Hooks
-from fencepost.guards.decision import Access
 from fencepost.guards.envelope import Content
+from fencepost.guards.judgement import Access
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict, raised

@@ -15,13 +15,13 @@ from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.guards.connections import is_async, is_sqlite, kind, sqlalchemy_connection
-from fencepost.guards.decision import Access
+from fencepost.guards.judgement import Access
 from fencepost.guards.policy import Policy
-from fencepost.guards.postgres_ask import alone, tuples
-from fencepost.guards.sqlite_ask import cursor, link
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
+from fencepost.sql.connections import is_async, is_sqlite, kind, sqlalchemy_connection
+from fencepost.sql.postgres import alone, tuples
+from fencepost.sql.sqlite import cursor, link
 
 __all__ = ["read", "write"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from fencepost.events import Action, Hook
-from fencepost.guards.decision import Access, Decision
+from fencepost.guards.judgement import Access, Decision
 from fencepost.guards.policy import Policy
 from fencepost.lease import Offer
 from fencepost.rule import Stamp

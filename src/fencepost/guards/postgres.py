@@ -19,12 +19,12 @@ from typing import Any, TypeVar, cast
 from fencepost import check
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.connections import Fenced
-from fencepost.guards.decision import Access
+from fencepost.guards.judgement import Access
 from fencepost.guards.policy import Policy
-from fencepost.guards.postgres_ask import alone, ask, on, state
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
+from fencepost.sql.connections import Fenced
+from fencepost.sql.postgres import alone, ask, on, state
 
 __all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "mark", "reset"]
 
@@ -202,7 +202,7 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
     ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
     same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch.
     """
-    statements = [resources.files("fencepost.guards").joinpath("sql", "postgres.sql").read_text("utf-8")]
+    statements = [resources.files("fencepost.guards").joinpath("postgres.sql").read_text("utf-8")]
     if table is None:
         return statements
     if (resource is None) == (column is None):

@@ -18,9 +18,9 @@ from fencepost import check
 from fencepost.drive import run
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.decision import Access
+from fencepost.guards.judgement import Access
 from fencepost.guards.policy import Policy
-from fencepost.guards.redis_ask import Link, Part, Script, encoded, text
+from fencepost.guards.redis_client import Link, Part, Script, encoded, text
 from fencepost.lease import Offer
 from fencepost.rule import Stamp, Verdict
 

@@ -17,12 +17,12 @@ from typing import Any, Literal, TypeVar, overload
 from fencepost import check
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.connections import Fenced, through
-from fencepost.guards.decision import Access
+from fencepost.guards.judgement import Access
 from fencepost.guards.policy import Policy
-from fencepost.guards.sqlite_ask import Table, cursor, link, locked
 from fencepost.lease import Offer
 from fencepost.rule import Stamp
+from fencepost.sql.connections import Fenced, through
+from fencepost.sql.sqlite import Table, cursor, link, locked
 
 __all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "mark", "reset"]
 

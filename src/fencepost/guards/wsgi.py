@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from fencepost.errors import ConfigError, Refused
 from fencepost.events import Action, Hook
-from fencepost.guards import http
+from fencepost.guards import headers as http
 from fencepost.guards.asgi import Fenced
-from fencepost.guards.decision import Access
+from fencepost.guards.judgement import Access
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.meter import INSTRUMENTS
+from fencepost.hooks.instruments import INSTRUMENTS
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -16,7 +16,7 @@ def metrics(port: int, *, host: str = "127.0.0.1") -> tuple[Hook, str]:
 
     Raises ConfigError if the port cannot be had, or prometheus_client is not installed.
     """
-    from fencepost.metrics import Metrics  # first: it names the pip command if prometheus_client is missing
+    from fencepost.hooks.prometheus import Metrics  # first: it names the pip command if prometheus_client is missing
 
     from prometheus_client import CollectorRegistry  # isort: skip
 
@@ -26,7 +26,7 @@ def metrics(port: int, *, host: str = "127.0.0.1") -> tuple[Hook, str]:
 
 def counters(port: int, *names: str, host: str = "127.0.0.1") -> tuple[Callable[..., None], str]:
     """The same for one that counts by itself, many at once: ``count(lock_acquire_success_total=1000)``."""
-    import fencepost.metrics  # noqa: F401
+    import fencepost.hooks.prometheus  # noqa: F401
 
     from prometheus_client import CollectorRegistry, Counter  # isort: skip
 

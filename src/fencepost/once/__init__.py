@@ -15,11 +15,11 @@ from typing import Any, overload
 from fencepost.drive import run as _run
 from fencepost.errors import ConfigError
 from fencepost.guards import redis
-from fencepost.guards.connections import is_async
 from fencepost.once.redis import Commands, Script
 from fencepost.once.run import Block, Run
 from fencepost.once.sql import Rows
 from fencepost.once.sql import purge as _purge
+from fencepost.sql.connections import is_async
 
 __all__ = ["Block", "Commands", "Run", "once", "purge"]
 

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeAlias
 
 from fencepost.errors import BackendError, ConfigError
-from fencepost.guards.http import SAFE
+from fencepost.guards.headers import SAFE
 from fencepost.once import http, once
 
 __all__ = ["Once"]

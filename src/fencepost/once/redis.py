@@ -6,8 +6,8 @@ from typing import Any
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.redis import Guard
-from fencepost.guards.redis_ask import Part, text
-from fencepost.guards.redis_ask import Script as _Source
+from fencepost.guards.redis_client import Part, text
+from fencepost.guards.redis_client import Script as _Source
 from fencepost.once.run import Block, Run
 
 _ONCE = _Source("fencepost.once", "once.lua")

@@ -10,9 +10,9 @@ from typing import Any
 
 from fencepost.drive import settle
 from fencepost.errors import ConfigError
-from fencepost.guards import postgres_ask
-from fencepost.guards.connections import atomic, begin, is_sqlite, opened, refused, through, within
-from fencepost.guards.sqlite_ask import Table, cursor, link, locked, patient
+from fencepost.sql import postgres
+from fencepost.sql.connections import atomic, begin, is_sqlite, opened, refused, through, within
+from fencepost.sql.sqlite import Table, cursor, link, locked, patient
 
 
 async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -23,8 +23,8 @@ async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple
     """
     if not is_sqlite(conn):
         row: tuple[Any, ...] | None = await settle(
-            postgres_ask.on(
-                conn, lambda conn: postgres_ask.ask(conn, sql, args, answers="RETURNING" in sql or sql[:6] == "SELECT")
+            postgres.on(
+                conn, lambda conn: postgres.ask(conn, sql, args, answers="RETURNING" in sql or sql[:6] == "SELECT")
             )
         )
         return None if row is None else tuple(row)

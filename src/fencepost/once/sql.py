@@ -5,11 +5,11 @@ import time
 from typing import Any
 
 from fencepost.errors import BackendError, ConfigError
-from fencepost.guards.connections import is_async
-from fencepost.guards.postgres_ask import state
-from fencepost.guards.sqlite_ask import Table
 from fencepost.once import rows
 from fencepost.once.run import Block, Run
+from fencepost.sql.connections import is_async
+from fencepost.sql.postgres import state
+from fencepost.sql.sqlite import Table
 
 _RUNS = Table(
     "fencepost_run",

@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError, Refused
-from fencepost.resource import openapi, wire
-from fencepost.resource.clients import ANYBODY, Client, Clients
+from fencepost.resource import http as wire
+from fencepost.resource import openapi
+from fencepost.resource.auth import ANYBODY, Client, Clients
 from fencepost.resource.store import Store
 
 MAX_BODY = 1 << 20

@@ -19,16 +19,16 @@ try:
     import uvicorn
     from prometheus_client import CollectorRegistry, disable_created_metrics
 
-    from fencepost.metrics import Metrics
+    from fencepost.hooks.prometheus import Metrics
     from fencepost.resource.app import MAX_BODY, App
-    from fencepost.resource.connection import kind
+    from fencepost.resource.protocol import kind
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("fencepost"):
         raise
     raise ConfigError(
         f"the resource service needs the package {error.name!r}: pip install 'fencepost[service]'"
     ) from error
-from fencepost.resource import clients
+from fencepost.resource import auth as clients
 from fencepost.resource.store import Store, opener
 
 _GRACE = 10  # seconds that requests under way get to finish when the service is told to stop

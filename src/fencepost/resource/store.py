@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook, Hooks
-from fencepost.guards.decision import Access
+from fencepost.guards.judgement import Access
 from fencepost.guards.policy import Policy
-from fencepost.resource.group import GROUP, Writer
+from fencepost.resource.commits import GROUP, Writer
 from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
 from fencepost.rule import Stamp
 from fencepost.url import find, masked, parse

@@ -22,11 +22,11 @@ from fencepost import check
 from fencepost.drive import run as _run
 from fencepost.drive import settle
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
-from fencepost.guards.connections import is_async, opened, within
 from fencepost.lease import Lease
 from fencepost.saga import ledger, moves
 from fencepost.saga.ledger import Record, State
 from fencepost.saga.step import Compensated, Step, Stuck, Task, plain, word
+from fencepost.sql.connections import is_async, opened, within
 
 _log = logging.getLogger("fencepost")
 

@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 from fencepost.drive import settle
 from fencepost.guards import postgres, sqlite
-from fencepost.guards.connections import is_sqlite, opened
-from fencepost.guards.postgres_ask import state
-from fencepost.guards.sqlite_ask import Table
 from fencepost.lease import Lease
 from fencepost.once import rows
+from fencepost.sql.connections import is_sqlite, opened
+from fencepost.sql.postgres import state
+from fencepost.sql.sqlite import Table
 
 State: TypeAlias = Literal["running", "compensating", "stuck", "done", "compensated"]
 

@@ -1,1 +1,1 @@
-"""SQL that several parts of fencepost need."""
+"""SQL through the connection that the caller has, whatever library it comes from."""

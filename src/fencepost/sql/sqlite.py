@@ -1,7 +1,102 @@
-"""SQLite under contention."""
+"""A cursor inside a write transaction of SQLite, through whatever connection its caller has."""
 
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from fencepost.errors import BackendError, ConfigError
+from fencepost.sql.connections import kind, sqlalchemy_connection
+
+_LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not name
+
+
+class Table(NamedTuple):
+    """A table of ours in the caller's database, and the statement that creates it."""
+
+    name: str
+    ddl: str
+
+    def missing(self, error: sqlite3.OperationalError) -> bool:
+        """Whether it is this table that was not there."""
+        return f"no such table: {self.name}" in str(error)
+
+
+def link(conn: Any) -> tuple[Any, Any]:
+    """What gives cursors, and what knows whether it is in a transaction."""
+    if isinstance(conn, sqlite3.Connection):
+        return conn, conn
+    if kind(conn) == "django":
+        conn.ensure_connection()
+        return conn.connection, conn.connection
+    if kind(conn) == "sqlalchemy":
+        adapted = sqlalchemy_connection(conn).connection
+        if hasattr(adapted.driver_connection, "in_transaction"):
+            return adapted, adapted.driver_connection
+    raise ConfigError(f"SQLite is used through a connection of sqlite3, SQLAlchemy or Django, not {type(conn)!r}")
+
+
+def cursor(conn: Any) -> Any:
+    """A cursor that gives tuples, whatever rows the caller's connection makes."""
+    made = conn.cursor()
+    if isinstance(made, sqlite3.Cursor):
+        made.row_factory = None
+    return made
+
+
+def locked(conn: Any, table: Table) -> Any:
+    """A cursor inside a write transaction: what it reads cannot change before the caller commits.
+
+    Raises BackendError if the database's write lock cannot be had; ConfigError in no transaction.
+    """
+    source, state = link(conn)
+    made = cursor(source)
+    with patient():
+        if not state.in_transaction:
+            _begin(state, made)
+        try:
+            # Changes nothing, but SQLite takes the write lock for it before it looks.
+            made.execute(f"DELETE FROM {table.name} WHERE 0")
+        except sqlite3.OperationalError as error:
+            if not table.missing(error):
+                raise
+            made.execute(table.ddl)
+    return made
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Around what may wait in vain for the database's write lock: then it raises BackendError."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY:
+            raise
+        raise BackendError(_busy(error), backend="sqlite", ambiguous=False) from error
+
+
+def _begin(conn: Any, made: Any) -> None:
+    # Such a connection opens a transaction by itself before the caller's next write, and the caller
+    # commits it: opening it here makes it the same transaction, only earlier.
+    if getattr(conn, "autocommit", _LEGACY) != _LEGACY or conn.isolation_level is None:
+        raise ConfigError(
+            "a mark outside the transaction of its write guards nothing, and this connection is in no "
+            "transaction; call conn.execute('BEGIN IMMEDIATE') first, and commit after the write"
+        )
+    made.execute("BEGIN IMMEDIATE")
+
+
+def _busy(error: sqlite3.OperationalError) -> str:
+    if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT:
+        return (
+            "this transaction has read, and others have written since, so it can no longer write; roll it "
+            "back and run it again, with BEGIN IMMEDIATE or the guard before its first read"
+        )
+    return (
+        "another connection holds the database's write lock; roll back and try again, or give "
+        "sqlite3.connect() a longer timeout="
+    )
 
 
 def patiently(db: sqlite3.Connection, statement: str, *args: object, busy: float) -> sqlite3.Cursor:

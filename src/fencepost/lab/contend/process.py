@@ -40,7 +40,7 @@ class Process:
         self._count: Callable[[Event], None] | None = None
         self._registry: Any = None
         if part.plan.metrics:
-            from fencepost.metrics import Metrics
+            from fencepost.hooks.prometheus import Metrics
 
             from prometheus_client import CollectorRegistry  # isort: skip
 

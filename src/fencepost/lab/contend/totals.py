@@ -33,7 +33,7 @@ class Totals:
 
     def serve(self, port: int) -> str:
         """Serve them while this process runs; the address. ConfigError if that cannot be."""
-        import fencepost.metrics  # noqa: F401 - it names the pip command if prometheus_client is missing
+        import fencepost.hooks.prometheus  # noqa: F401 - it names the pip command if prometheus_client is missing
         from fencepost.lab.serving import serve
 
         from prometheus_client import CollectorRegistry  # isort: skip

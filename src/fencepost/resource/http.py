@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
-from fencepost.guards import http
+from fencepost.guards import headers as http
 from fencepost.lease import Signed
 from fencepost.rule import Stamp
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from fencepost.drive import run, settle
 from fencepost.errors import ConfigError
-from fencepost.guards.connections import kind, sqlalchemy_connection, through
+from fencepost.sql.connections import kind, sqlalchemy_connection, through
 
 _MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fencepost.resource.wire import MAX_HEAD
+from fencepost.resource.http import MAX_HEAD
 
 
 class _Refused(Exception):

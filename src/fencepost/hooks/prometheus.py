@@ -2,7 +2,7 @@
 
 from fencepost.errors import ConfigError
 from fencepost.events import Event
-from fencepost.meter import INSTRUMENTS, measure
+from fencepost.hooks.instruments import INSTRUMENTS, measure
 
 __all__ = ["INSTRUMENTS", "Metrics"]
 
@@ -10,7 +10,7 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 except ModuleNotFoundError as error:
     raise ConfigError(
-        "fencepost.metrics needs the package 'prometheus_client': pip install 'fencepost[metrics]'"
+        "fencepost.hooks.prometheus needs the package 'prometheus_client': pip install 'fencepost[metrics]'"
     ) from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost.events import Event
-from fencepost.meter import INSTRUMENTS, measure
+from fencepost.hooks.instruments import INSTRUMENTS, measure
 
 __all__ = ["INSTRUMENTS", "Telemetry"]
 
@@ -15,19 +15,21 @@ try:
     from opentelemetry import metrics, trace
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 except ModuleNotFoundError as error:
-    raise ConfigError("fencepost.otel needs the package 'opentelemetry-api': pip install 'fencepost[otel]'") from error
+    raise ConfigError(
+        "fencepost.hooks.otel needs the package 'opentelemetry-api': pip install 'fencepost[otel]'"
+    ) from error
 
 _OPEN = 10_000  # a lease that was dropped without release never ends its span
 
 
 class Telemetry:
-    """Tells OpenTelemetry what happens: the instruments of ``fencepost.metrics``, and spans.
+    """Tells OpenTelemetry what happens: the instruments of ``fencepost.hooks.prometheus``, and spans.
 
     A span ``lock acquire`` covers each acquire that ended, ``lock hold`` the time from then to the release or
     the loss; both are children of the span that was current. A guard's decision is an event of the current
     span. Spans name the lock and the token; metrics never do. The providers are the global ones unless given.
 
-    An exporter that adds the units of the Prometheus convention gives the very names of ``fencepost.metrics``.
+    An exporter that adds the units of the Prometheus convention gives the very names of ``fencepost.hooks.prometheus``.
     A histogram takes no negative numbers here, so ``token_gap`` leaves out what was refused as stale.
     """
 
