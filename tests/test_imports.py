@@ -39,14 +39,11 @@ ARROWS: dict[str, set[str]] = {
     "hooks": LOWER | {"hooks"},
     "url": LOWER | {"backend"},
     "renewals": LOWER | {"backend"},
-    "reentrant": LOWER | {"renewals"},
-    "locks": LOWER | {"backend", "renewals", "reentrant"},
+    "locks": LOWER | {"backend", "renewals"},
     "election": CORE,
     "sharing": CORE,
-    "sync": CORE | {"election", "sync_terms", "sharing"},
-    "aio": CORE | {"election", "aio_terms", "sharing"},
-    "sync_terms": CORE | {"election", "sync"},
-    "aio_terms": CORE | {"election", "aio"},
+    "sync": CORE | {"election", "sharing"},
+    "aio": CORE | {"election", "sharing"},
     "": FACES,
     "fleet": FACES | {"fleet"},
     "__main__": {"cli"},
@@ -63,8 +60,6 @@ matching prefix decides, so a single module of a package can have a row of its o
 
 KNOWN_CYCLES: set[frozenset[str]] = {
     frozenset({"backend", "url"}),
-    frozenset({"aio", "aio_terms"}),
-    frozenset({"sync", "sync_terms"}),
     frozenset({"lab.gen.etcd", "lab.gen.redis", "lab.gen.stores"}),
 }
 """Modules that import each other, also indirectly. This list may only shrink."""
@@ -83,7 +78,7 @@ KNOWN_REACHES: set[tuple[str, str]] = {
     ("lab.minting", "backends.redis.scripts"),
     ("resource.ledger_postgres", "backends.postgres.connection"),
     ("sim.backends", "backends.memory"),
-    ("sim.service", "backends.memory_store"),
+    ("sim.service", "backends.memory"),
 }
 """Modules outside `backends` that import a backend's own modules. This list may only shrink."""
 

@@ -6,22 +6,20 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from fencepost import ambient, sharing
+from fencepost import ambient, election, holders, sharing
 from fencepost import url as _url
 from fencepost.backend import Status
 from fencepost.drive import Asyncio
-from fencepost.errors import ConfigError
+from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
-from fencepost.locks import Core, late, left
+from fencepost.locks import GIVEN_BACK, Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
 __all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]
 
-if TYPE_CHECKING:
-    from fencepost.aio_terms import Leadership, Term
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -260,16 +258,11 @@ class Locks:
         Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
         ask for the ``leader``. Inside ``async with term`` losing the term cancels the block.
         """
-        from fencepost import aio_terms
-        from fencepost import election as terms
-
-        make = aio_terms.Term if self._keys is None else self._keys.signing(aio_terms.Term)
-        return aio_terms.lead(terms.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
+        make = Term if self._keys is None else self._keys.signing(Term)
+        return lead(election.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
 
     def leader(self, name: str) -> "Leadership":
         """Who leads ``name``, now (``await current()``) and from now on (``changes()``)."""
-        from fencepost.aio_terms import Leadership
-
         return Leadership(self, name)
 
     async def status(self, name: str) -> Status | None:
@@ -316,3 +309,65 @@ def connect(
     driver = Asyncio()
     lease = Lease if keys is None else keys.signing(Lease)
     return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
+
+
+class Term(Lease):
+    """A lease held for leadership; its token is the epoch, for every write that is made in it.
+
+    A loop cannot cancel its own body; ``async with term:`` can: losing the term cancels the block at once,
+    ends it without an error, and the next election follows. Guards find the term in there.
+    """
+
+    __slots__ = ("_body",)
+
+    @property
+    def metadata(self) -> str:
+        """What this candidate told of itself."""
+        return holders.split(self.holder)[1]
+
+    async def resign(self) -> bool:
+        """Step down; False if it had been replaced already."""
+        return await self.release()
+
+    async def __aenter__(self) -> "Term":
+        self._body = Body(self)
+        if self.ended and self.ended not in GIVEN_BACK:  # lost on the way here, when there was no block to cancel
+            self._body._cancel()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            await self._body.leave(error)
+        except LeaseLost as lost:
+            return (lost.name, lost.token) == (self.name, self.token)
+        return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
+
+
+async def lead(candidate: election.Candidate[Term]) -> AsyncGenerator[Term, None]:
+    """Term after term; leaving the loop resigns."""
+    try:
+        while True:
+            yield await candidate.elect()
+    finally:
+        await candidate.resign()
+
+
+class Leadership:
+    """Who leads, seen from outside."""
+
+    def __init__(self, locks: Locks, name: str) -> None:
+        self._core = locks._core
+        self.name = name
+
+    async def current(self) -> election.Leader | None:
+        """The leader now; None while there is none."""
+        return await election.leader(self._core, self.name)
+
+    async def changes(self) -> AsyncGenerator[election.Leader | None, None]:
+        """The leader now, then each that follows; None while there is none. Ends when the loop is left."""
+        known = await self.current()
+        while True:
+            yield known
+            known = await election.successor(self._core, self.name, known)

@@ -6,10 +6,11 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 import logging
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from datetime import timedelta
 from math import inf
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from fencepost import check
 from fencepost.backend import Backend, Status
@@ -18,9 +19,37 @@ from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, 
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.holders import random_holder
 from fencepost.lease import Grant
-from fencepost.reentrant import Entered
 from fencepost.renewals import Held, Renewals
 from fencepost.rule import MAX_TOKEN
+
+L = TypeVar("L", bound=Held)
+
+
+class Entered(Generic[L]):
+    """The leases of re-entrant locks of one connection, each by its lock and the thread or task that took it.
+
+    Only that thread or task holds it: those that it starts do not, for they may outlive its block.
+    """
+
+    def __init__(self) -> None:
+        self._leases: WeakValueDictionary[tuple[str, Hashable], L] = WeakValueDictionary()
+
+    def first(self, who: Hashable, lease: L) -> None:
+        """``who`` has taken ``lease``."""
+        self._leases[lease.name, who] = lease
+
+    def again(self, who: Hashable, name: str) -> L | None:
+        """The lease under which ``who`` holds the lock, now held once more; None if it does not hold it.
+
+        LeaseLost if it has lost it: what is inside would run unprotected, and waiting would be for itself.
+        """
+        lease = self._leases.get((name, who))
+        if lease is None or not lease._holds:
+            return None
+        lease.check()
+        lease._holds += 1
+        return lease
+
 
 _log = logging.getLogger("fencepost")
 
@@ -37,7 +66,6 @@ GRACE = 0.5
 # Closing stays this long for those who waited to leave their queues.
 PARTING = 2.0
 
-L = TypeVar("L", bound=Held)
 T = TypeVar("T")
 
 

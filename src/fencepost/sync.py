@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from fencepost import ambient, sharing
+from fencepost import ambient, election, holders, sharing
 from fencepost import url as _url
 from fencepost.backend import Status
 from fencepost.drive import Blocking, call, call_or_undo
@@ -21,8 +21,6 @@ from fencepost.signing import Keys
 
 __all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]
 
-if TYPE_CHECKING:
-    from fencepost.sync_terms import Leadership, Term
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -257,16 +255,11 @@ class Locks:
         Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
         ask for the ``leader``.
         """
-        from fencepost import election as terms
-        from fencepost import sync_terms
-
-        make = sync_terms.Term if self._keys is None else self._keys.signing(sync_terms.Term)
-        return sync_terms.lead(terms.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
+        make = Term if self._keys is None else self._keys.signing(Term)
+        return lead(election.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
 
     def leader(self, name: str) -> "Leadership":
         """Who leads ``name``, now (``current()``) and from now on (``changes()``)."""
-        from fencepost.sync_terms import Leadership
-
         return Leadership(self, name)
 
     def status(self, name: str) -> Status | None:
@@ -313,3 +306,68 @@ def connect(
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)
     return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
+
+
+class Term(Lease):
+    """A lease held for leadership; its token is the epoch, for every write that is made in it.
+
+    ``with term:`` lets guards find it, and ends it: losing it, or a LeaseLost of its own, is no error there, for
+    the next election follows.
+    """
+
+    __slots__ = ()
+
+    @property
+    def metadata(self) -> str:
+        """What this candidate told of itself."""
+        return holders.split(self.holder)[1]
+
+    def resign(self) -> bool:
+        """Step down; False if it had been replaced already."""
+        return self.release()
+
+    def __enter__(self) -> "Term":
+        ambient.push(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            protected(self._leave)
+        except BaseException:
+            protected(self._leave)  # it may have been interrupted before it began; leaving twice does no harm
+            raise
+        return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
+
+    def _leave(self) -> None:
+        ambient.pop(self)
+        call(self._core.finish, self)
+
+
+def lead(candidate: election.Candidate[Term]) -> Generator[Term, None, None]:
+    """Term after term; leaving the loop resigns."""
+    try:
+        while True:
+            yield call(candidate.elect)
+    finally:
+        call(candidate.resign)
+
+
+class Leadership:
+    """Who leads, seen from outside."""
+
+    def __init__(self, locks: Locks, name: str) -> None:
+        self._core = locks._core
+        self.name = name
+
+    def current(self) -> election.Leader | None:
+        """The leader now; None while there is none."""
+        return call(election.leader, self._core, self.name)
+
+    def changes(self) -> Generator[election.Leader | None, None, None]:
+        """The leader now, then each that follows; None while there is none. Ends when the loop is left."""
+        known = self.current()
+        while True:
+            yield known
+            known = call(election.successor, self._core, self.name, known)

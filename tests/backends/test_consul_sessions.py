@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fencepost
-from fencepost.backends.consul import names
+from fencepost.backends.consul import address
 from fencepost.drive import Blocking, run
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.nemesis.proxy import Proxy
@@ -105,8 +105,8 @@ def test_a_destroyed_session_ends_its_lease(server: Consul) -> None:
 
 @pytest.mark.parametrize("name", ["plain/Name_1.~-x", "a//b", "/", ".", "..", "a/../b", "%00", "ü ☃", "x/.lock"])
 def test_a_name_is_one_prefix_and_back(name: str) -> None:
-    prefix = names.encode(name)
-    assert names.decode(prefix) == name
+    prefix = address.encode(name)
+    assert address.decode(prefix) == name
     assert (prefix == name) == (name in ("plain/Name_1.~-x", "x/.lock"))
     assert not {"", ".", ".."} & set(prefix.split("/"))
 

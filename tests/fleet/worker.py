@@ -20,7 +20,7 @@ from typing import Any
 import fencepost
 from fencepost import fleet
 from fencepost.drive import boottime
-from fencepost.fleet.owned import Owned
+from fencepost.fleet.group import Owned
 from tests.fleet.resource import AsyncClient, Client
 
 _gate = threading.Lock()

@@ -10,8 +10,7 @@ from fencepost import ambient, drive, sync
 from fencepost.drive import Signal
 from fencepost.errors import ConfigError
 from fencepost.fleet import aio
-from fencepost.fleet.group import Group
-from fencepost.fleet.owned import Owned
+from fencepost.fleet.group import Group, Owned
 from fencepost.fleet.plan import Member, View, view
 
 __all__ = ["Member", "Partition", "Partitions", "Stop", "View", "aio", "view"]

@@ -11,8 +11,7 @@ from typing import Any
 from fencepost import aio, ambient
 from fencepost.drive import settle
 from fencepost.errors import ConfigError
-from fencepost.fleet.group import Group
-from fencepost.fleet.owned import Owned
+from fencepost.fleet.group import Group, Owned
 
 __all__ = ["Partition", "Partitions", "Stop"]
 

@@ -9,21 +9,61 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from fencepost import check
 from fencepost.drive import Signal
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
 from fencepost.fleet import plan
-from fencepost.fleet.owned import Owned
 from fencepost.locks import GRACE, Core
 from fencepost.renewals import Held
+
+L = TypeVar("L", bound=Held)
+
+
+class Owned(Generic[L]):
+    """One partition while this worker owns it: under one lease, with one token."""
+
+    __slots__ = ("_signal", "lease", "number")
+
+    def __init__(self, number: int, lease: L, signal: Signal) -> None:
+        self.number = number
+        self.lease = lease
+        self._signal = signal
+
+    @property
+    def name(self) -> str:
+        """The name of its lock: the group's name and its number."""
+        return self.lease.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token for everything that is written while it is owned."""
+        return self.lease.token
+
+    def _stopping(self) -> bool:
+        return self._signal.is_set() or bool(self.lease.over)
+
+    async def _until_stop(self, timeout: float | None = None) -> bool:
+        """Wait until the work should end, because the partition moves or its lease is over."""
+        now = self.lease._clock
+        until = inf if timeout is None else now() + timeout
+        while not self._stopping():
+            nap = min(until, self.lease.deadline) - now()
+            if nap <= 0:
+                return self._stopping()
+            await self._signal.wait(nap)
+        return True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {self.lease!r}>"
+
 
 _log = logging.getLogger("fencepost")
 # sys.exit() in a thread ends nothing but that thread, and its partition must not hang.
 _FAILURES = (Exception, SystemExit)
 
-L = TypeVar("L", bound=Held)
 P = TypeVar("P", bound=Owned[Any])
 
 

@@ -5,8 +5,7 @@ from typing import Any, Protocol
 
 from fencepost.drive import Signal
 from fencepost.errors import BackendError, NotAcquired
-from fencepost.fleet.group import Group
-from fencepost.fleet.owned import Owned
+from fencepost.fleet.group import Group, Owned
 from fencepost.locks import Core
 from fencepost.renewals import Held
 from fencepost.rule import Stamp

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fencepost.backend import Hold, Renewal
-from fencepost.backends import memory_store
+from fencepost.backends import memory
 from fencepost.sim.kinds import ConsensusStore, EtcdStore, RedisStore, RedlockStore, ZooKeeperStore
 from fencepost.sim.network import Network
 from fencepost.sim.scenario import MACHINES, Settings
@@ -30,7 +30,7 @@ class Service:
         self.lock = lock
         self.kind = settings.backend
         self.nodes = MACHINES[settings.backend]
-        self.memory = memory_store.Store()
+        self.memory = memory.Store()
         self.stores: dict[str, Store] = {}
         self._network = network
         self._opinion: Opinion | None = None

@@ -5,8 +5,7 @@
     backend      the contract: Consul
       +-- sessions   Consul sessions, each lent to one hold at a time
       +-- http       a small HTTP client over connections that stay open
-      +-- names      locks to keys and back
-      +-- address    the URL's options
+      +-- address    the URL's options, and locks to keys and back
       +-- doctor     findings about the cluster
 
 Consul has no queue: the waiters of one process queue in `fencepost.backends.local_queue`, and the first of them asks.

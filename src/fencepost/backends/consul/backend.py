@@ -9,10 +9,9 @@ from typing import Any
 
 from fencepost import check
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends.consul.address import read
+from fencepost.backends.consul.address import decode, encode, read
 from fencepost.backends.consul.doctor import examine
 from fencepost.backends.consul.http import BATCH, Answer, Forbidden, Http
-from fencepost.backends.consul.names import decode, encode
 from fencepost.backends.consul.sessions import Session, Sessions
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.local_queue import Lines

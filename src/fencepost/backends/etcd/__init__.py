@@ -3,7 +3,6 @@
 ::
 
     backend      the contract: Etcd
-      +-- shares     what a sharer does differently
       +-- sessions   one etcd lease per ttl, which many locks of this process hang on
       |     +-- keeper     the thread that keeps these leases alive and cleans up
       +-- watch      waits for the predecessor's key to go

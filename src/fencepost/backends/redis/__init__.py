@@ -10,8 +10,7 @@
       |           +-- stream      asyncio: one pipelined stream, `reply` its futures
       |                 +-- connection  addresses, TLS, greeting, errors
       +-- calls       run a script, load it again if the server forgot it
-      |     +-- scripts     the files in lua/, put together; key names and cluster slots
-      |     +-- requests    the most frequent calls, packed once
+      |     +-- scripts     the files in lua/, put together; key names, cluster slots, packed requests
       +-- waiters     who waits in this process, and a look-out for lost messages
       +-- inspect     ls, show, status
       +-- doctor      findings about the server

@@ -15,8 +15,7 @@ from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.inspect import View
 from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.pool import Pool
-from fencepost.backends.redis.requests import KEEP, Requests
-from fencepost.backends.redis.scripts import Keys, Layout, scripts
+from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, scripts
 from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
 from fencepost.backends.redis.waiters import Line, Lines, Waiter

@@ -3,10 +3,14 @@
 from math import inf
 from typing import Any
 
+from hiredis import ReplyError
+
 from fencepost.backend import Status
 from fencepost.backends.redis.calls import Calls
-from fencepost.backends.redis.scan import held
+from fencepost.backends.redis.connection import pack, refusal
+from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import Layout, Scripts
+from fencepost.backends.redis.stream import Stream
 
 
 class View:
@@ -53,3 +57,18 @@ def _seen(name: str, reply: Any) -> Status | None:
     if not token.isdecimal() or not holder:
         holder, token = text, "0"  # somebody else's client holds it
     return Status(name, holder, int(token), inf if left < 0 else left / 1000, waiters)
+
+
+async def held(wire: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:
+    """The names of the locks under ``prefix`` that somebody holds at this server."""
+    pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in layout.prefix + prefix) + "*"
+    names: list[str] = []
+    cursor = b"0"
+    while True:
+        reply = await wire.call(pack(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "string")))
+        if reply.__class__ is ReplyError:
+            raise refusal(reply, scheme)
+        cursor, keys = reply
+        names += [name for key in keys if (name := layout.name(key)) is not None]
+        if cursor == b"0":
+            return names

@@ -13,7 +13,7 @@ from fencepost.backends.local_queue import Lines
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options, patient
 from fencepost.backends.redis.connection import spell
-from fencepost.backends.redis.scan import held
+from fencepost.backends.redis.inspect import held
 from fencepost.backends.redis.scripts import Keys, Layout
 from fencepost.backends.redlock.members import Call, Member, Members, shares
 from fencepost.drive import Driver, Signal
