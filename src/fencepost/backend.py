@@ -12,15 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+from fencepost.address import Address
 from fencepost.drive import Driver
 from fencepost.lease import Grant
 
 __all__ = ["Backend", "Finding", "Hold", "Promises", "Renewal", "Status"]
-
-if TYPE_CHECKING:
-    from fencepost.url import Address
 
 
 LOOK = 0.5
@@ -108,7 +106,7 @@ class Backend(ABC):
     report: Callable[[str, str], None]
     """Set by the core: ``report(holder, why)`` tells it, from any thread, that a hold is gone for good."""
 
-    def __init__(self, address: "Address", driver: Driver) -> None:
+    def __init__(self, address: Address, driver: Driver) -> None:
         self.address = address
         self.driver = driver
 

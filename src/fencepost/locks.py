@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from fencepost import check
+from fencepost import check, registry
 from fencepost.backend import Backend, Status
 from fencepost.drive import Driver, Ended, Waits
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, QueueFull
@@ -61,6 +61,8 @@ _OVER = (_RELEASED, _CLOSED, _FORKED)
 _UNRELEASED = "its release failed; it may be tried again"
 GIVEN_BACK = (_RELEASED, _UNRELEASED)
 """How a lease ends that its own holder ends."""
+EVERYBODY = 2**31 - 1
+"""The limit of a lock that any number of holders may share."""
 # A cancelled acquire stays this long for its own clean-up, which then goes on by itself.
 GRACE = 0.5
 # Closing stays this long for those who waited to leave their queues.
@@ -133,6 +135,17 @@ class Core(Generic[L]):
                 f"not {seconds:g} s"
             )
         return seconds
+
+    def limit(self, permits: int) -> int:
+        """How many may hold a shared lock at once; ConfigError if that cannot be, or not on this backend."""
+        if isinstance(permits, bool) or not isinstance(permits, int) or not 1 <= permits <= EVERYBODY:
+            raise ConfigError(f"permits is a number from 1 to 2^31-1, not {permits!r}")
+        if not self.backend.promises.shared:
+            raise ConfigError(
+                f"{self.backend.scheme}:// cannot promise shared locks and semaphores; "
+                f"{', '.join(f'{scheme}://' for scheme in registry.sharing())} can"
+            )
+        return permits
 
     def emit(self, kind: Kind, name: str, **facts: Any) -> None:
         if self._hooked:

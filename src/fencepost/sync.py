@@ -8,14 +8,13 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from fencepost import ambient, election, holders, sharing
-from fencepost import url as _url
+from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
 from fencepost.drive import Blocking, call, call_or_undo
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
 from fencepost.interrupts import protected
-from fencepost.locks import Core, late, left
+from fencepost.locks import EVERYBODY, Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
@@ -227,7 +226,7 @@ class Locks:
         First come, first served: who waits for the lock alone is not overtaken by those who share it and
         came later. ConfigError where the backend cannot promise it.
         """
-        return self.semaphore(name, sharing.EVERYBODY, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
+        return self.semaphore(name, EVERYBODY, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
 
     def semaphore(
         self,
@@ -243,7 +242,7 @@ class Locks:
 
         Everybody is to say the same number. ConfigError where the backend cannot promise it.
         """
-        limit = sharing.limit(self._core, permits)
+        limit = self._core.limit(permits)
         options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "limit": limit}
         return Lock(self, name, options)
 
@@ -305,7 +304,8 @@ def connect(
     """
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)
-    return Locks(Core(_url.connect(url, driver), driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
+    backend = registry.connect(url, driver)
+    return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
 
 
 class Term(Lease):

@@ -19,7 +19,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import Consul, http_json
 from fencepost.lab.servers.processes import HOST, Port, wait_until
-from fencepost.url import connect
+from fencepost.registry import connect
 from tests.backends.certificate import self_signed
 from tests.harness.waiting import PATIENCE, until
 

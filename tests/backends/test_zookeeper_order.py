@@ -12,7 +12,7 @@ import fencepost
 from fencepost.backends.zookeeper import names
 from fencepost.drive import Blocking, run
 from fencepost.lab.servers import ZooKeeper, ask
-from fencepost.url import connect
+from fencepost.registry import connect
 from tests.backends.zookeeper import LONG, WornZooKeeper, kazoo, line
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until

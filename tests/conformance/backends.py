@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from fencepost import url
+from fencepost import registry
 from fencepost.backend import Promises
 
 Fixture: TypeAlias = Callable[[str], Any]
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     @property
     def promises(self) -> Promises:
-        promises = url.find(self.scheme).promises
+        promises = registry.find(self.scheme).promises
         return promises if self.min_ttl is None else dataclasses.replace(promises, min_ttl=self.min_ttl)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fencepost import sync
+from fencepost.address import Address
 from fencepost.backend import Hold, Renewal
 from fencepost.backends.memory import Memory
 from fencepost.drive import Asyncio, Blocking
@@ -12,7 +13,6 @@ from fencepost.errors import BackendError
 from fencepost.events import Event
 from fencepost.lease import Grant
 from fencepost.locks import Core
-from fencepost.url import Address
 
 
 def fault(*, ambiguous: bool = True) -> BackendError:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from fencepost import url
+from fencepost import registry
 from fencepost.backend import Backend, Hold, Renewal
 from fencepost.drive import Blocking, run
 from fencepost.errors import QueueFull
@@ -68,8 +68,8 @@ class BackendMachine(RuleBasedStateMachine):
         self.model = Model()
         self.largest = 0
         self.granted: dict[str, int] = {}
-        self.backend = url.connect(self.connect(), Blocking(clock=lambda: self.model.now))
-        self.other = url.connect(self.connect(), Blocking(clock=lambda: self.model.now))
+        self.backend = registry.connect(self.connect(), Blocking(clock=lambda: self.model.now))
+        self.other = registry.connect(self.connect(), Blocking(clock=lambda: self.model.now))
 
     def learn(self, name: str, holder: str, grant: Grant, ttl: float) -> None:
         """A grant that was seen: its token is new and larger than all before, its deadline the model's."""

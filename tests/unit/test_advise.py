@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from typer.testing import CliRunner
 
 from fencepost import advise as advising
-from fencepost import url
+from fencepost import registry
 from fencepost.advise import Answers, advise
 from fencepost.advise.measured import Bounds, Histogram, histograms, measured
 from fencepost.cli import app as root
@@ -122,7 +122,7 @@ def test_the_ttl_is_what_a_dead_holder_may_keep() -> None:
 
 
 def test_the_shortest_ttls_are_those_that_the_backends_promise() -> None:
-    for scheme, path in url.SCHEMES.items():
+    for scheme, path in registry.SCHEMES.items():
         module, _, name = str(getattr(path, "target", path)).partition(":")
         promises = getattr(__import__(module, fromlist=[name]), name).promises
         if scheme in advising._SHORTEST:
@@ -189,7 +189,7 @@ def test_series_with_other_labels_are_added_up() -> None:
         for le, count in zip(("1.0", "+Inf"), counts, strict=True)
     )
     assert histograms(text)["lock_held_seconds"].quantile(0.5) == Bounds(1, math.inf, 10)
-    with pytest.raises(ConfigError, match=r"fencepost\.metrics\.Metrics"):
+    with pytest.raises(ConfigError, match=r"fencepost\.hooks\.prometheus\.Metrics"):
         histograms("up 1")
 
 

@@ -71,7 +71,7 @@ def test_an_error_of_ours_ends_with_one_line_and_its_code(
 
     monkeypatch.setitem(sys.modules, "tests.failing", typer.Typer())
     monkeypatch.setattr(sys.modules["tests.failing"], "app", failing, raising=False)
-    monkeypatch.setitem(root.COMMANDS, "fail", "tests.failing")
+    monkeypatch.setitem(root.COMMANDS, "fail", "tests.failing:app")
     done = run(root.app, ["fail"])
     assert (done.exit_code, done.stderr) == (code, f"fencepost: {error}\n")
 

@@ -11,11 +11,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import fencepost
-from fencepost import sync, url
+from fencepost import registry, sync
 from fencepost.backend import Finding
 from fencepost.backends.memory import Memory
 from fencepost.cli import app as root
-from fencepost.cli.backends import promised, tables
+from fencepost.cli.stores import promised, tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 
@@ -112,15 +112,15 @@ def test_bump_raises_the_next_token(locks: sync.Locks, where: str) -> None:
 
 def test_backends_prints_what_each_of_them_promises() -> None:
     told = json.loads(fence("backends", "--json").stdout)
-    assert sorted(scheme for row in told for scheme in row["schemes"]) == sorted(url.SCHEMES)
+    assert sorted(scheme for row in told for scheme in row["schemes"]) == sorted(registry.SCHEMES)
     memory = told[0]["promises"]
     assert (memory["fair"], memory["consensus"], memory["reach"]) == (True, False, "one process")
     text = fence("backends").stdout
-    assert all(f"{scheme}://" in text for scheme in url.SCHEMES)
+    assert all(f"{scheme}://" in text for scheme in registry.SCHEMES)
 
 
 def test_a_backend_whose_package_is_missing_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(url.SCHEMES, "other", "no_such_package.other:Other")
+    monkeypatch.setitem(registry.SCHEMES, "other", registry.Entry("no_such_package.other:Other", "other"))
     assert "pip install 'fencepost[other]'" in fence("backends").stdout
 
 

@@ -2,57 +2,57 @@
 
 import pytest
 
-from fencepost import url
+from fencepost import address, registry
+from fencepost.address import Address
 from fencepost.drive import Blocking
 from fencepost.errors import ConfigError
-from fencepost.url import Address
 
 
 def test_a_plain_url_is_taken_apart() -> None:
-    assert url.parse("redis://localhost:6379/0?fence=counter") == Address(
+    assert address.parse("redis://localhost:6379/0?fence=counter") == Address(
         "redis", (("localhost", 6379),), None, None, "/0", {"fence": "counter"}
     )
 
 
 def test_several_hosts_are_kept_in_order() -> None:
-    assert url.parse("etcd://a,b:2380,c").hosts == (("a", None), ("b", 2380), ("c", None))
+    assert address.parse("etcd://a,b:2380,c").hosts == (("a", None), ("b", 2380), ("c", None))
 
 
 def test_ipv6_hosts_are_written_in_brackets() -> None:
-    assert url.parse("etcd://[::1]:2379,[fe80::2]").hosts == (("::1", 2379), ("fe80::2", None))
+    assert address.parse("etcd://[::1]:2379,[fe80::2]").hosts == (("::1", 2379), ("fe80::2", None))
 
 
 def test_user_password_and_path_are_unquoted() -> None:
-    address = url.parse("postgresql://us%40er:p%3Aa%2Fss@host/da%20ta")
-    assert (address.user, address.password, address.path) == ("us@er", "p:a/ss", "/da ta")
+    found = address.parse("postgresql://us%40er:p%3Aa%2Fss@host/da%20ta")
+    assert (found.user, found.password, found.path) == ("us@er", "p:a/ss", "/da ta")
 
 
 def test_a_password_may_contain_what_ends_a_login() -> None:
-    address = url.parse("redis://:p@ss:word@host")
-    assert (address.user, address.password, address.hosts) == (None, "p@ss:word", (("host", None),))
+    found = address.parse("redis://:p@ss:word@host")
+    assert (found.user, found.password, found.hosts) == (None, "p@ss:word", (("host", None),))
 
 
 def test_a_file_needs_no_host() -> None:
-    assert url.parse("sqlite:rel/locks.db").path == "rel/locks.db"
-    assert url.parse("sqlite:///abs/locks.db").path == "/abs/locks.db"
-    assert url.parse("SQLite:").scheme == "sqlite"
+    assert address.parse("sqlite:rel/locks.db").path == "rel/locks.db"
+    assert address.parse("sqlite:///abs/locks.db").path == "/abs/locks.db"
+    assert address.parse("SQLite:").scheme == "sqlite"
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "//host", "1redis://host", "redis//host", "redis ://host", "user@h"])
 def test_what_is_no_url_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        url.parse(text)
+        address.parse(text)
 
 
 @pytest.mark.parametrize("text", ["redis://h:0", "redis://h:65536", "redis://h:port", "redis://[::1", "redis://a:1:2"])
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        url.parse(text)
+        address.parse(text)
 
 
 def test_an_option_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="twice"):
-        url.parse("redis://h?a=1&a=2")
+        address.parse("redis://h?a=1&a=2")
 
 
 @pytest.mark.parametrize(
@@ -78,37 +78,37 @@ def test_an_option_given_twice_is_refused() -> None:
 )
 def test_a_password_is_never_repeated(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        url.connect(text, Blocking())
+        registry.connect(text, Blocking())
     assert "s3cret" not in str(raised.value)
     assert "s3cret" not in repr(raised.value)
 
 
 def test_a_password_is_not_shown_by_an_address() -> None:
-    assert "s3cret" not in repr(url.parse("redis://user:s3cret@h"))
+    assert "s3cret" not in repr(address.parse("redis://user:s3cret@h"))
 
 
 def test_a_misspelt_scheme_is_told_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'sqlite://'"):
-        url.find("sqllite")
+        registry.find("sqllite")
 
 
 def test_a_strange_scheme_is_told_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"there are .*memory.*sqlite"):
-        url.find("quux")
+        registry.find("quux")
 
 
 def test_an_unknown_option_is_told_the_nearest_or_all() -> None:
     with pytest.raises(ConfigError, match="no option 'bussy'; did you mean 'busy'"):
-        url.connect("sqlite:x.db?bussy=1s", Blocking())
+        registry.connect("sqlite:x.db?bussy=1s", Blocking())
     with pytest.raises(ConfigError, match="it takes busy"):
-        url.connect("sqlite:x.db?wal=off", Blocking())
+        registry.connect("sqlite:x.db?wal=off", Blocking())
     with pytest.raises(ConfigError, match="it takes none"):
-        url.connect("memory://?x=1", Blocking())
+        registry.connect("memory://?x=1", Blocking())
 
 
 def test_an_option_that_cannot_be_parsed_names_itself() -> None:
     with pytest.raises(ConfigError, match="busy='soon'"):
-        url.connect("sqlite:x.db?busy=soon", Blocking())
+        registry.connect("sqlite:x.db?busy=soon", Blocking())
 
 
 def test_a_missing_package_names_its_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +117,11 @@ def test_a_missing_package_names_its_pip_command(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(ConfigError, match=r"pip install 'fencepost\[sqlite\]'"):
-        url.find("sqlite")
+        registry.find("sqlite")
 
 
 def test_the_environment_names_the_store_where_no_argument_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCEPOST_URL", "memory://from-the-environment")
-    assert url.connect(None, Blocking()).address.hosts == (("from-the-environment", None),)
+    assert registry.connect(None, Blocking()).address.hosts == (("from-the-environment", None),)
     monkeypatch.delenv("FENCEPOST_URL")
-    assert url.connect(None, Blocking()).scheme == "sqlite"
+    assert registry.connect(None, Blocking()).scheme == "sqlite"

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
-from fencepost.url import Address
 
 SHARED = ""
 """The holder of a lock that sharers hold."""

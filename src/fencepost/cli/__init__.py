@@ -8,7 +8,9 @@ def main() -> None:
     try:
         from fencepost.cli.app import app
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("fencepost"):
+        from fencepost.registry import ours
+
+        if ours(error):
             raise
         needs = f"the command line needs the package {error.name!r}: pip install 'fencepost[cli]'"
         print(f"fencepost: {needs}", file=sys.stderr)

@@ -9,7 +9,7 @@ from urllib.error import URLError
 
 import typer
 
-from fencepost import url
+from fencepost import address, registry
 from fencepost.advise import RUNGS, Advice, Answers, Resource, Store, Twice, advise, soonest
 from fencepost.advise.measured import Measured, measured
 from fencepost.cli.options import Duration, Json, duration
@@ -76,11 +76,11 @@ def ask(
 
 def _behind(place: str, store: str | None) -> str | None:
     """The store that a URL of locks leads to; ``store`` itself for one of a third party."""
-    scheme = url.parse(place).scheme
-    found = url.SCHEMES.get(scheme, "").partition(":")[0].rpartition(".")[2]
-    if not found:
-        url.find(scheme)
+    scheme = address.parse(place).scheme
+    if scheme not in registry.SCHEMES:
+        registry.find(scheme)
         return store
+    found = registry.SCHEMES[scheme].store
     if found not in get_args(Store):
         raise ConfigError(f"locks in {scheme}:// exclude nobody outside their process; name a store that others reach")
     if store not in (None, found):

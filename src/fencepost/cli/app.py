@@ -11,28 +11,28 @@ from fencepost.cli import exits
 from fencepost.errors import FencepostError
 
 COMMANDS = {
-    "run": "fencepost.cli.run",
-    "ls": "fencepost.cli.ls",
-    "show": "fencepost.cli.show",
-    "watch": "fencepost.cli.watch",
-    "break": "fencepost.cli.evict",
-    "bump": "fencepost.cli.bump",
-    "fleet": "fencepost.cli.fleet",
-    "backends": "fencepost.cli.backends",
-    "doctor": "fencepost.cli.doctor",
-    "demo": "fencepost.cli.demo",
-    "worker": "fencepost.cli.worker",
-    "contend": "fencepost.cli.contend",
-    "gen": "fencepost.cli.gen",
-    "resource": "fencepost.cli.resource",
-    "guard": "fencepost.cli.guard",
-    "saga": "fencepost.cli.saga",
-    "advise": "fencepost.cli.advise",
-    "sim": "fencepost.cli.sim",
-    "check": "fencepost.cli.check",
-    "lab": "fencepost.cli.lab",
+    "run": "fencepost.cli.run:app",
+    "ls": "fencepost.cli.locks:ls",
+    "show": "fencepost.cli.locks:show",
+    "watch": "fencepost.cli.locks:watch",
+    "break": "fencepost.cli.locks:break_lock",
+    "bump": "fencepost.cli.locks:bump",
+    "fleet": "fencepost.cli.fleet:app",
+    "backends": "fencepost.cli.stores:backends",
+    "doctor": "fencepost.cli.stores:doctor",
+    "demo": "fencepost.cli.demo:app",
+    "worker": "fencepost.cli.worker:app",
+    "contend": "fencepost.cli.contend:app",
+    "gen": "fencepost.cli.gen:app",
+    "resource": "fencepost.cli.resource:app",
+    "guard": "fencepost.cli.guard:app",
+    "saga": "fencepost.cli.saga:app",
+    "advise": "fencepost.cli.advise:app",
+    "sim": "fencepost.cli.sim:app",
+    "check": "fencepost.cli.check:app",
+    "lab": "fencepost.cli.lab:app",
 }
-"""Name -> module. Each module has an ``app``, a Typer with one command, or with several for a group.
+"""Name -> module:attribute, which is the command's function, or a Typer with several commands.
 
 A command's module imports what is heavy inside its function, so that ``--help`` stays quick.
 """
@@ -46,8 +46,13 @@ class Root(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and cmd_name in COMMANDS:
-            module = importlib.import_module(COMMANDS[cmd_name])
-            command = typer.main.get_command(module.app)
+            module, _, attribute = COMMANDS[cmd_name].partition(":")
+            target = getattr(importlib.import_module(module), attribute)
+            if not isinstance(target, typer.Typer):
+                single = typer.Typer(add_completion=False)
+                single.command()(target)
+                target = single
+            command = typer.main.get_command(target)
             command.name = cmd_name
             self.commands[cmd_name] = command
         return self.commands.get(cmd_name)

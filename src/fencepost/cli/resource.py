@@ -63,8 +63,8 @@ def resource(
 
     PUT /r/KEY with X-Fence-Token, GET /r/KEY, /metrics, /healthz, /openapi.json. The first line printed says where.
     """
+    from fencepost.address import masked
     from fencepost.resource import serve
-    from fencepost.url import masked
 
     place = str(serve.default_store()) if store is None else store
     if "://" not in place:

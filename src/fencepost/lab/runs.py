@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fencepost.address import masked
 from fencepost.errors import ConfigError, FencepostError
 from fencepost.lab.experiments import Experiment
 from fencepost.lab.outcome import Outcome
 from fencepost.lab.room import Room
 from fencepost.lab.servers import Missing, StartFailed
-from fencepost.url import masked
 
 FOLDER = Path("lab-runs")
 Result: TypeAlias = dict[str, Any]

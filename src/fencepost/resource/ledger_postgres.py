@@ -5,6 +5,7 @@ from typing import Any
 
 import psycopg
 
+from fencepost.address import Address
 from fencepost.backends.postgres.connection import LIBPQ, BlockingLink, conninfo, failure
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
@@ -12,7 +13,6 @@ from fencepost.guards import postgres
 from fencepost.guards.policy import Policy
 from fencepost.resource.ledger import AGAIN, Found
 from fencepost.rule import Stamp
-from fencepost.url import Address
 
 _PATIENCE = 10.0
 _TABLE = """CREATE TABLE IF NOT EXISTS fencepost_value (

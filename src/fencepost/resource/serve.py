@@ -14,6 +14,7 @@ from types import FrameType
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
+from fencepost.registry import ours
 
 try:
     import uvicorn
@@ -23,7 +24,7 @@ try:
     from fencepost.resource.app import MAX_BODY, App
     from fencepost.resource.protocol import kind
 except ModuleNotFoundError as error:
-    if (error.name or "").startswith("fencepost"):
+    if ours(error):
         raise
     raise ConfigError(
         f"the resource service needs the package {error.name!r}: pip install 'fencepost[service]'"

@@ -6,14 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from fencepost.address import masked, parse
 from fencepost.errors import ConfigError
 from fencepost.events import Hook, Hooks
 from fencepost.guards.judgement import Access
 from fencepost.guards.policy import Policy
+from fencepost.registry import find
 from fencepost.resource.commits import GROUP, Writer
 from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
 from fencepost.rule import Stamp
-from fencepost.url import find, masked, parse
 
 
 class Written(NamedTuple):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fencepost.address import Address
 from fencepost.backend import Backend, Hold, Promises, Renewal, Status
 from fencepost.backends.memory import Memory
 from fencepost.errors import BackendError, ConfigError, QueueFull
@@ -10,7 +11,6 @@ from fencepost.lease import Grant
 from fencepost.sim.driver import Flag, Virtual, Wakeup
 from fencepost.sim.network import Channel, Message
 from fencepost.sim.service import Service
-from fencepost.url import Address
 
 PROMISES = Promises(
     reach="the simulated world",

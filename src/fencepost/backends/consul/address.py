@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from fencepost import check
+from fencepost.address import Address
 from fencepost.errors import ConfigError
-from fencepost.url import Address
 
 
 @dataclass(frozen=True)

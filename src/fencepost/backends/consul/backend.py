@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from fencepost import check
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.consul.address import decode, encode, read
 from fencepost.backends.consul.doctor import examine
@@ -18,7 +19,6 @@ from fencepost.backends.local_queue import Lines
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
-from fencepost.url import Address
 
 # What `consul lock` marks its keys with; it refuses to touch a key that has another mark.
 _FLAGS = 0x2DDCCBC058A50C18

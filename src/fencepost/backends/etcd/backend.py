@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.etcd import inspect as view
 from fencepost.backends.etcd import keys
@@ -16,7 +17,6 @@ from fencepost.backends.etcd.watch import Watches
 from fencepost.drive import Blocking, Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
-from fencepost.url import Address
 
 # etcd refuses transactions of more than 128 operations, unless told otherwise.
 _BATCH = 100

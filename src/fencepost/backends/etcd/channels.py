@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from fencepost import check
+from fencepost.address import Address
 from fencepost.backends.etcd.methods import HungUp, Method, Q, R
 from fencepost.errors import BackendError, ConfigError
-from fencepost.url import Address
 
 # How long a fork waits for calls that are under way.
 _FORK_GRACE = 2.0

@@ -6,12 +6,12 @@ from typing import Any
 
 import grpc
 
+from fencepost.address import Address
 from fencepost.backends.etcd.channels import Wires, forks
 from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.drive import Driver, run
 from fencepost.errors import BackendError
-from fencepost.url import Address
 
 # A call that had this long and got no answer speaks against its connection, not only against the server.
 _SILENCE = 1.0

@@ -8,7 +8,8 @@ from typing import Any
 
 import psycopg
 
-from fencepost import check, url
+from fencepost import address, check
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
 from fencepost.backends.postgres.doctor import examine
@@ -17,7 +18,6 @@ from fencepost.backends.postgres.pool import Links
 from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
-from fencepost.url import Address
 
 _BUSY, _FULL, _DEAF = -1, -2, -3
 _ANY_QUEUE = 2**62
@@ -270,7 +270,7 @@ def _listen(option: str | None) -> tuple[Address | None, bool | None]:
         return None, None
     if option == "off":
         return None, False
-    way = url.parse(option)
+    way = address.parse(option)
     if way.scheme not in ("postgresql", "postgres"):
         raise ConfigError("listen= of postgresql:// is 'off' or a postgresql:// URL, percent-encoded")
     way.options(**dict.fromkeys(LIBPQ, str))

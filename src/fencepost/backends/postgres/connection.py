@@ -11,10 +11,10 @@ from psycopg import errors
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus
 
+from fencepost.address import Address
 from fencepost.drive import boottime, settle
 from fencepost.errors import BackendError, ConfigError
 from fencepost.interrupts import interruptible
-from fencepost.url import Address
 
 _VERSION, _REVISION = 1, 2
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)

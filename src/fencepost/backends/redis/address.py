@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost import check
+from fencepost.address import Address
 from fencepost.backends.redis.connection import Dial, Place, pack
 from fencepost.backends.redis.scripts import Script
 from fencepost.errors import ConfigError
-from fencepost.url import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from hiredis import ReplyError
 
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
@@ -22,7 +23,6 @@ from fencepost.backends.redis.waiters import Line, Lines, Waiter
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
-from fencepost.url import Address
 
 _GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
 _ANY = 2**31  # one who is queued already is never one too many

@@ -8,6 +8,7 @@ from itertools import count
 from math import ceil, inf
 from typing import Any
 
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.local_queue import Lines
 from fencepost.backends.redis import doctor
@@ -20,7 +21,6 @@ from fencepost.drive import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
-from fencepost.url import Address
 
 _GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
 _DRIFT, _STEP = 0.01, 0.002  # how much faster than ours a node's clock may run, and how coarsely

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fencepost import check
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.sqlite import mailbox
 from fencepost.backends.sqlite.doctor import examine
@@ -16,7 +17,6 @@ from fencepost.backends.sqlite.queue import SHARED, Line, Wakes
 from fencepost.drive import Driver
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
-from fencepost.url import Address
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from typing import Any
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencepost import check
+from fencepost.address import Address
 from fencepost.backends.zookeeper import names
 from fencepost.errors import ConfigError
-from fencepost.url import Address
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from math import inf
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
+from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.zookeeper import names
@@ -18,7 +19,6 @@ from fencepost.backends.zookeeper.session import SHARE, Reply, Session, sets
 from fencepost.drive import Blocking, Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
-from fencepost.url import Address
 
 _USUAL = 15.0  # the ttl of a session that only looks
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
-from fencepost import aio, sync, url
+from fencepost import address, aio, sync
 from fencepost.drive import Asyncio, Blocking, Driver
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
 from fencepost.lease import Lease
 from fencepost.locks import Core
+from fencepost.registry import ours
 
 
 class Held(NamedTuple):
@@ -113,7 +114,7 @@ def find(name: str, backend: str | None) -> type[Any]:
     row = CLIENTS.get(name)
     if row is None:
         raise ConfigError(f"there is no client {name!r}; there are {', '.join(CLIENTS)}")
-    scheme = url.parse(backend).scheme if backend else ""
+    scheme = address.parse(backend).scheme if backend else ""
     if row.schemes and scheme not in row.schemes:
         raise ConfigError(f"client {name!r} needs --backend {row.schemes[0]}://..., not {scheme or 'none'}")
     module, _, kind = row.place.partition(":")
@@ -121,7 +122,7 @@ def find(name: str, backend: str | None) -> type[Any]:
         found: type[Any] = getattr(importlib.import_module(module), kind)
         getattr(found, "load", bool)()
     except ModuleNotFoundError as error:
-        if not row.package or (error.name or "").startswith("fencepost"):
+        if not row.package or ours(error):
             raise
         raise ConfigError(f"client {name!r} needs the package {error.name!r}: pip install {row.package}") from error
     return found

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any, ClassVar
 
+from fencepost.address import parse
 from fencepost.drive import boottime
 from fencepost.events import Hook
 from fencepost.lab.contend.clients import Client, Held
-from fencepost.url import parse
 
 _SPIN = 0.01
 _LUA_RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"

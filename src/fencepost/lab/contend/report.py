@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from fencepost.address import masked
 from fencepost.lab.contend.order import order
 from fencepost.lab.contend.run import Result
-from fencepost.url import masked
 
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fencepost import errors
+from fencepost.address import parse as parse_url
 from fencepost.drive import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.client import Client
@@ -24,8 +25,7 @@ from fencepost.lab.contend.plan import Plan
 from fencepost.lab.contend.process import TICK
 from fencepost.lab.contend.recorder import Recorder, parse
 from fencepost.lab.servers.processes import dying_with_us
-from fencepost.url import find
-from fencepost.url import parse as parse_url
+from fencepost.registry import find
 
 _COMMAND = [sys.executable, "-m", "fencepost.lab.contend.process"]
 _HEAD_START = 0.1

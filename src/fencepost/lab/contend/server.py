@@ -3,7 +3,7 @@
 import urllib.request
 from typing import Any
 
-from fencepost.url import parse
+from fencepost.address import parse
 
 _ETCD = {
     "etcd_server_proposals_applied_total": "proposals",

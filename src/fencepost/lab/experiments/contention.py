@@ -10,7 +10,7 @@ from fencepost.lab.experiments import Settings
 from fencepost.lab.outcome import Outcome, Plot, Table
 from fencepost.lab.room import Room
 from fencepost.lab.stores import Store
-from fencepost.url import connect
+from fencepost.registry import connect
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

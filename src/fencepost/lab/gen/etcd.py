@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 
+from fencepost.address import Address
 from fencepost.backends.etcd import keys as etcd_keys
 from fencepost.backends.etcd.methods import GRANT, RANGE, STATUS, TXN
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
@@ -16,7 +17,6 @@ from fencepost.drive import Blocking, run
 from fencepost.errors import BackendError
 from fencepost.lab.gen.keys import PREFIX, Batch
 from fencepost.lab.gen.stores import Facts, Laid
-from fencepost.url import Address
 
 _MOST = 100  # puts in one transaction; etcd takes no more than 128 operations
 _AT_ONCE = 32  # leases asked for at the same time

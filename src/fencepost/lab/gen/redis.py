@@ -7,13 +7,13 @@ from typing import Any, NoReturn
 
 from hiredis import ReplyError
 
+from fencepost.address import Address
 from fencepost.backends.redis.address import dial, options
 from fencepost.backends.redis.connection import pack, refusal
 from fencepost.backends.redis.pool import Socket
 from fencepost.backends.redis.scripts import MARK, Layout, build
 from fencepost.lab.gen.keys import Batch
 from fencepost.lab.gen.stores import Facts, Laid
-from fencepost.url import Address
 
 _UNDER_WAY = 4  # batches: enough that the server never waits for us
 _FACTS = ("used_memory", "used_memory_rss", "expired_keys", "mem_fragmentation_bytes")

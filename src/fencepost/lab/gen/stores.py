@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol, TypeAlias
 
+from fencepost.address import Address, masked, parse
 from fencepost.errors import ConfigError
 from fencepost.lab.gen.keys import Batch
-from fencepost.url import Address, find, masked, parse
+from fencepost.registry import find
 
 Facts: TypeAlias = dict[str, int]
 """What a store says of its own size."""

@@ -1,0 +1,85 @@
+"""URLs: hosts, credentials, a path and options."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from fencepost.errors import ConfigError
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed URL: one or more hosts, credentials, a path and options."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int | None], ...] = ()
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    path: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+
+    def options(self, **parsers: Callable[[str], Any]) -> dict[str, Any]:
+        """The URL's options, each parsed by its own parser; ConfigError for one that is not known."""
+        parsed = {}
+        for key, value in self.params.items():
+            if key not in parsers:
+                near = hint(key, parsers) or f"; it takes {', '.join(sorted(parsers)) or 'none'}"
+                raise ConfigError(f"{self.scheme}:// has no option {key!r}{near}")
+            try:
+                parsed[key] = parsers[key](value)
+            except ValueError as error:
+                raise ConfigError(f"option {key}={value!r} of {self.scheme}://: {error}") from None
+        return parsed
+
+
+def parse(url: str) -> Address:
+    """Take a URL apart; ConfigError, which never repeats a password, if that cannot be done."""
+    match = _URL.fullmatch(url)
+    if not match:
+        raise ConfigError(f"{masked(url)!r} is not a URL; write it like redis://localhost:6379/0")
+    scheme, netloc, path, query = match.groups()
+    login, _, places = (netloc or "").rpartition("@")
+    user, colon, password = login.partition(":")
+    hosts = []
+    for place in places.split(",") if places else ():
+        found = _HOST.fullmatch(place)
+        if not found:
+            raise ConfigError(
+                f"{masked(url)!r}: a host is written like host:1234 or [::1]:1234, and / ? # in a password "
+                f"like %2F %3F %23"
+            )
+        port = int(found[3]) if found[3] else None
+        if port is not None and not 0 < port < 65536:
+            raise ConfigError(f"{masked(url)!r}: a port lies between 1 and 65535")
+        hosts.append((found[1] or found[2], port))
+    pairs = parse_qsl(query or "", keep_blank_values=True)
+    params = dict(pairs)
+    if len(params) < len(pairs):
+        raise ConfigError(f"an option of {masked(url)!r} is given twice")
+    return Address(
+        scheme.lower(),
+        tuple(hosts),
+        unquote(user) if user else None,
+        unquote(password) if colon else None,
+        unquote(path),
+        params,
+    )
+
+
+def hint(word: str, known: Iterable[str], tail: str = "") -> str:
+    """``; did you mean ...?`` with the nearest of the ``known`` words; empty if none is near."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean '{close[0]}{tail}'?" if close else ""
+
+
+def masked(url: str) -> str:
+    """The URL without its user and password, for messages."""
+    login, at, rest = url.rpartition("@")
+    scheme, slashes, _ = login.partition("//")
+    return f"{scheme if slashes else ''}{slashes}***@{rest}" if at else url

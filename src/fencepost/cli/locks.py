@@ -1,0 +1,139 @@
+"""``fencepost ls``, ``show``, ``watch``, ``break`` and ``bump``: the locks of a store."""
+
+import json
+import time
+from dataclasses import asdict
+from math import isinf
+from typing import Annotated, Any
+
+import typer
+
+from fencepost import check
+from fencepost.backend import Status
+from fencepost.cli import exits
+from fencepost.cli.options import Backend, Duration, Json
+
+
+def ls(
+    prefix: Annotated[str, typer.Argument(help="Only locks whose names begin with this.")] = "",
+    backend: Backend = None,
+    as_json: Json = False,
+) -> None:
+    """List the locks that are held right now: name, token, holder, ttl left, waiters."""
+    import fencepost
+
+    with fencepost.connect(backend) as locks:
+        held = locks.list(prefix)
+    if as_json:
+        print(json.dumps([as_fact(status) for status in held], indent=2))
+    for status in () if as_json else held:
+        print(as_line(status))
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="The lock.")],
+    backend: Backend = None,
+    as_json: Json = False,
+) -> None:
+    """Show a lock: holder or sharers, token, ttl left, and its waiters in order. JSON null means that it is free."""
+    import fencepost
+
+    with fencepost.connect(backend) as locks:
+        status = locks.status(name)
+    if as_json:
+        print(json.dumps(status and as_fact(status), indent=2))
+    elif status is None:
+        print(f"{name}  free")
+    else:
+        print(as_line(status))
+        for sharer in status.sharers:
+            print(f"  shared by {sharer}")
+        for place, waiter in enumerate(status.waiters, 1):
+            print(f"  {place}. {waiter}")
+
+
+def watch(
+    prefix: Annotated[str, typer.Argument(help="Only locks whose names begin with this.")] = "",
+    backend: Backend = None,
+    every: Annotated[float, Duration(help="How often to look; what comes and goes in between is not seen.")] = 0.5,
+    duration: Annotated[float | None, Duration("--for", help="How long to watch; default: until Ctrl-C.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a line whenever a lock is taken, handed on or freed, or its waiters change."""
+    import fencepost
+
+    def report(name: str, status: Status | None) -> None:
+        if as_json:
+            print(json.dumps({"at": time.time(), "name": name, "status": status and as_fact(status)}), flush=True)
+        else:
+            print(time.strftime("%H:%M:%S"), as_line(status) if status else f"{name}  free", flush=True)
+
+    if every <= 0:
+        raise typer.BadParameter("--every must be greater than 0: it is the pause between two looks")
+    until = None if duration is None else time.monotonic() + duration
+    known: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {}
+    with fencepost.connect(backend) as locks:
+        while True:
+            held = {status.name: status for status in locks.list(prefix)}
+            for name in sorted(known.keys() | held.keys()):
+                status = held.get(name)
+                seen = status and (status.token, status.sharers, status.waiters)
+                if seen != known.get(name):
+                    report(name, status)
+            known = {name: (status.token, status.sharers, status.waiters) for name, status in held.items()}
+            left = every if until is None else min(every, until - time.monotonic())
+            if left <= 0:
+                return
+            time.sleep(left)
+
+
+def break_lock(
+    name: Annotated[str, typer.Argument(help="The lock.")],
+    backend: Backend = None,
+    as_json: Json = False,
+) -> None:
+    """Take a lock from its holder by force, and hand it to the next waiter; exit code 1 if nobody held it.
+
+    The holder learns of it when it next renews. Until then only a guard keeps it from writing.
+    """
+    import fencepost
+
+    with fencepost.connect(backend) as locks:
+        ended = locks.evict(name)
+    if as_json:
+        print(json.dumps(ended and as_fact(ended), indent=2))
+    else:
+        print(f"ended: {as_line(ended)}" if ended else f"{name}  free: nobody to take it from")
+    if ended is None:
+        raise typer.Exit(exits.FAILED)
+
+
+def bump(
+    name: Annotated[str, typer.Argument(help="The lock.")],
+    above: Annotated[int, typer.Option(help="The token seen, such as a stale verdict names it.")],
+    backend: Backend = None,
+) -> None:
+    """Make every later token of a lock larger than one that was seen.
+
+    For a store that was restored from a backup, or lost its data: its guards refuse the smaller
+    tokens it now gives out, and name the one they have seen.
+    """
+    import fencepost
+
+    with fencepost.connect(backend) as locks:
+        locks.bump(name, above=above)
+    print(f"{name}  the next token is larger than {above}")
+
+
+def as_fact(status: Status) -> dict[str, Any]:
+    """A status as JSON has it: tokens beyond 2^53 as text, a time without end as null."""
+    remaining = None if isinf(status.remaining) else round(status.remaining, 3)
+    return asdict(status) | {"token": check.json_number(status.token), "remaining": remaining}
+
+
+def as_line(status: Status) -> str:
+    """A status in one line."""
+    waiting = f", {len(status.waiters)} waiting" if status.waiters else ""
+    held = f"shared by {len(status.sharers)}" if status.sharers else f"holder {status.holder}"
+    left = "no expiry" if isinf(status.remaining) else f"{status.remaining:.1f} s left"
+    return f"{status.name}  token {status.token}, {held}, {left}{waiting}"

@@ -1,0 +1,129 @@
+"""``fencepost backends`` and ``doctor``: what the stores promise, and how one of them is set up."""
+
+import json
+from dataclasses import asdict, fields
+from typing import Annotated, Any
+
+import typer
+
+from fencepost.backend import Backend, Finding, Promises
+from fencepost.cli import exits
+from fencepost.cli.options import Json
+
+_SIGNS = {"ok": "ok  ", "warn": "warn", "risk": "RISK"}
+
+
+def backends(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/backends.md.")] = False,
+) -> None:
+    """Print what each backend promises: fairness, sharing, consensus, failover, clock, token source, ttl limits."""
+    rows = promised()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif markdown:
+        print(tables(rows))
+    else:
+        for row in rows:
+            print(f"{', '.join(f'{scheme}://' for scheme in row['schemes'])}")
+            for key, value in in_words(row).items():
+                print(f"  {key:<9} {value}")
+
+
+def promised() -> list[dict[str, Any]]:
+    """One row for each backend: its schemes and its promises, or what to install for it."""
+    from fencepost import registry
+    from fencepost.errors import ConfigError
+
+    rows: dict[str, dict[str, Any]] = {}
+    for scheme, (target, _) in registry.SCHEMES.items():
+        if target in rows:
+            rows[target]["schemes"].append(scheme)
+            continue
+        try:
+            kind = registry.find(scheme)
+        except ConfigError as error:
+            rows[target] = {"schemes": [scheme], "missing": str(error)}
+        else:
+            rows[target] = {"schemes": [scheme], "promises": asdict(kind.promises)}
+    return list(rows.values())
+
+
+def in_words(row: dict[str, Any]) -> dict[str, str]:
+    """A row in words."""
+    if "missing" in row:
+        return {"missing": row["missing"]}
+    promises = dict(row["promises"])
+    low, high = promises.pop("min_ttl"), promises.pop("max_ttl")
+    words = {key: value if isinstance(value, str) else "yes" if value else "no" for key, value in promises.items()}
+    return words | {"ttl": f"{low:g} s to {'any' if high >= 1e9 else f'{high:g} s'}"}
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """The rows as the documents show them: yes and no side by side, what needs words below each other."""
+    short = ["reach", "fair", "shared", "consensus", "bump", "ttl"]
+    long = [field.name for field in fields(Promises) if field.name not in {*short, "min_ttl", "max_ttl"}]
+    lines = [f"| backend | {' | '.join(short)} |", "|---" * (len(short) + 1) + "|"]
+    for row in rows:
+        words = in_words(row)
+        lines.append(f"| `{row['schemes'][0]}://` | {' | '.join(words.get(key, '') for key in short)} |")
+    for row in rows:
+        words = in_words(row)
+        lines += ["", f"### {', '.join(f'`{scheme}://`' for scheme in row['schemes'])}", ""]
+        lines += [f"- **{key}**: {words[key]}" for key in long if key in words]
+        lines += [words["missing"]] if "missing" in words else []
+    return "\n".join(lines)
+
+
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(help="The store; default: $FENCEPOST_URL, else the embedded SQLite file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Connect to a store and report its version, topology, ttl limits, persistence and restore risks.
+
+    Says in plain words what each finding means for locks. Exit code 1 if one of them is a risk.
+    """
+    from fencepost import registry
+    from fencepost.drive import Blocking, run
+
+    driver = Blocking()
+    backend = registry.connect(url, driver)
+    try:
+        findings = [*run(backend.doctor()), *guarantees(backend)]
+    finally:
+        run(backend.close())
+        driver.close()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{_SIGNS[finding.level]}  {finding.what}\n      {finding.means}")
+    if any(finding.level == "risk" for finding in findings):
+        raise typer.Exit(exits.FAILED)
+
+
+def guarantees(backend: Backend) -> list[Finding]:
+    """The guarantee level of the backend as such, in plain words."""
+    promises = backend.promises
+    exact = "agreed on by a majority" if promises.consensus else "one server's word"
+    return [
+        Finding(
+            "ok",
+            f"guarantee: grants are {exact}; {promises.failover}",
+            "no store can stop a holder that was paused past its ttl: put a guard where the data lives",
+        ),
+        Finding(
+            "ok",
+            f"expiry is decided by {promises.clock}",
+            "it must not jump by more than a ttl while locks are held",
+        ),
+        Finding(
+            "ok",
+            f"ttl from {promises.min_ttl:g} to {promises.max_ttl:g} s; waiters are "
+            f"{'served in the order they came' if promises.fair else 'served in no particular order'}",
+            f"tokens: {promises.token}"
+            + ("" if promises.bump else "; they cannot be raised with 'fencepost bump': raise the store's own history"),
+        ),
+    ]

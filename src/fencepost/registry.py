@@ -1,0 +1,88 @@
+"""What is loaded by name: the backends behind each URL scheme, and what to install if one is missing."""
+
+import importlib
+import os
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+from fencepost.address import hint, parse
+from fencepost.backend import Backend
+from fencepost.drive import Driver
+from fencepost.errors import ConfigError
+
+
+class Entry(NamedTuple):
+    """A backend that is not loaded yet."""
+
+    target: str
+    """``module:class``."""
+    store: str
+    """What it is called; the extra that installs what it needs has the same name."""
+
+
+# Third parties register their own through the entry point group "fencepost.backends".
+SCHEMES: dict[str, Entry] = {
+    "memory": Entry("fencepost.backends.memory:Memory", "memory"),
+    "sqlite": Entry("fencepost.backends.sqlite.backend:SQLite", "sqlite"),
+    "etcd": Entry("fencepost.backends.etcd.backend:Etcd", "etcd"),
+    "redis": Entry("fencepost.backends.redis.backend:Redis", "redis"),
+    "rediss": Entry("fencepost.backends.redis.backend:Redis", "redis"),
+    "redis+unix": Entry("fencepost.backends.redis.backend:Redis", "redis"),
+    "redis+cluster": Entry("fencepost.backends.redis.backend:Cluster", "redis"),
+    "rediss+cluster": Entry("fencepost.backends.redis.backend:Cluster", "redis"),
+    "redis+sentinel": Entry("fencepost.backends.redis.backend:Sentinel", "redis"),
+    "rediss+sentinel": Entry("fencepost.backends.redis.backend:Sentinel", "redis"),
+    "redlock": Entry("fencepost.backends.redlock.backend:Redlock", "redlock"),
+    "redlocks": Entry("fencepost.backends.redlock.backend:Redlock", "redlock"),
+    "valkey": Entry("fencepost.backends.redis.backend:Redis", "redis"),
+    "valkeys": Entry("fencepost.backends.redis.backend:Redis", "redis"),
+    "postgresql": Entry("fencepost.backends.postgres.backend:Postgres", "postgres"),
+    "postgres": Entry("fencepost.backends.postgres.backend:Postgres", "postgres"),
+    "consul": Entry("fencepost.backends.consul.backend:Consul", "consul"),
+    "zk": Entry("fencepost.backends.zookeeper.backend:ZooKeeper", "zookeeper"),
+    "zookeeper": Entry("fencepost.backends.zookeeper.backend:ZooKeeper", "zookeeper"),
+}
+
+
+def ours(error: ModuleNotFoundError) -> bool:
+    """Whether a module of this package is missing, which is a bug, and not one that is installed apart."""
+    name = error.name or ""
+    return name == "fencepost" or name.startswith("fencepost.")
+
+
+def find(scheme: str) -> type[Backend]:
+    """The backend class of a scheme; ConfigError naming the nearest scheme, or the pip command."""
+    entry = SCHEMES.get(scheme)
+    if entry is None:
+        for point in entry_points(group="fencepost.backends", name=scheme):
+            return point.load()  # type: ignore[no-any-return]
+        known = [*SCHEMES, *(point.name for point in entry_points(group="fencepost.backends"))]
+        near = hint(scheme, known, "://") or f"; there are {', '.join(sorted(known))}"
+        raise ConfigError(f"no backend for '{scheme}://'{near}")
+    module, _, name = entry.target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        if ours(error):
+            raise
+        raise ConfigError(
+            f"{scheme}:// needs the package {error.name!r}: pip install 'fencepost[{entry.store}]'"
+        ) from error
+
+
+def sharing() -> list[str]:
+    """The schemes of the installed backends that have shared locks, one for each backend."""
+    found: dict[str, str] = {}
+    for scheme, entry in SCHEMES.items():
+        try:
+            if find(scheme).promises.shared:
+                found.setdefault(entry.target, scheme)
+        except ConfigError:  # its extra is not installed
+            continue
+    return list(found.values())
+
+
+def connect(url: str | None, driver: Driver) -> Backend:
+    """The backend behind ``url``, else $FENCEPOST_URL, else the embedded SQLite file; not yet connected."""
+    address = parse(url or os.environ.get("FENCEPOST_URL") or "sqlite:")
+    return find(address.scheme)(address, driver)
