@@ -125,7 +125,10 @@ class Waits:
             yield
             self.check()
         finally:
-            _waits.reset(before)
+            try:
+                _waits.reset(before)
+            except ValueError:
+                pass  # a coroutine that nobody finished was collected, in the context of somebody else
 
     def check(self) -> None:
         if self.over:

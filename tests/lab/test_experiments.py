@@ -115,6 +115,33 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
     assert "Traceback" not in str(done.facts["claims"])
 
 
+STARTING = """
+import asyncio, os, signal, sys, threading
+from pathlib import Path
+from fencepost.lab.actors import run, stage
+
+opened = Path.open
+def told(self, *args, **options):  # a process is about to be started
+    threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    return opened(self, *args, **options)
+Path.open = told
+
+async def start():
+    async with stage() as built:
+        await built._start("worker", "--json", "--steps", "--name", "A")
+        await asyncio.sleep(60)
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+run(start())
+"""
+
+
+@pytest.mark.parametrize("delay", [0, 0.001, 0.003, 0.01, 0.03])
+def test_being_told_to_end_while_a_process_is_started_ends_the_run(delay: float) -> None:
+    with Child.python("-c", STARTING.format(delay=delay)) as child:
+        assert child.wait() == 128 + signal.SIGTERM, child.story
+
+
 @pytest.mark.slow
 def test_a_run_that_is_told_to_end_takes_its_processes_with_it(tmp_path: Path) -> None:
     command = ["lab", "run", "pause", "--backend", "sqlite", "--out", tmp_path / "out"]

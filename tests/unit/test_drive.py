@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable
+from contextvars import copy_context
 
 import pytest
 
@@ -170,3 +171,13 @@ def test_the_blocking_driver_spawns_daemon_threads() -> None:
     Blocking().spawn(job(), "a-name")
     assert done.wait(10)
     assert (seen[0].name, seen[0].daemon) == ("a-name", True)
+
+
+def test_a_wait_may_be_dropped_in_another_context_than_it_began_in() -> None:
+    async def wait() -> None:
+        with drive.Waits().inside():
+            await suspends()
+
+    job = wait()
+    copy_context().run(job.send, None)
+    job.close()  # as the garbage collector does, wherever it happens to run

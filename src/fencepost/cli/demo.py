@@ -19,21 +19,9 @@ def demo(
 
     Real processes, a real SIGSTOP, no server needed. Ends with 0 only if everything happened as shown.
     """
-    import asyncio
-    import signal
+    from fencepost.lab import actors
+    from fencepost.lab.demo import play
 
-    from fencepost.lab.demo import Picture, play
-
-    async def until_told() -> Picture:
-        # Being told to end is like Ctrl-C: the demo's processes and files end with it.
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await play(fast=fast, quiet=as_json)
-
-    try:
-        picture = asyncio.run(until_told())
-    except asyncio.CancelledError:
-        raise typer.Exit(128 + signal.SIGTERM) from None
+    picture = actors.run(play(fast=fast, quiet=as_json))
     if as_json:
         print(json.dumps(picture))

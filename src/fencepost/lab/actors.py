@@ -215,6 +215,37 @@ async def stage() -> AsyncIterator[Stage]:
             await asyncio.shield(built.clear())
 
 
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """Finish ``job`` in an event loop; SIGTERM cancels it, as Ctrl-C does, and then ends this process with 143.
+
+    A signal handler that raises would do so anywhere inside the event loop, also halfway through the start of a
+    process: asyncio would then wait for that process without end.
+    """
+    told = False
+
+    async def main() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end() -> None:
+            nonlocal told
+            told = True
+            task.cancel()
+
+        before = signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(end))
+        try:
+            return await job
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        if told:
+            sys.exit(128 + signal.SIGTERM)
+        raise
+
+
 async def together(*parts: Coroutine[Any, Any, T]) -> list[T]:
     """All parts at once; the first failure ends them all."""
     try:

@@ -1,6 +1,5 @@
 """Clocks that jump and run fast under Redlock's nodes: what becomes of its exclusion, and what the guard does."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fencepost.drive import boottime
 from fencepost.errors import StaleToken
 from fencepost.guards.memory import Guard
-from fencepost.lab import plots
+from fencepost.lab import actors, plots
 from fencepost.lab.actors import Actor, Unexpected
 from fencepost.lab.experiments import Settings
 from fencepost.lab.lanes import lanes
@@ -78,7 +77,7 @@ def _jump(outcome: Outcome, nodes: Clocked, faults: Faults, settings: Settings, 
         switch = "on" if fence else "off"
         room.say(f"{scene.name}, fence {switch}")
         with Views(nodes.members, "AB", faults) as views:
-            seen = asyncio.run(play(scene, views, faults, fence=fence))
+            seen = actors.run(play(scene, views, faults, fence=fence))
         room.keep(f"drift-jump-{switch}.jsonl", seen.lines)
         found.append(seen)
     off, on = found

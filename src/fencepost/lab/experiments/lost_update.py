@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from fencepost.lab import actors
 from fencepost.lab.actors import Stage, Unexpected, stage, together
 from fencepost.lab.client import Client
 from fencepost.lab.experiments import Settings
@@ -21,7 +22,7 @@ def run(settings: Settings, room: Room) -> Outcome:
         store = room.store(backend)
         room.say(f"{store.name}: a stale write between a read and its write")
         plays = dict(
-            zip(("writes", "enter"), asyncio.run(_both(store, max(settings["ttl"], store.min_ttl))), strict=True)
+            zip(("writes", "enter"), actors.run(_both(store, max(settings["ttl"], store.min_ttl))), strict=True)
         )
         outcome.figures[store.name] = figures = {}
         for name, (testimony, value) in plays.items():

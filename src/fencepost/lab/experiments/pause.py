@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from fencepost.lab import actors
 from fencepost.lab.actors import Stage, Unexpected, stage, together
 from fencepost.lab.client import Client
 from fencepost.lab.demo import mixed
@@ -26,7 +27,7 @@ def run(settings: Settings, room: Room) -> Outcome:
         store = room.store(backend)
         ttl = max(settings["ttl"], store.min_ttl)
         room.say(f"{store.name}: a holder is stopped past its ttl of {ttl:g} s")
-        off, on = asyncio.run(_both(store, ttl, settings["pause"]))
+        off, on = actors.run(_both(store, ttl, settings["pause"]))
         for fence, testimony in (("off", off["testimony"]), ("on", on["testimony"])):
             room.keep(f"pause-{store.name}-{fence}.jsonl", testimony.history())
         if not outcome.plots:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from fencepost.lab import actors
 from fencepost.lab.actors import Actor, Unexpected
 from fencepost.lab.experiments import Settings
 from fencepost.lab.lanes import lanes
@@ -31,7 +32,7 @@ def run(settings: Settings, room: Room) -> Outcome:
             switch = "on" if fence else "off"
             room.say(f"{scene.name}, fence {switch}")
             with Views(members, "AB", faults) as views:
-                seen = asyncio.run(play(scene, views, faults, fence=fence))
+                seen = actors.run(play(scene, views, faults, fence=fence))
             room.keep(f"redlock-{scene.name.replace(' ', '-')}-{switch}.jsonl", seen.lines)
             rows.append(seen.row(scene.name, switch))
             found.append(seen)

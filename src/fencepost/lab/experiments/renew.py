@@ -3,7 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from fencepost.lab import plots
+from fencepost.lab import actors, plots
 from fencepost.lab.actors import Stage, Unexpected, stage, together
 from fencepost.lab.experiments import Settings
 from fencepost.lab.outcome import Outcome, Plot, Table
@@ -26,7 +26,7 @@ def run(settings: Settings, room: Room) -> Outcome:
         played: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for pause in settings["pauses"]:
             room.say(f"{store.name}: pauses of {pause:g} ttl")
-            for way, (testimony, seen) in zip(WAYS, asyncio.run(_ways(store, ttl, pause, settings)), strict=True):
+            for way, (testimony, seen) in zip(WAYS, actors.run(_ways(store, ttl, pause, settings)), strict=True):
                 played[way].append(seen)
                 room.keep(f"renew-{store.name}-{way}-{pause:g}.jsonl", testimony.history())
         outcome.figures[store.name] = {"ttl": ttl, **played}

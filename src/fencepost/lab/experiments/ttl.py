@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fencepost.lab import plots
+from fencepost.lab import actors, plots
 from fencepost.lab.actors import Stage, Unexpected, stage, together
 from fencepost.lab.experiments import Settings
 from fencepost.lab.outcome import Outcome, Plot, Table
@@ -28,7 +28,7 @@ def run(settings: Settings, room: Room) -> Outcome:
         ttls = sorted({max(ttl, store.min_ttl) for ttl in settings["ttls"]})
         for ttl in ttls:
             room.say(f"{store.name}: killing holders of leases of {ttl:g} s")
-            played = asyncio.run(_rounds(store, ttl, settings["rounds"], settings["pause"] * ttls[0]))
+            played = actors.run(_rounds(store, ttl, settings["rounds"], settings["pause"] * ttls[0]))
             sweep[ttl] = _count(played)
             room.keep(f"ttl-{store.name}-{ttl:g}s.jsonl", played[0].history())
             rows.append(_row(store.name, ttl, sweep[ttl]))
