@@ -12,7 +12,7 @@ from tests.harness.child import Child
 PACKAGE = Path(__file__).parent.parent / "src" / "fencepost"
 
 FACTS = {"rule", "errors", "check"}
-LOWER = FACTS | {"lease", "events", "address", "interrupts", "drive", "ambient", "signing", "holders"}
+LOWER = FACTS | {"lease", "events", "address", "driver", "ambient", "signing", "holders"}
 CORE = LOWER | {"backend", "registry", "locks", "renewals"}
 FACES = CORE | {"sync", "aio"}
 APPLICATIONS = {"*"}
@@ -24,8 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "check": {"rule", "errors"},
     "lease": FACTS,
     "events": FACTS,
-    "interrupts": set(),
-    "drive": FACTS | {"interrupts"},
+    "driver": FACTS | {"driver"},
     "ambient": FACTS | {"lease"},
     "holders": FACTS,
     "signing": FACTS | {"lease"},

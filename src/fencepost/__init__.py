@@ -1,6 +1,7 @@
 """Distributed locks that are actually safe: leases with fencing tokens, and guards that check them."""
 
-from fencepost import aio
+from typing import TYPE_CHECKING, Any
+
 from fencepost.errors import (
     BackendError,
     ConfigError,
@@ -37,7 +38,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
+if TYPE_CHECKING:
+    from fencepost import aio
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aio":  # asyncio takes as long to load as everything else here
+        import fencepost.aio
+
+        return fencepost.aio
     if name == "__version__":
         from importlib.metadata import version
 

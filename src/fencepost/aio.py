@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
-from fencepost.drive import Asyncio
+from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
 from fencepost.locks import EVERYBODY, GIVEN_BACK, Core, late, left

@@ -4,8 +4,8 @@ A backend is written once, as ``async def``. Under the Blocking driver nothing i
 calls blocking clients, or hands calls to ``driver.offload``; it waits with ``driver.signal()`` and
 ``driver.sleep``, and reads local time from ``driver.now()`` alone. It connects on first use.
 
-Closing the locks ends every ``wait``: signals and sleeps raise ``drive.Ended`` in there, as a cancellation
-would. What waits for anything else has to be ``woken`` (drive.py) to notice.
+Closing the locks ends every ``wait``: signals and sleeps raise ``driver.scope.Closed`` in there, as a cancellation
+would. What waits for anything else has to be ``woken`` (driver/scope.py) to notice.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from enum import Enum
 from typing import ClassVar, Literal, NamedTuple
 
 from fencepost.address import Address
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.lease import Grant
 
 __all__ = ["Backend", "Finding", "Hold", "Promises", "Renewal", "Status"]

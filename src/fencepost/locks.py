@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 
 from fencepost import check, registry
 from fencepost.backend import Backend, Status
-from fencepost.drive import Driver, Ended, Waits
+from fencepost.driver import Driver
+from fencepost.driver.scope import Closed, Scope
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.holders import random_holder
@@ -121,7 +122,7 @@ class Core(Generic[L]):
         self._lease = lease
         self._holders = holders
         self._closed = False
-        self._waits = Waits()
+        self._waits = Scope()
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         self.entered: Entered[L] = Entered()
         _cores.add(self)
@@ -249,7 +250,7 @@ class Core(Generic[L]):
                 # Cancelled, interrupted or failed: it may have been granted or queued all the same.
                 await self.driver.apart(self._leave(name, holder), GRACE)
                 self.emit("abandoned", name, holder=holder)
-            if isinstance(error, Ended) or (failed and self._closed):
+            if isinstance(error, Closed) or (failed and self._closed):
                 raise _closed() from failed
             raise
         finally:
@@ -328,7 +329,7 @@ class Core(Generic[L]):
         try:
             with self._waits.inside():
                 return await wait
-        except Ended:
+        except Closed:
             raise _closed() from None
         except BackendError as error:
             if self._closed:
@@ -390,7 +391,7 @@ class Core(Generic[L]):
         """In a forked child: the leases are the parent's, to renew and to release."""
         for lease in self._renewals:
             lease.ended, lease._signal = _FORKED, None
-        self._waits = Waits()
+        self._waits = Scope()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
         self.backend.forked()
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fencepost.address import hint, parse
 from fencepost.backend import Backend
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import ConfigError
 
 

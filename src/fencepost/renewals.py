@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.backend import Backend, Hold, Renewal
-from fencepost.drive import Driver, Signal
+from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError, LeaseLost
 from fencepost.events import Kind
 from fencepost.lease import Grant, Lease

@@ -10,10 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
-from fencepost.drive import Blocking, call, call_or_undo
+from fencepost.driver import call, call_or_undo
+from fencepost.driver.interrupts import protected
+from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
-from fencepost.interrupts import protected
 from fencepost.locks import EVERYBODY, Core, late, left
 from fencepost.renewals import Held, Over
 from fencepost.signing import Keys

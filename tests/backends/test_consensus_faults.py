@@ -10,7 +10,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends.consul import backend as consul
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.errors import BackendError, LeaseLost
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import Consul, ZooKeeper

@@ -14,7 +14,8 @@ import pytest
 
 import fencepost
 from fencepost.backends.consul import address
-from fencepost.drive import Blocking, run
+from fencepost.driver import run
+from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import Consul, http_json

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 import fencepost
-from fencepost.drive import run
+from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.servers import QUICK_ETCD, Etcd, ask
 from tests.backends.etcd import etcdctl

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import fencepost
-from fencepost import aio, drive, sync
+from fencepost import aio, driver, sync
+from fencepost.driver.threads import ThreadSignal
 from fencepost.errors import BackendError
 from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lab.servers import QUICK_ETCD, Etcd, EtcdCluster
@@ -302,9 +303,9 @@ def test_history_that_was_compacted_away_wakes_whoever_watches_it(server: Etcd) 
         for _ in range(5):
             assert locks.acquire("lock").release()
         etcdctl(server.url, "compact", str(locks.acquire("last").token))
-        woken = drive.ThreadSignal()
+        woken = ThreadSignal()
         watch = locks._core.backend._watches.add(b"lock/1", 2, woken)  # type: ignore[attr-defined]
-        assert drive.run(woken.wait(PATIENCE))
+        assert driver.run(woken.wait(PATIENCE))
         assert watch.refused == "", "it may look again"
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import fencepost
 from fencepost.backends.zookeeper import names
-from fencepost.drive import Blocking, run
+from fencepost.driver import run
+from fencepost.driver.threads import Blocking
 from fencepost.lab.servers import ZooKeeper, ask
 from fencepost.registry import connect
 from tests.backends.zookeeper import LONG, WornZooKeeper, kazoo, line

@@ -11,7 +11,7 @@ import pytest
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
 from fencepost.lab.servers.processes import HOST, Port, program

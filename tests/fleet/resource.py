@@ -9,7 +9,7 @@ import socket
 from types import TracebackType
 from typing import Any
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.lab.counters import Counters
 from fencepost.lab.history import Line
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.lab.history import lines
 from fencepost.lab.stores import store
 from tests.fleet.stage import Failed, Fleet, Plan

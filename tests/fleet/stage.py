@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import fencepost
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.fleet.plan import prefix, view
 from fencepost.lab.checks import Report, check
 from fencepost.lab.history import FORMAT, Line

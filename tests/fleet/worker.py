@@ -19,7 +19,7 @@ from typing import Any
 
 import fencepost
 from fencepost import fleet
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.fleet.group import Owned
 from tests.fleet.resource import AsyncClient, Client
 

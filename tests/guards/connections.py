@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.guards import postgres, sqlite
 
 Opened = AbstractAsyncContextManager[Any]

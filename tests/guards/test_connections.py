@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fencepost
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
 from fencepost.rule import Stamp
 from tests.guards.connections import KINDS, Kind, execute

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.guards import postgres
 from tests.guards.connections import KINDS, Kind, execute

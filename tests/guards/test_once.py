@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.errors import BackendError, ConfigError
 from fencepost.once import Block, Run, once, purge
 from fencepost.sql.connections import is_async

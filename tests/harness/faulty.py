@@ -8,7 +8,8 @@ from fencepost import sync
 from fencepost.address import Address
 from fencepost.backend import Hold, Renewal
 from fencepost.backends.memory import Memory
-from fencepost.drive import Asyncio, Blocking
+from fencepost.driver.tasks import Asyncio
+from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError
 from fencepost.events import Event
 from fencepost.lease import Grant

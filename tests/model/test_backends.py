@@ -12,7 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from fencepost import registry
 from fencepost.backend import Backend, Hold, Renewal
-from fencepost.drive import Blocking, run
+from fencepost.driver import run
+from fencepost.driver.threads import Blocking
 from fencepost.errors import QueueFull
 from fencepost.lease import Grant
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fencepost import interrupts
-from fencepost.drive import Blocking, Flag, call, call_or_undo
-from fencepost.interrupts import interruptible, masked, protected
+from fencepost.driver import call, call_or_undo, interrupts
+from fencepost.driver.interrupts import interruptible, masked, protected
+from fencepost.driver.threads import Blocking, Flag
 from tests.harness.interrupts import Interrupter
 from tests.harness.isolated import isolated
 from tests.harness.threads import background

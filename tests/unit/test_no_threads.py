@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from fencepost.backends.expiry import Overdue
-from fencepost.drive import Blocking, boottime
+from fencepost.driver import boottime
+from fencepost.driver.threads import Blocking
 from tests.harness.child import Child
 from tests.harness.waiting import until
 

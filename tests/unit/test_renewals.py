@@ -14,7 +14,8 @@ import pytest
 
 from fencepost import aio, sync
 from fencepost.backend import Hold, Renewal
-from fencepost.drive import Asyncio, Blocking
+from fencepost.driver.tasks import Asyncio
+from fencepost.driver.threads import Blocking
 from fencepost.errors import LeaseLost
 from fencepost.locks import Core
 from tests.harness.faulty import Bench, Faulty, fault

@@ -4,7 +4,7 @@ import pytest
 
 from fencepost import address, registry
 from fencepost.address import Address
-from fencepost.drive import Blocking
+from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError
 
 

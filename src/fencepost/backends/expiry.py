@@ -5,7 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from math import inf
 
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")

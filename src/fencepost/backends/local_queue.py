@@ -2,7 +2,7 @@
 
 import threading
 
-from fencepost.drive import Signal
+from fencepost.driver import Signal
 
 
 class Lines:

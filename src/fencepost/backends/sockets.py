@@ -2,7 +2,7 @@
 
 import socket
 
-from fencepost.interrupts import interruptible
+from fencepost.driver.interrupts import interruptible
 
 
 def connect(host: str, port: int, timeout: float) -> socket.socket:

@@ -86,7 +86,8 @@ def doctor(
     Says in plain words what each finding means for locks. Exit code 1 if one of them is a risk.
     """
     from fencepost import registry
-    from fencepost.drive import Blocking, run
+    from fencepost.driver import run
+    from fencepost.driver.threads import Blocking
 
     driver = Blocking()
     backend = registry.connect(url, driver)

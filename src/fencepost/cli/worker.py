@@ -49,7 +49,7 @@ def worker(
 
     Start two, freeze one with --pause, and see what the resource does about the zombie.
     """
-    from fencepost.drive import boottime
+    from fencepost.driver import boottime
     from fencepost.lab.words import tell
     from fencepost.lab.worker import Fact, Worker
 

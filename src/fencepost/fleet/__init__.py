@@ -6,8 +6,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from fencepost import ambient, drive, sync
-from fencepost.drive import Signal
+from fencepost import ambient, sync
+from fencepost.driver import Signal, call
 from fencepost.errors import ConfigError
 from fencepost.fleet import aio
 from fencepost.fleet.group import Group, Owned
@@ -32,7 +32,7 @@ class Stop:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the work should end, or ``timeout`` seconds have passed; say whether it should."""
-        return drive.call(self._owned._until_stop, timeout)
+        return call(self._owned._until_stop, timeout)
 
 
 class Partition(Owned[sync.Lease]):
@@ -83,9 +83,9 @@ class Partitions:
                 f"Partitions takes the locks of fencepost.connect(), not {type(locks)!r}; with asyncio use "
                 f"fencepost.fleet.aio.Partitions"
             )
-        for call in (assign, revoke):
-            if call is not None:
-                _blocking(call)
+        for each in (assign, revoke):
+            if each is not None:
+                _blocking(each)
         self._assign, self._revoke = assign, revoke
         self._work: Callable[[Partition], object] | None = None
         self._group: Group[sync.Lease, Partition] = Group(
@@ -113,7 +113,7 @@ class Partitions:
         """Join; raises BackendError, ConfigError if others of the group count differently, or NotAcquired if another
         worker of the same name is there for twice the ttl."""
         try:
-            drive.call(self._group.join)
+            call(self._group.join)
         except BaseException:
             if self._group.joined:  # interrupted on the way back
                 self._group.stop()
@@ -135,7 +135,7 @@ class Partitions:
         _blocking(work)
         self._work = work
         with self:
-            drive.call(self._group.leaving.wait)
+            call(self._group.leaving.wait)
 
     def stop(self) -> None:
         """Ask this worker to leave, and return at once: for signal handlers, and for ``work`` itself."""
@@ -143,7 +143,7 @@ class Partitions:
 
     def close(self) -> None:
         """Leave: finish, revoke and release what is owned. Waits for that."""
-        drive.call(self._group.leave)
+        call(self._group.leave)
 
     async def _begin(self, partition: Partition) -> None:
         ambient.push(partition.lease)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from fencepost import aio, ambient
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.errors import ConfigError
 from fencepost.fleet.group import Group, Owned
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from fencepost import check
-from fencepost.drive import Signal
+from fencepost.driver import Signal
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
 from fencepost.fleet import plan
 from fencepost.locks import GRACE, Core

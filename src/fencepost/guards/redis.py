@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fencepost import check
-from fencepost.drive import run
+from fencepost.driver import run
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
 from fencepost.guards.judgement import Access

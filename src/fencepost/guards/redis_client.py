@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple, TypeAlias
 
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.errors import BackendError, ConfigError
 
 Part: TypeAlias = str | bytes | int | float

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.errors import FencepostError
 from fencepost.lab.freeze import is_stopped
 from fencepost.lab.worker import Fact

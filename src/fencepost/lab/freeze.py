@@ -7,7 +7,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 
 # It counts from when we have stopped: a busy machine may take its time until then, and a SIGCONT that came first would
 # be lost. The pipe tells it if we die, so it never sends a signal to a stranger with our number.

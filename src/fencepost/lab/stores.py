@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from fencepost.address import masked
-from fencepost.drive import Blocking
+from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError
 from fencepost.lab.servers import QUICK_ETCD, Consul, EtcdCluster, Missing, Postgres, Redis, StartFailed, ZooKeeper
 from fencepost.lab.servers.programs import PROGRAMS, found_version

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.lab.client import Client, Reply

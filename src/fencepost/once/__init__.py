@@ -12,7 +12,7 @@ Often it is all the coordination a job needs: no lock, no lease, nothing to expi
 from datetime import datetime, timedelta
 from typing import Any, overload
 
-from fencepost.drive import run as _run
+from fencepost.driver import run as _run
 from fencepost.errors import ConfigError
 from fencepost.guards import redis
 from fencepost.once.redis import Commands, Script

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.errors import ConfigError
 from fencepost.sql import postgres
 from fencepost.sql.connections import atomic, begin, is_sqlite, opened, refused, through, within

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from fencepost import check
-from fencepost.drive import run
+from fencepost.driver import run
 from fencepost.errors import ConfigError
 
 

@@ -19,8 +19,8 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from fencepost import check
-from fencepost.drive import run as _run
-from fencepost.drive import settle
+from fencepost.driver import run as _run
+from fencepost.driver import settle
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
 from fencepost.lease import Lease
 from fencepost.saga import ledger, moves

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from fencepost.drive import settle
+from fencepost.driver import settle
 from fencepost.guards import postgres, sqlite
 from fencepost.lease import Lease
 from fencepost.once import rows

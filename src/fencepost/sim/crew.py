@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from fencepost.drive import Signal
+from fencepost.driver import Signal
 from fencepost.errors import BackendError, NotAcquired
 from fencepost.fleet.group import Group, Owned
 from fencepost.locks import Core

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import cache
 from typing import Any, cast
 
-from fencepost.drive import run, settle
+from fencepost.driver import run, settle
 from fencepost.errors import ConfigError
 from fencepost.sql.connections import kind, sqlalchemy_connection, through
 

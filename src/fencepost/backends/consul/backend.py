@@ -16,7 +16,7 @@ from fencepost.backends.consul.http import BATCH, Answer, Forbidden, Http
 from fencepost.backends.consul.sessions import Session, Sessions
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.local_queue import Lines
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 

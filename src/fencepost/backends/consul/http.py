@@ -16,9 +16,10 @@ from urllib.parse import quote, urlencode
 from fencepost.backends.consul.address import Settings
 from fencepost.backends.fork import sever
 from fencepost.backends.sockets import connect
-from fencepost.drive import Driver, woken
+from fencepost.driver import Driver
+from fencepost.driver.interrupts import interruptible
+from fencepost.driver.scope import woken
 from fencepost.errors import BackendError
-from fencepost.interrupts import interruptible
 
 _CHUNK = 65536
 BATCH = 64

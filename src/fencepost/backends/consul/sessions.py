@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.backends.consul.http import Http
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError
 
 # A session that was renewed this recently, as a part of its ttl, is lent without asking.

@@ -14,7 +14,8 @@ from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
-from fencepost.drive import Blocking, Driver
+from fencepost.driver import Driver
+from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 

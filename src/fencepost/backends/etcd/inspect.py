@@ -6,7 +6,7 @@ from fencepost.backends.etcd.methods import RANGE, TIME_TO_LIVE, TXN
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.watch import Watches
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 
 _PAGE = 5000
 

@@ -11,7 +11,7 @@ from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TX
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
-from fencepost.drive import Driver, Signal, run
+from fencepost.driver import Driver, Signal, run
 from fencepost.errors import BackendError
 
 # An idle session is kept for the next lock this long.

@@ -10,7 +10,7 @@ from fencepost.address import Address
 from fencepost.backends.etcd.channels import Wires, forks
 from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
-from fencepost.drive import Driver, run
+from fencepost.driver import Driver, run
 from fencepost.errors import BackendError
 
 # A call that had this long and got no answer speaks against its connection, not only against the server.

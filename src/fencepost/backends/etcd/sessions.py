@@ -19,7 +19,7 @@ from fencepost.backends.etcd.keeper import Entry, Keeper, Session
 from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, Outage
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
-from fencepost.drive import Driver, Signal
+from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError
 
 

@@ -7,7 +7,7 @@ from fencepost.backends.etcd.methods import WATCH
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
-from fencepost.drive import Signal
+from fencepost.driver import Signal
 
 
 class Watch:

@@ -15,7 +15,7 @@ from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
 from fencepost.backends.postgres.doctor import examine
 from fencepost.backends.postgres.listener import Ear, Waiter
 from fencepost.backends.postgres.pool import Links
-from fencepost.drive import Driver, Signal
+from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 

@@ -12,9 +12,9 @@ from psycopg.generators import execute
 from psycopg.pq import ExecStatus
 
 from fencepost.address import Address
-from fencepost.drive import boottime, settle
+from fencepost.driver import boottime, settle
+from fencepost.driver.interrupts import interruptible
 from fencepost.errors import BackendError, ConfigError
-from fencepost.interrupts import interruptible
 
 _VERSION, _REVISION = 1, 2
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from fencepost.backends.postgres.connection import BlockingLink, connect, pooled
-from fencepost.drive import Driver, Signal, boottime, run
+from fencepost.driver import Driver, Signal, boottime, run
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")

@@ -22,7 +22,7 @@ from fencepost.backends.postgres.connection import (
     failure,
     pooled,
 )
-from fencepost.drive import Driver, Signal, settle
+from fencepost.driver import Driver, Signal, settle
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, scrip
 from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
 from fencepost.backends.redis.waiters import Line, Lines, Waiter
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 

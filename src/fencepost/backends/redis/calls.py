@@ -10,7 +10,7 @@ from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import Script
 from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Single
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError
 
 

@@ -10,8 +10,8 @@ from typing import Any, NoReturn, cast
 from hiredis import ProtocolError, ReplyError, pack_command
 
 from fencepost.backends.sockets import connect
+from fencepost.driver.interrupts import interruptible
 from fencepost.errors import BackendError
-from fencepost.interrupts import interruptible
 
 Place = tuple[str, int | None]
 """Host and port, or the path of a Unix socket and None."""

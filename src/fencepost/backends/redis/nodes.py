@@ -14,7 +14,8 @@ from fencepost.backends.fork import sever
 from fencepost.backends.redis.connection import Dial, Locate, limit, pack
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
-from fencepost.drive import Flag, run
+from fencepost.driver import run
+from fencepost.driver.threads import Flag
 from fencepost.errors import BackendError
 
 Hear = Callable[["Node", list[Any]], None]

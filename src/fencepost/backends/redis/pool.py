@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from hiredis import ProtocolError, Reader
 
-from fencepost import interrupts
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, garbled
-from fencepost.interrupts import interruptible
+from fencepost.driver import interrupts
+from fencepost.driver.interrupts import interruptible
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 _IDLE = 0.02  # seconds after which to look whether the server is still there before asking it

@@ -10,7 +10,7 @@ from fencepost.backends.redis.nodes import Hear, Lost, Node, TaskNode, ThreadNod
 from fencepost.backends.redis.pool import Socket
 from fencepost.backends.redis.scripts import SLOTS, slot
 from fencepost.backends.redis.stream import Stream
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError
 
 

@@ -14,7 +14,7 @@ from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import Keys
 from fencepost.backends.redis.stream import Stream
-from fencepost.drive import Driver, Signal
+from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError
 from fencepost.lease import Grant
 

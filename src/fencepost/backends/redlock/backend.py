@@ -17,7 +17,7 @@ from fencepost.backends.redis.connection import spell
 from fencepost.backends.redis.inspect import held
 from fencepost.backends.redis.scripts import Keys, Layout
 from fencepost.backends.redlock.members import Call, Member, Members, shares
-from fencepost.drive import Driver, Signal
+from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN

@@ -12,9 +12,9 @@ from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.reply import Reply
 from fencepost.backends.redis.stream import Stream
-from fencepost.drive import run
+from fencepost.driver import run
+from fencepost.driver.interrupts import interruptible
 from fencepost.errors import BackendError
-from fencepost.interrupts import interruptible
 
 Asked = Sequence[tuple[Node, Place, Sequence[bytes]]]
 Answers = list[list[Any] | BackendError]

@@ -11,7 +11,7 @@ from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.scripts import Script, build, scripts
 from fencepost.backends.redis.topology import fixed
 from fencepost.backends.redlock.broadcast import ask, connect
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError
 
 _SOON, _LATEST = 0.1, 1.0  # seconds between two looks at a node that is out

@@ -14,7 +14,7 @@ from fencepost.backends.sqlite import mailbox
 from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
 from fencepost.backends.sqlite.queue import SHARED, Line, Wakes
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
 

@@ -12,7 +12,7 @@ import weakref
 from math import inf
 from pathlib import Path
 
-from fencepost.drive import Signal
+from fencepost.driver import Signal
 
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 

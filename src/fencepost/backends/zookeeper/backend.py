@@ -16,7 +16,8 @@ from fencepost.backends.zookeeper.address import read
 from fencepost.backends.zookeeper.contender import Place, changed, contenders, nodes
 from fencepost.backends.zookeeper.doctor import examine
 from fencepost.backends.zookeeper.session import SHARE, Reply, Session, sets
-from fencepost.drive import Blocking, Driver
+from fencepost.driver import Driver
+from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 

@@ -12,7 +12,7 @@ from fencepost.backend import LOOK
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import Settings
 from fencepost.backends.zookeeper.session import Reply, Session, sets
-from fencepost.drive import Driver, Signal
+from fencepost.driver import Driver, Signal
 from fencepost.errors import ConfigError
 
 _EPHEMERAL_SEQUENTIAL = 3

@@ -22,7 +22,7 @@ from kazoo.protocol.serialization import Connect, Create2
 from kazoo.protocol.states import KazooState
 
 from fencepost.backends.zookeeper.address import Settings
-from fencepost.drive import Driver, Signal
+from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")

@@ -7,7 +7,9 @@ from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from fencepost import address, aio, sync
-from fencepost.drive import Asyncio, Blocking, Driver
+from fencepost.driver import Driver
+from fencepost.driver.tasks import Asyncio
+from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
 from fencepost.lease import Lease

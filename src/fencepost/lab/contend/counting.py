@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.client import Client, Reply
 from fencepost.lab.contend.clients import Held

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fencepost import check
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.lab.contend.plan import Plan
 from fencepost.lab.history import FORMAT, Line, lines
 

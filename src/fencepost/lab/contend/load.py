@@ -8,7 +8,7 @@ from collections import Counter
 from math import inf
 from typing import Any
 
-from fencepost.drive import Driver
+from fencepost.driver import Driver
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Kind
 from fencepost.lab.contend.clients import Client, Held

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, ClassVar
 
 from fencepost.address import parse
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.events import Hook
 from fencepost.lab.contend.clients import Client, Held
 

@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from fencepost.drive import Driver, boottime, run
+from fencepost.driver import Driver, boottime, run
 from fencepost.errors import ConfigError, FencepostError
 from fencepost.events import Event
 from fencepost.lab.contend.clients import Client, open_client

@@ -16,7 +16,7 @@ from typing import Any
 
 from fencepost import errors
 from fencepost.address import parse as parse_url
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lab.client import Client
 from fencepost.lab.contend import clients, diary, server

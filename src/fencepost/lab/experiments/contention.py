@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fencepost.drive import Blocking
+from fencepost.driver.threads import Blocking
 from fencepost.lab import plots
 from fencepost.lab.contend.bench import OURS, able, longest, measure, versions
 from fencepost.lab.contend.report import span

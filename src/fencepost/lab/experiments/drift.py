@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.errors import StaleToken
 from fencepost.guards.memory import Guard
 from fencepost.lab import actors, plots

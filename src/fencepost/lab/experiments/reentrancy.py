@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.errors import LeaseLost, NotAcquired
 from fencepost.lab import plots
 from fencepost.lab.experiments import Settings

@@ -13,7 +13,8 @@ from fencepost.backends.etcd import keys as etcd_keys
 from fencepost.backends.etcd.methods import GRANT, RANGE, STATUS, TXN
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
-from fencepost.drive import Blocking, run
+from fencepost.driver import run
+from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError
 from fencepost.lab.gen.keys import PREFIX, Batch
 from fencepost.lab.gen.stores import Facts, Laid

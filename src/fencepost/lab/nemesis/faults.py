@@ -2,7 +2,7 @@
 
 from typing import Any, TypeAlias
 
-from fencepost.drive import boottime
+from fencepost.driver import boottime
 from fencepost.lab.history import Line
 
 Fault: TypeAlias = dict[str, Any]

@@ -8,8 +8,10 @@ from contextvars import copy_context
 
 import pytest
 
-from fencepost import drive
-from fencepost.drive import Asyncio, Blocking, TaskSignal, ThreadSignal
+from fencepost import driver
+from fencepost.driver.scope import Scope
+from fencepost.driver.tasks import Asyncio, TaskSignal
+from fencepost.driver.threads import Blocking, ThreadSignal
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.waiting import PATIENCE
 
@@ -27,7 +29,7 @@ async def suspends() -> None:
 
 
 def test_run_finishes_what_never_suspends() -> None:
-    assert drive.run(never_suspends(1)) == 2
+    assert driver.run(never_suspends(1)) == 2
 
 
 def test_run_passes_errors_on() -> None:
@@ -35,7 +37,7 @@ def test_run_passes_errors_on() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        drive.run(broken())
+        driver.run(broken())
 
 
 def test_run_refuses_what_suspends_and_lets_it_clean_up() -> None:
@@ -48,28 +50,28 @@ def test_run_refuses_what_suspends_and_lets_it_clean_up() -> None:
             cleaned.append(True)
 
     with pytest.raises(RuntimeError, match="suspended in blocking code"):
-        drive.run(careful())
+        driver.run(careful())
     assert cleaned == [True]
 
 
 def test_settle_awaits_what_is_awaitable() -> None:
     async def both() -> tuple[int, int]:
         given: int | Awaitable[int] = inner()
-        return await drive.settle(given), await drive.settle(7)
+        return await driver.settle(given), await driver.settle(7)
 
-    assert drive.run(both()) == (1, 7)
+    assert driver.run(both()) == (1, 7)
 
 
 def test_a_thread_signal_is_set_waited_for_and_cleared() -> None:
     signal = ThreadSignal()
-    assert drive.run(signal.wait(0.001)) is False
+    assert driver.run(signal.wait(0.001)) is False
     threading.Thread(target=signal.set).start()
-    assert drive.run(signal.wait(10)) is True
+    assert driver.run(signal.wait(10)) is True
     signal.clear()
     assert not signal.is_set()
-    assert drive.run(signal.wait(-1)) is False
+    assert driver.run(signal.wait(-1)) is False
     signal.set()
-    assert drive.run(signal.wait(1e300)) is True, "more than threading takes"
+    assert driver.run(signal.wait(1e300)) is True, "more than threading takes"
 
 
 async def test_another_thread_wakes_a_task_that_waits() -> None:
@@ -175,7 +177,7 @@ def test_the_blocking_driver_spawns_daemon_threads() -> None:
 
 def test_a_wait_may_be_dropped_in_another_context_than_it_began_in() -> None:
     async def wait() -> None:
-        with drive.Waits().inside():
+        with Scope().inside():
             await suspends()
 
     job = wait()

@@ -1,0 +1,84 @@
+"""What truly differs between blocking and asyncio code; everything else is written once.
+
+The core and the backends are ``async def``. ``run`` drives such a coroutine in blocking code: under the driver of
+`threads` nothing in it ever suspends, so a single ``send(None)`` finishes it. The driver of `tasks` is for asyncio.
+`scope` ends waits from elsewhere; `interrupts` keeps Ctrl-C away from where it would leave something half done.
+"""
+
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple
+
+from fencepost.driver.interrupts import protected
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+# Seconds since boot, which wall-clock jumps do not move. It counts suspend, as CLOCK_MONOTONIC does not on
+# Linux: a lease must not survive a closed lid.
+boottime: Callable[[], float] = functools.partial(
+    time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+)
+
+
+class Signal(Protocol):
+    """A flag that can be waited for. ``set`` may be called from any thread."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def is_set(self) -> bool: ...
+    async def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Driver(Protocol):
+    """What differs between blocking, asyncio and simulated time."""
+
+    @property
+    def blocking(self) -> bool:
+        """Whether a call blocks its thread until it is done; otherwise it suspends, and others run."""
+
+    def now(self) -> float: ...
+    def signal(self) -> Signal: ...
+    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None: ...
+    async def sleep(self, seconds: float) -> None: ...
+    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T: ...
+    async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
+        """Run a clean-up that the caller's cancellation cannot reach; stay for ``grace`` seconds at most."""
+
+    def close(self) -> None: ...
+
+
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """Finish a coroutine that never suspends; RuntimeError if it does, for that is a bug."""
+    try:
+        job.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]  # StopIteration is not generic
+    job.close()
+    raise RuntimeError(f"{job!r} suspended in blocking code")
+
+
+def call(work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+    """Finish a coroutine function as ``run`` does; Ctrl-C interrupts it where it waits, or else comes after it."""
+    return protected(lambda: run(work(*args, **options)))
+
+
+def call_or_undo(
+    undo: Callable[[Any], Coroutine[Any, Any, object]],
+    work: Callable[P, Coroutine[Any, Any, T]],
+    /,
+    *args: P.args,
+    **options: P.kwargs,
+) -> T:
+    """The same; if Ctrl-C comes after it, ``undo`` takes back what it returned, unless that was None."""
+    return protected(lambda: run(work(*args, **options)), lambda done: call(undo, done))
+
+
+async def settle(value: T | Awaitable[T]) -> T:
+    """Await what is awaitable: for clients whose blocking and asyncio faces share their names."""
+    if inspect.isawaitable(value):
+        return await value
+    return value

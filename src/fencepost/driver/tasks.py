@@ -1,0 +1,111 @@
+"""The driver of asyncio code: background work is a task, blocking calls go to a thread."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, Final, TypeVar, TypeVarTuple
+
+from fencepost.driver import boottime
+from fencepost.driver.scope import current
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class TaskSignal:
+    """A Signal for asyncio code, which other threads may set as well."""
+
+    __slots__ = ("_event", "_loop")
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        # Known from the start if it can be, or a thread could set this just as somebody begins to wait.
+        self._loop: asyncio.AbstractEventLoop | None = asyncio._get_running_loop()
+
+    def set(self) -> None:
+        loop = self._loop
+        if loop is None or loop is asyncio._get_running_loop():
+            self._event.set()
+            return
+        try:
+            loop.call_soon_threadsafe(self._event.set)
+        except RuntimeError:
+            self._event.set()  # the loop is closed: nobody waits any more
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        self._loop = asyncio.get_running_loop()
+        if self._event.is_set():
+            return True
+        waits = current.get()
+        if waits is not None:
+            with waits.woken(self.set):
+                return await self._wait(timeout)
+        return await self._wait(timeout)
+
+    async def _wait(self, timeout: float | None) -> bool:
+        if timeout is None:
+            return await self._event.wait()
+        if timeout <= 0:
+            return False
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._event.wait()
+        except TimeoutError:
+            return self._event.is_set()
+
+
+class Asyncio:
+    """Drives asyncio code: blocking calls go to one thread of its own, in the order they were made."""
+
+    blocking: Final = False
+
+    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+        self.now = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def signal(self) -> TaskSignal:
+        return TaskSignal()
+
+    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
+        self._task(job, name)
+
+    def _task(self, job: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
+        context = None
+        if current.get() is not None:
+            # It works for everybody: the end of the wait that it was started in is not its own.
+            context = copy_context()
+            context.run(current.set, None)
+        task = asyncio.get_running_loop().create_task(job, name=name, context=context)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def sleep(self, seconds: float) -> None:
+        if current.get() is not None:
+            await TaskSignal().wait(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        if self._thread is None or self._process != os.getpid():  # a forked child has none of the parent's threads
+            self._thread = ThreadPoolExecutor(1, "fencepost-offload")
+            self._process = os.getpid()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+
+    async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
+        await asyncio.wait([self._task(job, "fencepost-cleanup")], timeout=grace)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
