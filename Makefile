@@ -81,8 +81,8 @@ clean: ## Remove .venv, caches and builds
 	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/dev.stamp: requirements/dev.lock pyproject.toml scripts/setup
+.venv/dev.stamp: requirements/dev.lock pyproject.toml lab/pyproject.toml scripts/setup
 	@scripts/setup dev
 
-.venv/demo.stamp: requirements/demo.lock pyproject.toml scripts/setup
+.venv/demo.stamp: requirements/demo.lock pyproject.toml lab/pyproject.toml scripts/setup
 	@scripts/setup demo

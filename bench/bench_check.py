@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.harness import fact
-from fencepost.lab.checks import check
-from fencepost.lab.history import Line, lines, load
+from fencepost_lab.history.checks import check
+from fencepost_lab.history.format import Line, lines, load
 
 EVENTS = 1_000_000
 PER_LEASE = 5

@@ -12,7 +12,7 @@ import httpx2
 
 import fencepost
 from bench.harness import Sides, bench
-from fencepost.lab.servers import Consul
+from fencepost_lab.servers import Consul
 
 MEMORY = Path("/dev/shm")
 

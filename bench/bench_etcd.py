@@ -16,8 +16,8 @@ from bench.harness import Sides, bench
 from fencepost import aio
 from fencepost.backends.etcd.methods import GRANT, TXN
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
-from fencepost.lab.servers import Etcd
-from fencepost.lab.servers.processes import program
+from fencepost_lab.servers import Etcd
+from fencepost_lab.servers.processes import program
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import redis
 
 from bench.harness import Sides, bench
-from fencepost.lab.gen.keys import batches
-from fencepost.lab.gen.stores import ground
-from fencepost.lab.servers import Redis
+from fencepost_lab.gen.keys import batches
+from fencepost_lab.gen.stores import ground
+from fencepost_lab.servers import Redis
 
 LOCKS = 5000
 TTL = 60.0

@@ -7,8 +7,8 @@ import redis as redis_py
 
 from bench.harness import Sides, bench
 from fencepost.guards import postgres, redis
-from fencepost.lab.servers import Postgres, Redis
 from fencepost.lease import Grant, Lease
+from fencepost_lab.servers import Postgres, Redis
 
 UPDATE = "UPDATE account SET balance = balance + %s WHERE id = %s"
 

@@ -10,7 +10,7 @@ import psycopg
 import fencepost
 from bench.harness import Sides, bench
 from fencepost import aio
-from fencepost.lab.servers import Postgres
+from fencepost_lab.servers import Postgres
 
 
 def _bare(url: str) -> "psycopg.Connection[Any]":

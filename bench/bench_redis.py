@@ -17,7 +17,7 @@ from bench.harness import Sides, bench
 from fencepost import aio
 from fencepost.backends.redis.connection import pack
 from fencepost.backends.redis.scripts import Layout, scripts
-from fencepost.lab.servers import HOST, Redis
+from fencepost_lab.servers import HOST, Redis
 
 TTL = 30.0
 

@@ -15,7 +15,7 @@ import fencepost
 from bench.bench_redis import TTL, looped, quiet, sections
 from bench.harness import Sides, bench, fact
 from fencepost import aio
-from fencepost.lab.servers import Redis
+from fencepost_lab.servers import Redis
 
 
 def crowd(count: int, total: int, section: Callable[[], object]) -> None:

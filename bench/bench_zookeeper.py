@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 import fencepost
 from bench.harness import Sides, bench
 from fencepost import aio
-from fencepost.lab.servers import ZooKeeper
+from fencepost_lab.servers import ZooKeeper
 
 
 @contextmanager

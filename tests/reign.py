@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.backends.zookeeper.session import SHARE
-from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, Postgres, Redis, ZooKeeper
-from fencepost.lab.servers.processes import program
+from fencepost_lab.servers import QUICK_ETCD, Consul, Etcd, Postgres, Redis, ZooKeeper
+from fencepost_lab.servers.processes import program
 from tests.harness.child import Child, ChildFailed
 from tests.harness.threads import background
 from tests.reign_candidate import journal

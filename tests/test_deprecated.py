@@ -116,7 +116,7 @@ def test_the_source_uses_nothing_that_goes_away() -> None:
 
 
 def test_generated_programs_open_sqlite_with_keywords() -> None:
-    text = (ROOT / "src" / "fencepost" / "advise" / "code.py").read_text("utf-8")
+    text = (ROOT / "lab" / "src" / "fencepost_lab" / "advise" / "code.py").read_text("utf-8")
     calls = re.findall(r"sqlite3\.connect\(([^()]*)\)", text)
     assert calls
     assert not [call for call in calls if re.search(r",\s*[^=,]+(,|$)", call)]

@@ -3,8 +3,14 @@
 import json
 import re
 import tomllib
+from typing import Any
 
+from fencepost.cli.loader import LAB
 from tests import ROOT
+
+
+def settings(name: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / name).read_text("utf-8"))
 
 
 def locked(kind: str) -> dict[str, str]:
@@ -21,14 +27,27 @@ def test_the_demo_installs_nothing_that_the_full_lock_would_change() -> None:
 
 
 def test_every_package_that_an_extra_asks_for_is_locked() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    asked = {
-        re.split(r"[\[<>=!~; ]", requirement)[0].lower()
-        for extra in project["optional-dependencies"].values()
-        for requirement in extra
-    }
-    assert asked - {"fencepost"} <= set(locked("dev")), "run `make lock`"
-    assert project["dependencies"] == [], "the core needs nothing but Python"
+    ours, lab = settings("pyproject.toml"), settings("lab/pyproject.toml")
+    groups = [*ours["dependency-groups"].values()]
+    groups += [*ours["project"]["optional-dependencies"].values(), *lab["project"]["optional-dependencies"].values()]
+    asked = {re.split(r"[\[<>=!~; ]", requirement)[0].lower() for group in groups for requirement in group}
+    assert asked - {"fencepost", "fencepost-lab"} <= set(locked("dev")), "run `make lock`"
+    assert ours["project"]["dependencies"] == [], "the core needs nothing but Python"
+
+
+def test_the_laboratory_has_the_version_of_the_library_and_needs_nothing_else() -> None:
+    ours, lab = settings("pyproject.toml")["project"], settings("lab/pyproject.toml")["project"]
+    assert lab["version"] == ours["version"]
+    assert lab["dependencies"] == [f"fencepost=={ours['version']}"]
+    assert lab["requires-python"] == ours["requires-python"]
+    python = re.compile(r"Programming Language :: Python.*")
+    assert [each for each in lab["classifiers"] if python.match(each)] == [
+        each for each in ours["classifiers"] if python.match(each)
+    ]
+
+
+def test_the_table_of_the_laboratorys_commands_is_what_it_registers() -> None:
+    assert settings("lab/pyproject.toml")["project"]["entry-points"]["fencepost.commands"] == LAB
 
 
 def test_the_locks_name_no_place_to_download_from() -> None:
@@ -37,7 +56,7 @@ def test_the_locks_name_no_place_to_download_from() -> None:
 
 
 def test_all_places_name_the_same_python_versions() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    project = settings("pyproject.toml")["project"]
     versions = [found[1] for each in project["classifiers"] if (found := re.fullmatch(r".*Python :: (3\.\d+)", each))]
     first, last = versions[0], versions[-1]
     assert project["requires-python"] == f">={first}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from fencepost.lab.servers.processes import ENDED, state_of
+from fencepost_lab.servers.processes import ENDED, state_of
 from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.waiting import until

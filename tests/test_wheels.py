@@ -1,5 +1,6 @@
 """What the wheels contain: every file of the package, so that no script, schema or page is left behind."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-DISTRIBUTIONS = {"fencepost": ROOT}
+DISTRIBUTIONS = {"fencepost": ROOT, "fencepost_lab": ROOT / "lab"}
 """Each distribution's import package, and the folder that it is built from."""
+
+KINDS = {"fencepost": {".lua", ".sql"}, "fencepost_lab": {".toml", ".js", ".css", ".c", ".lua", ".json"}}
+"""What must not be left behind, besides Python."""
 
 
 def files(package: str, folder: Path) -> set[str]:
@@ -29,5 +33,11 @@ def test_a_wheel_has_every_file_of_its_package_and_no_other(package: str, tmp_pa
     with ZipFile(wheel) as packed:
         found = {name for name in packed.namelist() if ".dist-info/" not in name}
     wanted = files(package, folder)
-    assert {".lua", ".sql"} <= {Path(name).suffix for name in wanted}, "the test looks into the wrong folder"
+    assert KINDS[package] <= {Path(name).suffix for name in wanted}, "the test looks into the wrong folder"
     assert found == wanted
+
+
+def test_the_library_brings_no_fault_injector_no_server_starter_and_no_c() -> None:
+    ours = files("fencepost", ROOT)
+    assert not [name for name in ours if name.endswith((".c", ".js", ".toml", ".html"))]
+    assert not [name for name in ours if re.search("servers/|faults/|sim/|lab", name)]

@@ -44,6 +44,10 @@ SCHEMES: dict[str, Entry] = {
 }
 
 
+LAB_HINT = "pip install 'fencepost-lab[stage]'"
+"""How to get the commands of the laboratory."""
+
+
 def ours(error: ModuleNotFoundError) -> bool:
     """Whether a module of this package is missing, which is a bug, and not one that is installed apart."""
     name = error.name or ""

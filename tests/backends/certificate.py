@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fencepost.lab.servers.processes import HOST
+from fencepost_lab.servers.processes import HOST
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from fencepost.lab.servers import Missing, Redis
+from fencepost_lab.servers import Missing, Redis
 from tests.harness.servers import unavailable
 
 

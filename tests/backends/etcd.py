@@ -7,8 +7,8 @@ import signal
 import subprocess
 from typing import Any
 
-from fencepost.lab.servers import Etcd, EtcdCluster, http_text
-from fencepost.lab.servers.processes import HOST, program
+from fencepost_lab.servers import Etcd, EtcdCluster, http_text
+from fencepost_lab.servers.processes import HOST, program
 from tests.harness.child import Child
 from tests.harness.waiting import PATIENCE, until
 

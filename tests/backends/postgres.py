@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import psycopg
 
 from fencepost import sync
-from fencepost.lab.servers import Missing, Postgres
+from fencepost_lab.servers import Missing, Postgres
 from tests.harness.servers import unavailable
 from tests.harness.waiting import until
 

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, ZooKeeper, ZooKeeperEnsemble, ask
-from fencepost.lab.servers.server import Server
+from fencepost_lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, ZooKeeper, ZooKeeperEnsemble, ask
+from fencepost_lab.servers.server import Server
 from tests.backends import etcd
 from tests.backends.swarm import Swarm
 from tests.harness.waiting import until

@@ -12,8 +12,8 @@ from fencepost import sync
 from fencepost.backends.consul import backend as consul
 from fencepost.driver import boottime
 from fencepost.errors import BackendError, LeaseLost
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import Consul, ZooKeeper
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import Consul, ZooKeeper
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until
 

@@ -11,7 +11,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers.processes import program
+from fencepost_lab.servers.processes import program
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background

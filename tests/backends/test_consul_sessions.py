@@ -17,10 +17,10 @@ from fencepost.backends.consul import address
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import Consul, http_json
-from fencepost.lab.servers.processes import HOST, Port, wait_until
 from fencepost.registry import connect
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import Consul, http_json
+from fencepost_lab.servers.processes import HOST, Port, wait_until
 from tests.backends.certificate import self_signed
 from tests.harness.waiting import PATIENCE, until
 

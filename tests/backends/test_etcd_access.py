@@ -11,7 +11,7 @@ import trustme
 import fencepost
 from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers import QUICK_ETCD, Etcd, ask
+from fencepost_lab.servers import QUICK_ETCD, Etcd, ask
 from tests.backends.etcd import etcdctl
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import until

@@ -13,9 +13,10 @@ import fencepost
 from fencepost import aio, driver, sync
 from fencepost.driver.threads import ThreadSignal
 from fencepost.errors import BackendError
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import QUICK_ETCD, Etcd, EtcdCluster
-from fencepost.lab.servers.processes import HOST, state_of
+from fencepost.lease import Grant
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import QUICK_ETCD, Etcd, EtcdCluster
+from fencepost_lab.servers.processes import HOST, state_of
 from tests.backends.etcd import LONG, etcdctl, leader
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
@@ -55,6 +56,19 @@ def heal(*members: Etcd) -> None:
             member.restart()
 
 
+def first_wait(locks: sync.Locks) -> threading.Event:
+    """Set once somebody waits and knows so: a key may stand in etcd while the answer is still on its way."""
+    backend, begun = locks._core.backend, threading.Event()
+    wait = backend.wait
+
+    async def noticed(name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        begun.set()
+        return await wait(name, holder, ttl, timeout)
+
+    backend.wait = noticed  # type: ignore[method-assign]
+    return begun
+
+
 class Waiting:
     """Somebody who waits for a lock, and gives it back at once."""
 
@@ -62,6 +76,7 @@ class Waiting:
         self.tokens: list[int] = []
         self._locks = fencepost.connect(url, ttl=TTL)
         self._name = name
+        self._waits = first_wait(self._locks)
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
@@ -76,6 +91,9 @@ class Waiting:
     def __exit__(self, *_: object) -> None:
         self._thread.join(PATIENCE)
         self._locks.close()
+
+    def queued(self) -> bool:
+        return until(self._waits.is_set, "it waits")
 
     def served(self) -> bool:
         return until(lambda: bool(self.tokens), "it is served")
@@ -114,10 +132,10 @@ def test_an_outage_is_loss_by_the_deadline_and_only_a_delay_to_waiters(server: E
     name = secrets.token_hex(4)
     with Proxy(server.port) as proxy:
         url = f"etcd://{HOST}:{proxy.port if kind == 'cut off' else server.port}?timeout=1s"
-        with fencepost.connect(url, ttl=TTL) as locks, fencepost.connect(server.url, ttl=LONG) as watcher:
+        with fencepost.connect(url, ttl=TTL) as locks:
             lease = locks.acquire(name)
             with Waiting(url, name) as waiter:
-                assert queued(watcher, name)
+                assert waiter.queued()
                 with outage(kind, server, proxy) as happened:
                     until(happened, "it happens")
                     assert lease.lost.wait(PATIENCE), "it knows by its deadline, and not from the store"
@@ -175,8 +193,9 @@ def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
         holder = others.acquire(name)
         got: list[sync.Lease] = []
         waiter = threading.Thread(target=lambda: got.append(locks.acquire(name, timeout=LONG)))
+        waits = first_wait(locks)
         waiter.start()
-        assert queued(others, name)
+        assert until(waits.is_set, "it waits")
         proxy.cut(newcomers=False)
         until(lambda: proxy.held > 0, "something was sent and held back")
         assert holder.release()
@@ -240,7 +259,7 @@ def test_the_loss_of_the_leader_costs_no_lease(cluster: EtcdCluster) -> None:
         assert waiter.served()
         lease = locks.acquire(name)
         with Waiting(cluster.url, name) as other:
-            assert queued(locks, name)
+            assert other.queued()
             old = leader(cluster)
             old.kill()
             assert leader(cluster) is not old
@@ -314,7 +333,7 @@ def test_a_waiter_outlives_a_compaction(server: Etcd) -> None:
     with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
         with Waiting(server.url, name) as waiter:
-            assert queued(locks, name)
+            assert waiter.queued()
             for _ in range(5):
                 assert locks.acquire("other").release()
             etcdctl(server.url, "compact", str(locks.acquire("last").token))

@@ -11,7 +11,7 @@ from fencepost import sync
 from fencepost.backends.etcd.backend import Etcd as Backend
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
-from fencepost.lab.servers import QUICK_ETCD, Etcd
+from fencepost_lab.servers import QUICK_ETCD, Etcd
 from tests.harness.waiting import until
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.lab.servers import QUICK_ETCD, Etcd
+from fencepost_lab.servers import QUICK_ETCD, Etcd
 from tests.backends.etcd import LONG, counts, etcdctl
 from tests.harness.child import Child
 from tests.harness.waiting import PATIENCE, until

@@ -9,7 +9,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError
-from fencepost.lab.servers import Redis
+from fencepost_lab.servers import Redis
 from tests.harness.waiting import PATIENCE, run, until
 
 pytestmark = pytest.mark.redis

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import fencepost
-from fencepost.lab.servers import Postgres
+from fencepost_lab.servers import Postgres
 from tests.harness.pgbouncer import PgBouncer
 
 

@@ -14,8 +14,8 @@ import pytest
 import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import HOST, Postgres
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import HOST, Postgres
 from tests.backends.postgres import LONG, aside, line, session
 from tests.harness.waiting import PATIENCE, run, until, until_async
 

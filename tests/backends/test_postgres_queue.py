@@ -11,7 +11,7 @@ import pytest
 import fencepost
 from fencepost.backends.postgres import listener
 from fencepost.backends.postgres.listener import Ear
-from fencepost.lab.servers import Postgres
+from fencepost_lab.servers import Postgres
 from tests.backends.postgres import LONG, aside, line, session, started
 from tests.backends.redis_waiters import Waiters
 from tests.harness.pgbouncer import PgBouncer

@@ -9,7 +9,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers import Postgres
+from fencepost_lab.servers import Postgres
 from tests.backends.postgres import LONG, aside, line, session
 from tests.harness.waiting import PATIENCE
 

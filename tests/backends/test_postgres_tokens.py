@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import fencepost
-from fencepost.lab.servers import Postgres
+from fencepost_lab.servers import Postgres
 from tests import token_run
 from tests.backends.postgres import LONG, aside, session
 from tests.harness.waiting import PATIENCE, until

@@ -11,7 +11,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError
-from fencepost.lab.servers import Postgres
+from fencepost_lab.servers import Postgres
 from tests.backends.postgres import LONG, aside, line, session
 from tests.harness.waiting import PATIENCE, until
 

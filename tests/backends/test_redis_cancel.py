@@ -9,8 +9,8 @@ import pytest
 import fencepost
 from fencepost import aio
 from fencepost.errors import BackendError, NotAcquired
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import HOST
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
 from tests.harness.waiting import PATIENCE, run, until, until_async

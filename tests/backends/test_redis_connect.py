@@ -17,8 +17,8 @@ import redis
 import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers import HOST, Redis
-from fencepost.lab.servers.redis_groups import RedisCluster, Watcher
+from fencepost_lab.servers import HOST, Redis
+from fencepost_lab.servers.redis_groups import RedisCluster, Watcher
 from tests.backends.conftest import Own
 from tests.harness.isolated import isolated
 from tests.harness.waiting import PATIENCE, run, until, until_async

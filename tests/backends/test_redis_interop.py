@@ -13,7 +13,7 @@ from redis.lock import Lock
 import fencepost
 from fencepost import sync
 from fencepost.errors import BackendError
-from fencepost.lab.buggy_release import buggy_release
+from fencepost_lab.experiments.buggy_release import buggy_release
 from tests.backends.conftest import Own
 from tests.harness.waiting import until
 

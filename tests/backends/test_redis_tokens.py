@@ -10,9 +10,9 @@ import redis
 import fencepost
 from fencepost.errors import BackendError, StaleToken, TokenClash
 from fencepost.guards.memory import Guard
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import HOST, Redis
 from fencepost.rule import MAX_TOKEN
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import HOST, Redis
 from tests.backends.conftest import Own
 from tests.harness.waiting import until
 

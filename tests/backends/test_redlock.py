@@ -11,8 +11,8 @@ import redis
 import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError, LeaseLost
-from fencepost.lab.servers import HOST, Missing, Redis
-from fencepost.lab.servers.redis_groups import Independent
+from fencepost_lab.servers import HOST, Missing, Redis
+from fencepost_lab.servers.redis_groups import Independent
 from tests.conformance.faces import FACES, Client
 from tests.harness.servers import unavailable
 from tests.harness.waiting import PATIENCE, run, until_async

@@ -7,7 +7,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers import HOST, Cluster, Missing, Redis
+from fencepost_lab.servers import HOST, Cluster, Missing, Redis
 from tests.backends.certificate import self_signed
 from tests.conformance.faces import FACES, Client
 from tests.harness.servers import unavailable

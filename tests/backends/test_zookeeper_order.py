@@ -12,8 +12,8 @@ import fencepost
 from fencepost.backends.zookeeper import names
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
-from fencepost.lab.servers import ZooKeeper, ask
 from fencepost.registry import connect
+from fencepost_lab.servers import ZooKeeper, ask
 from tests.backends.zookeeper import LONG, WornZooKeeper, kazoo, line
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until

@@ -13,8 +13,8 @@ from fencepost import aio, sync
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
 from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
-from fencepost.lab.servers.processes import HOST, Port, program
+from fencepost_lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
+from fencepost_lab.servers.processes import HOST, Port, program
 from tests.backends.certificate import self_signed
 from tests.backends.zookeeper import LONG, kazoo
 from tests.harness.waiting import PATIENCE, run, until

@@ -13,8 +13,8 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from fencepost import sync
-from fencepost.lab.servers import ZooKeeper
-from fencepost.lab.servers.processes import program
+from fencepost_lab.servers import ZooKeeper
+from fencepost_lab.servers.processes import program
 from tests.harness.servers import unavailable
 from tests.harness.waiting import until
 

@@ -13,9 +13,9 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from fencepost.advise import code
 from fencepost.cli import app as root
 from fencepost.guards import etcd, file, s3
+from fencepost_lab.advise import code
 from tests.harness.child import Child
 from tests.harness.object_store import ObjectStore, s3_client
 from tests.harness.resource import Service

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fencepost.lab import demo
-from fencepost.lab.actors import Unexpected, stage, together
-from fencepost.lab.timeline import Timeline
+from fencepost_lab.stage import demo
+from fencepost_lab.stage.actors import Unexpected, stage, together
+from fencepost_lab.stage.timeline import Timeline
 from tests.harness.child import Child
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import PATIENCE, until

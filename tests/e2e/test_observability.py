@@ -15,10 +15,10 @@ from urllib.parse import quote
 import pytest
 
 from fencepost.hooks.instruments import INSTRUMENTS
-from fencepost.lab.servers import http_json
-from fencepost.lab.servers.processes import Missing, program
-from fencepost.lab.servers.server import Server
 from fencepost.rule import Stamp
+from fencepost_lab.servers import http_json
+from fencepost_lab.servers.processes import Missing, program
+from fencepost_lab.servers.server import Server
 from tests import ROOT
 from tests.e2e.worker import WorkerProcess
 from tests.harness.resource import Service

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.lab.servers.processes import HOST
 from fencepost.rule import MAX_TOKEN, Stamp
+from fencepost_lab.servers.processes import HOST
 from tests.harness.child import Child
 from tests.harness.resource import Answer, Service
 from tests.harness.waiting import PATIENCE, until

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError
-from fencepost.lab.servers.processes import HOST
 from fencepost.resource import auth as clients
+from fencepost_lab.servers.processes import HOST
 from tests.harness.resource import Answer, Service
 
 TOKEN = "X-Fence-Token"

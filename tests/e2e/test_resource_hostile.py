@@ -18,9 +18,9 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pytest
 
-from fencepost.lab.servers.processes import HOST
 from fencepost.resource import auth as clients
 from fencepost.rule import MAX_TOKEN
+from fencepost_lab.servers.processes import HOST
 from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.resource import Service

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from fencepost.cli import app as root
 from fencepost.errors import BackendError
 from fencepost.events import Hook
-from fencepost.lab.servers import Postgres
-from fencepost.lab.servers.processes import Missing
 from fencepost.resource.ledger import Ledger
 from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
+from fencepost_lab.servers import Postgres
+from fencepost_lab.servers.processes import Missing
 from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.servers import Endpoint, unavailable

@@ -20,7 +20,7 @@ import fencepost
 from fencepost import sync
 from fencepost.cli import app as root
 from fencepost.cli import launch
-from fencepost.lab.servers.processes import ENDED, STILL, state_of
+from fencepost_lab.servers.processes import ENDED, STILL, state_of
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
 from tests.harness.servers import Endpoint

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 from kazoo.client import KazooClient
 
-from fencepost.lab.servers import (
+from fencepost_lab.servers import (
     QUICK_ETCD,
     Consul,
     Etcd,
@@ -34,7 +34,7 @@ from fencepost.lab.servers import (
     http_json,
     processes,
 )
-from fencepost.lab.servers.processes import family_of, state_of
+from fencepost_lab.servers.processes import family_of, state_of
 from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint, provided, unavailable
@@ -284,8 +284,8 @@ def test_a_server_restarted_by_a_thread_outlives_that_thread() -> None:
 
 START_ALL = """
 import json, sys
-from fencepost.lab import servers
-from fencepost.lab.servers.processes import family_of
+from fencepost_lab import servers
+from fencepost_lab.servers.processes import family_of
 try:
     started = [getattr(servers, kind)().start() for kind in sys.argv[1:]]
 except servers.Missing as missing:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import fencepost
 from fencepost.cli import app as root
-from fencepost.lab.servers.processes import state_of
+from fencepost_lab.servers.processes import state_of
 from tests.e2e.worker import WorkerProcess
 from tests.harness.child import Child
 from tests.harness.resource import Service

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from fencepost.lab.servers.processes import state_of
+from fencepost_lab.servers.processes import state_of
 from tests.harness.child import Child
 from tests.harness.waiting import until
 

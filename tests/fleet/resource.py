@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from fencepost.driver import boottime
-from fencepost.lab.counters import Counters
-from fencepost.lab.history import Line
+from fencepost_lab.history.format import Line
+from fencepost_lab.sim.counters import Counters
 
 
 class Resource:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.driver import boottime
-from fencepost.lab.history import lines
-from fencepost.lab.stores import store
+from fencepost_lab.history.format import lines
+from fencepost_lab.servers.stores import store
 from tests.fleet.stage import Failed, Fleet, Plan
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import fencepost
 from fencepost.driver import boottime
 from fencepost.fleet.plan import prefix, view
-from fencepost.lab.checks import Report, check
-from fencepost.lab.history import FORMAT, Line
-from fencepost.lab.ownership import Watch
-from fencepost.lab.servers.processes import STILL, state_of
+from fencepost_lab.history.checks import Report, check
+from fencepost_lab.history.format import FORMAT, Line
+from fencepost_lab.servers.processes import STILL, state_of
+from fencepost_lab.sim.ownership import Watch
 from tests.fleet.resource import Resource
 from tests.harness.child import Child
 from tests.harness.waiting import until_async

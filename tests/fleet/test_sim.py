@@ -10,9 +10,9 @@ from fencepost.errors import NotAcquired
 from fencepost.fleet import group, plan
 from fencepost.fleet.plan import shares
 from fencepost.guards.memory import Guard
-from fencepost.lab.history import digest
-from fencepost.sim import fleet
-from fencepost.sim.fleet import Fleet, Size, facts, play
+from fencepost_lab.history.format import digest
+from fencepost_lab.sim import fleet
+from fencepost_lab.sim.fleet import Fleet, Size, facts, play
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import pytest
 from fencepost.errors import BackendError, ConfigError, StaleToken
 from fencepost.guards.etcd import Guard, text
 from fencepost.guards.policy import Policy
-from fencepost.lab.servers import Etcd, http_json
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
+from fencepost_lab.servers import Etcd, http_json
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE, until
 

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fencepost.lab.servers.processes import HOST
 from fencepost.once import asgi
+from fencepost_lab.servers.processes import HOST
 from tests.guards.test_http import ask_asgi
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until

@@ -15,8 +15,8 @@ from fencepost.errors import ConfigError, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
 from fencepost.guards import column, postgres
 from fencepost.guards.policy import Policy
-from fencepost.lab.servers.processes import program
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
+from fencepost_lab.servers.processes import program
 from tests.conformance.test_guards import accesses
 from tests.harness.waiting import until
 

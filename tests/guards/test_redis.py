@@ -15,10 +15,10 @@ from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleTok
 from fencepost.events import Event
 from fencepost.guards.policy import Policy
 from fencepost.guards.redis import Done, Guard
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import Redis
 from fencepost.lease import Grant, Lease
 from fencepost.rule import MAX_TOKEN, Stamp
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import Redis
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import until
 

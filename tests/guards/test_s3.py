@@ -12,9 +12,9 @@ from botocore.exceptions import ClientError
 from fencepost.errors import BackendError, ReplayMismatch, StaleToken
 from fencepost.guards.policy import Policy
 from fencepost.guards.s3 import Guard
-from fencepost.lab.nemesis.proxy import Proxy
 from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
+from fencepost_lab.faults.proxy import Proxy
 from tests.harness.object_store import Fault, ObjectStore, s3_client
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fencepost.lab.servers.processes import STILL, spawn, state_of
+from fencepost_lab.servers.processes import STILL, spawn, state_of
 from tests import ROOT
 from tests.harness.waiting import PATIENCE, until
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from fencepost.lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
-from fencepost.lab.servers.redis_groups import Independent, RedisCluster
-from fencepost.lab.servers.server import Server
+from fencepost_lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
+from fencepost_lab.servers.redis_groups import Independent, RedisCluster
+from fencepost_lab.servers.server import Server
 from tests.harness.object_store import ObjectStore
 from tests.harness.pgbouncer import PgBouncer
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from fencepost.lab.servers.processes import HOST
+from fencepost_lab.servers.processes import HOST
 
 Fault = Callable[[dict[str, Any]], str | None]
 """Given a request's environment, the code of the error to answer instead of carrying it out, or None."""

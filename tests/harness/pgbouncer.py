@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from fencepost.lab.servers import ask
-from fencepost.lab.servers.processes import HOST, program
-from fencepost.lab.servers.server import Server
+from fencepost_lab.servers import ask
+from fencepost_lab.servers.processes import HOST, program
+from fencepost_lab.servers.server import Server
 
 
 @dataclass(kw_only=True, eq=False)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from fencepost.lab.servers.processes import HOST
-from fencepost.lab.servers.server import Server
 from fencepost.rule import Stamp
+from fencepost_lab.servers.processes import HOST
+from fencepost_lab.servers.server import Server
 
 
 def stamped(offer: Stamp) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 import pytest
 
-from fencepost.lab.servers import Missing
+from fencepost_lab.servers import Missing
 from tests.harness import keeper
 from tests.harness.child import Child
 from tests.harness.complete import complete_run

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from fencepost.lab.servers.processes import kill_all, spawn
+from fencepost_lab.servers.processes import kill_all, spawn
 from tests import ROOT
 from tests.harness.waiting import PATIENCE, until
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fencepost.cli.app import app
-from fencepost.lab.outcome import Outcome
-from fencepost.lab.servers.processes import Missing, program
+from fencepost_lab.report.outcome import Outcome
+from fencepost_lab.servers.processes import Missing, program
 from tests.harness.child import Child
 from tests.harness.servers import unavailable
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fencepost.errors import ConfigError
-from fencepost.lab.checks import PROMISES, check
-from fencepost.lab.history import Line, lines, load
+from fencepost_lab.history.checks import PROMISES, check
+from fencepost_lab.history.format import Line, lines, load
 
 RUN: Line = {"t": 0.0, "ev": "run", "format": 1, "lock": "l", "key": "k", "promises": list(PROMISES)}
 

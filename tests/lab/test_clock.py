@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import redis
 
-from fencepost.lab.nemesis.clock import ClockedRedis
-from fencepost.lab.nemesis.faults import Faults
-from fencepost.lab.servers import HOST, Missing
-from fencepost.lab.servers.processes import programs
+from fencepost_lab.faults.clock import ClockedRedis
+from fencepost_lab.faults.record import Faults
+from fencepost_lab.servers import HOST, Missing
+from fencepost_lab.servers.processes import programs
 from tests.harness.servers import unavailable
 from tests.harness.waiting import until
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lab import checks
-from fencepost.lab.contend import clients, report
-from fencepost.lab.contend.plan import Plan
-from fencepost.lab.contend.run import contend
-from fencepost.lab.history import load
-from fencepost.lab.servers import Redis
-from fencepost.lab.servers.processes import family_of, state_of
+from fencepost_lab.contend import clients, report
+from fencepost_lab.contend.plan import Plan
+from fencepost_lab.contend.run import contend
+from fencepost_lab.history import checks
+from fencepost_lab.history.format import load
+from fencepost_lab.servers import Redis
+from fencepost_lab.servers.processes import family_of, state_of
 from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.servers import Endpoint

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.errors import ConfigError
-from fencepost.lab.contend.order import order
-from fencepost.lab.contend.plan import Plan
-from fencepost.lab.contend.recorder import ERROR, Recorder, merged, parse
+from fencepost_lab.contend.order import order
+from fencepost_lab.contend.plan import Plan
+from fencepost_lab.contend.recorder import ERROR, Recorder, merged, parse
 
 durations = st.lists(st.floats(0, 5000, allow_nan=False), min_size=1, max_size=300)
 

@@ -4,9 +4,9 @@ import pytest
 import redis
 
 from fencepost.errors import ConfigError
-from fencepost.lab.nemesis.disk import aof, lose_tail
-from fencepost.lab.nemesis.faults import Faults
-from fencepost.lab.servers import HOST, Redis
+from fencepost_lab.faults.disk import aof, lose_tail
+from fencepost_lab.faults.record import Faults
+from fencepost_lab.servers import HOST, Redis
 
 pytestmark = pytest.mark.redis
 

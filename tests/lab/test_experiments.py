@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost.lab.checks import check
-from fencepost.lab.experiments import chosen, experiments
-from fencepost.lab.history import load
-from fencepost.lab.servers.processes import family_of, state_of
+from fencepost_lab.experiments import chosen, experiments
+from fencepost_lab.history.checks import check
+from fencepost_lab.history.format import load
+from fencepost_lab.servers.processes import family_of, state_of
 from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import held, lab, needs
@@ -118,7 +118,7 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
 STARTING = """
 import asyncio, os, signal, sys, threading
 from pathlib import Path
-from fencepost.lab.actors import run, stage
+from fencepost_lab.stage.actors import run, stage
 
 opened = Path.open
 def told(self, *args, **options):  # a process is about to be started

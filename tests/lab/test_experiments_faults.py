@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-import fencepost
-from fencepost.lab.checks import check
-from fencepost.lab.experiments import chosen
-from fencepost.lab.history import load
-from fencepost.lab.outcome import Outcome
-from fencepost.lab.room import Room
+import fencepost_lab
+from fencepost_lab.experiments import chosen
+from fencepost_lab.experiments.context import Room
+from fencepost_lab.history.checks import check
+from fencepost_lab.history.format import load
+from fencepost_lab.report.outcome import Outcome
 from tests.lab.command import as_claimed, needs
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
 
-NOTE = Path(fencepost.__file__).parent / "lab" / "experiments" / "redlock-note.md"
+NOTE = Path(fencepost_lab.__file__).parent / "experiments" / "redlock-note.md"
 
 
 def shown(name: str, folder: Path, *measured: str, **smaller: Any) -> Outcome:

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 import fencepost
 from fencepost.cli.app import app
 from fencepost.errors import ConfigError
-from fencepost.lab.gen.keys import batches
-from fencepost.lab.gen.run import Order, lay
-from fencepost.lab.nemesis.faults import Faults
-from fencepost.lab.nemesis.signals import Victim
-from fencepost.lab.servers import HOST, Redis
+from fencepost_lab.faults.record import Faults
+from fencepost_lab.faults.signals import Victim
+from fencepost_lab.gen.keys import batches
+from fencepost_lab.gen.run import Order, lay
+from fencepost_lab.servers import HOST, Redis
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint, provided
 from tests.harness.waiting import until

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost.lab.experiments import chosen
-from fencepost.lab.room import Room
+from fencepost_lab.experiments import chosen
+from fencepost_lab.experiments.context import Room
 from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import as_claimed, held, lab, needs

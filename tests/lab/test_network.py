@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fencepost.errors import ConfigError
-from fencepost.lab.nemesis import network as nemesis
-from fencepost.lab.nemesis.faults import Faults
-from fencepost.lab.nemesis.network import Network
-from fencepost.lab.servers import Redis
-from fencepost.lab.servers.processes import program, spawn
+from fencepost_lab.faults import network as nemesis
+from fencepost_lab.faults.network import Network
+from fencepost_lab.faults.record import Faults
+from fencepost_lab.servers import Redis
+from fencepost_lab.servers.processes import program, spawn
 from tests.harness.servers import unavailable
 from tests.harness.waiting import PATIENCE, until
 

@@ -8,9 +8,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fencepost.lab.nemesis.faults import Faults
-from fencepost.lab.nemesis.proxy import Proxy
-from fencepost.lab.servers import HOST
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.faults.record import Faults
+from fencepost_lab.servers import HOST
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE, until
 

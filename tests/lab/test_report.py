@@ -8,10 +8,10 @@ import pytest
 from matplotlib.axes import Axes
 
 from fencepost.errors import ConfigError
-from fencepost.lab import plots, report, runs
-from fencepost.lab.experiments import Experiment, Settings
-from fencepost.lab.outcome import Outcome, Plot, Table
-from fencepost.lab.room import Room
+from fencepost_lab.experiments import Experiment, Settings, report, runs
+from fencepost_lab.experiments.context import Room
+from fencepost_lab.report import plots
+from fencepost_lab.report.outcome import Outcome, Plot, Table
 from tests.lab.command import lab, lab_here, needs
 from tests.sim.browser import Browser
 

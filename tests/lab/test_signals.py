@@ -7,11 +7,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fencepost.lab.freeze import is_stopped
-from fencepost.lab.nemesis.faults import Faults
-from fencepost.lab.nemesis.signals import Victim
-from fencepost.lab.servers import HOST, Redis
-from fencepost.lab.servers.processes import ENDED, family_of, state_of
+from fencepost_lab.faults.record import Faults
+from fencepost_lab.faults.signals import Victim
+from fencepost_lab.servers import HOST, Redis
+from fencepost_lab.servers.freeze import is_stopped
+from fencepost_lab.servers.processes import ENDED, family_of, state_of
 from tests.harness.child import Child
 
 NEVER = Retry(NoBackoff(), 0)

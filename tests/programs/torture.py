@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fencepost.lab.servers.processes import dying_with_us, state_of, wait_until
+from fencepost_lab.servers.processes import dying_with_us, state_of, wait_until
 from tests.harness.resource import Service
 from tests.programs.torture_history import Count, Life, count, violations
 

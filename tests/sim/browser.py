@@ -11,8 +11,8 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from fencepost.lab.servers.processes import HOST, program
-from fencepost.lab.servers.server import Server
+from fencepost_lab.servers.processes import HOST, program
+from fencepost_lab.servers.server import Server
 from tests.harness.waiting import PATIENCE, until
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fencepost.lab.servers.processes import Missing
-from fencepost.sim.serve import server
+from fencepost_lab.servers.processes import Missing
+from fencepost_lab.sim.serve import server
 from tests.harness.servers import unavailable
 from tests.sim.browser import Browser, serving
 

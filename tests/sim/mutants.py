@@ -11,7 +11,7 @@ import pytest
 from fencepost import rule
 from fencepost.backends.memory import Memory
 from fencepost.guards import judgement as decision
-from fencepost.sim.stores import Store
+from fencepost_lab.sim.stores import Store
 
 RULE = {
     "an equal token passes": ("offer.token > mark.token:\n        return Verdict.ADMIT", ">", ">="),

@@ -1,6 +1,6 @@
 """Renew the pictures of the page in docs/: python -m tests.sim.screenshots. Look at them before you commit them."""
 
-from fencepost.sim.serve import server
+from fencepost_lab.sim.serve import server
 from tests import ROOT
 from tests.sim.browser import Browser, serving, wait_score
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.lab.history import lines
-from fencepost.sim import parse, run
-from fencepost.sim.guided import guided, variant
-from fencepost.sim.serve import server
-from fencepost.sim.site import export
+from fencepost_lab.history.format import lines
+from fencepost_lab.sim import parse, run
+from fencepost_lab.sim.guided import guided, variant
+from fencepost_lab.sim.serve import server
+from fencepost_lab.sim.site import export
 from tests.sim.browser import Browser, serving, wait_score, wait_words
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'

@@ -8,9 +8,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from fencepost.cli.app import app
-from fencepost.lab.history import lines
-from fencepost.sim import run
-from fencepost.sim.guided import guided, variant
+from fencepost_lab.history.format import lines
+from fencepost_lab.sim import run
+from fencepost_lab.sim.guided import guided, variant
 from tests.harness.child import Child
 from tests.harness.waiting import until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.sim.scenario import FENCINGS
+from fencepost_lab.sim.scenario import FENCINGS
 from tests.harness.waiting import until
 from tests.sim.browser import Browser, wait_score, wait_words
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from fencepost.sim import parse, run
-from fencepost.sim.guided import guided, outcome, variant
+from fencepost_lab.sim import parse, run
+from fencepost_lab.sim.guided import guided, outcome, variant
 
 STORIES = [(story["name"], number) for story in guided() for number in range(len(story["variants"]))]
 PROMISED = {

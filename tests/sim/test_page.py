@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from fencepost.cli.app import app
 from fencepost.errors import ConfigError
-from fencepost.lab.history import lines
-from fencepost.sim import parse, run
-from fencepost.sim.chaos import chaos
-from fencepost.sim.guided import guided
-from fencepost.sim.seeds import keep, try_seeds
-from fencepost.sim.serve import MAX_BODY, server
-from fencepost.sim.site import data
+from fencepost_lab.history.format import lines
+from fencepost_lab.sim import parse, run
+from fencepost_lab.sim.chaos import chaos
+from fencepost_lab.sim.guided import guided
+from fencepost_lab.sim.seeds import keep, try_seeds
+from fencepost_lab.sim.serve import MAX_BODY, server
+from fencepost_lab.sim.site import data
 
 SCENARIO = {"actions": [{"at": 0, "who": "A", "do": "acquire"}], "until": 2}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.lab.servers.processes import Missing, program
+from fencepost_lab.servers.processes import Missing, program
 from tests.harness.servers import unavailable
 from tests.harness.waiting import until
 from tests.sim.browser import Browser, wait_score

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.lab import checks
-from fencepost.lab.contend.plan import Plan
-from fencepost.lab.contend.run import contend
-from fencepost.lab.history import load
-from fencepost.sim.serve import server
+from fencepost_lab.contend.plan import Plan
+from fencepost_lab.contend.run import contend
+from fencepost_lab.history import checks
+from fencepost_lab.history.format import load
+from fencepost_lab.sim.serve import server
 from tests.harness.resource import Service
 from tests.harness.servers import Endpoint
 from tests.sim.browser import Browser, serving

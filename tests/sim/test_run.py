@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fencepost.errors import ConfigError
-from fencepost.lab.history import Line
-from fencepost.sim import digest, lines, parse, run, world
-from fencepost.sim.chaos import chaos
+from fencepost_lab.history.format import Line
+from fencepost_lab.sim import digest, lines, parse, run, world
+from fencepost_lab.sim.chaos import chaos
 from tests.harness.child import Child
 
 FAILOVER = {"at": 2, "do": "failover", "lag": None}
@@ -33,7 +33,7 @@ def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
 
 def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
     program = (
-        "from fencepost.sim import digest, run; from fencepost.sim.chaos import chaos;"
+        "from fencepost_lab.sim import digest, run; from fencepost_lab.sim.chaos import chaos;"
         "print(*(digest(run(chaos(seed))) for seed in range(12)))"
     )
     with contextlib.ExitStack() as stack:

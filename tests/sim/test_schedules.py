@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from fencepost.sim import Scenario, parse, run
-from fencepost.sim.scenario import BACKENDS, MACHINES
-from fencepost.sim.seeds import judge
+from fencepost_lab.sim import Scenario, parse, run
+from fencepost_lab.sim.scenario import BACKENDS, MACHINES
+from fencepost_lab.sim.seeds import judge
 
 CLIENTS = ["A", "B", "C"]
 TIMES = st.integers(0, 80).map(lambda tenths: tenths / 10)

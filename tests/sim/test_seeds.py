@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.sim import parse, run
-from fencepost.sim.chaos import WEAKENED, chaos
-from fencepost.sim.seeds import Tally, judge, keep, try_many, try_seeds
+from fencepost_lab.sim import parse, run
+from fencepost_lab.sim.chaos import WEAKENED, chaos
+from fencepost_lab.sim.seeds import Tally, judge, keep, try_many, try_seeds
 from tests.sim.mutants import RELEASE, RULE, broken_rule, unconditional_release
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))

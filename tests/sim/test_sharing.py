@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fencepost.lab.servers.processes import Port
-from fencepost.sim import lines, parse, run
-from fencepost.sim.chaos import chaos
-from fencepost.sim.seeds import keep, try_seeds
-from fencepost.sim.serve import server
+from fencepost_lab.servers.processes import Port
+from fencepost_lab.sim import lines, parse, run
+from fencepost_lab.sim.chaos import chaos
+from fencepost_lab.sim.seeds import keep, try_seeds
+from fencepost_lab.sim.serve import server
 from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.waiting import until

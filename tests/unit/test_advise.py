@@ -11,14 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from typer.testing import CliRunner
 
-from fencepost import advise as advising
 from fencepost import registry
-from fencepost.advise import Answers, advise
-from fencepost.advise.measured import Bounds, Histogram, histograms, measured
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.events import Event
 from fencepost.hooks.prometheus import Metrics
+from fencepost_lab import advise as advising
+from fencepost_lab.advise import Answers, advise
+from fencepost_lab.advise.measured import Bounds, Histogram, histograms, measured
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import PATIENCE
 

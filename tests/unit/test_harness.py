@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.lab.servers import Missing
+from fencepost_lab.servers import Missing
 from tests.harness import keeper, servers
 from tests.harness.child import Child, ChildFailed
 from tests.harness.isolated import IsolatedFailure, call_apart, in_fork

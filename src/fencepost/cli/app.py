@@ -1,13 +1,12 @@
 """The command line's root: which commands there are, and how errors end it."""
 
-import importlib
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
 
 from fencepost.cli import exits
+from fencepost.cli.loader import Loader
 from fencepost.errors import FencepostError
 
 COMMANDS = {
@@ -20,17 +19,9 @@ COMMANDS = {
     "fleet": "fencepost.cli.fleet:app",
     "backends": "fencepost.cli.stores:backends",
     "doctor": "fencepost.cli.stores:doctor",
-    "demo": "fencepost.cli.demo:app",
-    "worker": "fencepost.cli.worker:app",
-    "contend": "fencepost.cli.contend:app",
-    "gen": "fencepost.cli.gen:app",
     "resource": "fencepost.cli.resource:app",
     "guard": "fencepost.cli.guard:app",
     "saga": "fencepost.cli.saga:app",
-    "advise": "fencepost.cli.advise:app",
-    "sim": "fencepost.cli.sim:app",
-    "check": "fencepost.cli.check:app",
-    "lab": "fencepost.cli.lab:app",
 }
 """Name -> module:attribute, which is the command's function, or a Typer with several commands.
 
@@ -38,24 +29,10 @@ A command's module imports what is heavy inside its function, so that ``--help``
 """
 
 
-class Root(TyperGroup):
-    """Loads a command when it is asked for, and ends with one line on stderr for each of our errors."""
+class Root(Loader):
+    """All commands; ends with one line on stderr for each of our errors."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands and cmd_name in COMMANDS:
-            module, _, attribute = COMMANDS[cmd_name].partition(":")
-            target = getattr(importlib.import_module(module), attribute)
-            if not isinstance(target, typer.Typer):
-                single = typer.Typer(add_completion=False)
-                single.command()(target)
-                target = single
-            command = typer.main.get_command(target)
-            command.name = cmd_name
-            self.commands[cmd_name] = command
-        return self.commands.get(cmd_name)
+    builtin: ClassVar[dict[str, str]] = COMMANDS
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -49,9 +49,12 @@ class Scripts(NamedTuple):
     prune: Script
 
 
-def build(name: str, variants: Mapping[str, str]) -> Script:
-    """The script in a file of that name, with the parts it needs where it says so, for nothing is free that stands
-    before what is done most; ``variants`` says which file has a part."""
+def build(name: str, variants: Mapping[str, str], source: str | None = None) -> Script:
+    """The script in a file of that name, or ``source``, with the parts it needs put in where it says so.
+
+    Parts are inlined late so that the fast path parses as little Lua as possible; ``variants`` says which file has a
+    part.
+    """
     folder = files("fencepost.backends.redis") / "lua"
 
     def part(name: str) -> str:
@@ -60,7 +63,7 @@ def build(name: str, variants: Mapping[str, str]) -> Script:
     def parts(needs: re.Match[str]) -> str:
         return "".join(part(variants.get(need, need)) for need in needs[1].split(", "))
 
-    text = _NEEDS.sub(parts, part(name))
+    text = _NEEDS.sub(parts, source or part(name))
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -1,0 +1,105 @@
+"""``fencepost contend``: many contenders for one lock or many, measured."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fencepost.cli.options import Backend, Duration, Json
+from fencepost.cli.resource import Fence
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def contend(
+    backend: Backend = None,
+    client: Annotated[str, typer.Option(help="Whose lock: fencepost, or a peer; 'list' names them.")] = "fencepost",
+    contenders: Annotated[int, typer.Option(help="How many want the lock.")] = 50,
+    processes: Annotated[int, typer.Option(help="In how many processes.")] = 2,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Open model: so many arrivals a second in all, on schedule. Without it, each comes again."),
+    ] = None,
+    keys: Annotated[int, typer.Option(help="How many locks; 1 is one hot lock.")] = 1,
+    key: Annotated[str | None, typer.Option(help="The lock's name; default: a new one.")] = None,
+    ttl: Annotated[float, Duration(help="How long each lease lasts unless renewed.")] = 10.0,
+    work: Annotated[float, Duration(help="How long each section holds the lock.")] = 0.01,
+    warmup: Annotated[float, Duration(help="What comes before is not measured.")] = 1.0,
+    duration: Annotated[float, Duration(help="How long to measure.")] = 10.0,
+    sections: Annotated[int | None, typer.Option(help="End after so many sections in all.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes which of many locks each arrival wants.")] = 0,
+    resource: Annotated[
+        str | None, typer.Option(help="Count a value up at this protected resource in each section.")
+    ] = None,
+    fence: Annotated[Fence, typer.Option(help="Send the lease's token to the resource.")] = Fence.ON,
+    pause: Annotated[
+        float, Duration(help="Stop one process for so long, half-way, while it holds (SIGSTOP); 0: none.")
+    ] = 0.0,
+    history: Annotated[
+        Path | None, typer.Option(help="Write every event here, for 'fencepost check' and 'fencepost sim --play'.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1; 0 picks one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Let many contenders want the same lock, and measure what they meet.
+
+    Waits are counted from when an arrival was due, so a stall is seen in full. Ctrl-C ends the run, with what there is
+    so far.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from fencepost_lab.contend import clients, report
+    from fencepost_lab.contend.plan import Plan
+    from fencepost_lab.contend.run import contend as run
+
+    if client == "list":
+        for name, row in clients.CLIENTS.items():
+            print(f"{name:18} {', '.join(row.schemes) or 'any backend':14} {row.about}")
+        return
+    plan = Plan(
+        backend=backend,
+        client=client,
+        contenders=contenders,
+        processes=processes,
+        rate=rate,
+        keys=keys,
+        ttl=ttl,
+        work=work,
+        warmup=warmup,
+        duration=duration,
+        sections=sections,
+        seed=seed,
+        resource=resource,
+        fence=fence is Fence.ON,
+        pause=pause,
+        history=history is not None,
+        metrics=metrics_port is not None,
+        **({} if key is None else {"key": key}),
+    )
+    totals = None
+    if metrics_port is not None:
+        from fencepost_lab.contend.totals import Totals
+
+        totals = Totals()
+        print(f"metrics: {totals.serve(metrics_port)}", file=sys.stderr, flush=True)
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def show(seconds: float, acquired: int, backlog: int) -> None:
+            status.update(f"{seconds:.0f} s: {acquired} sections, {backlog} waiting")
+
+        result = run(plan, history=history, metrics=totals.take if totals else None, progress=show)
+    found = report.summary(result)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table(title=f"{client} on {found['backend'] or 'the default backend'}", show_header=False)
+    for name, text in report.rows(found):
+        table.add_row(name, text)
+    Console().print(table)

@@ -1,0 +1,81 @@
+"""One process's part of a history, in the order of its instants; and all parts as one."""
+
+import heapq
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fencepost import check
+from fencepost.driver import boottime
+from fencepost_lab.contend.plan import Plan
+from fencepost_lab.history.format import FORMAT, Line, lines
+
+
+class Diary:
+    """Notes what happens, if there is a file to note it in; ``t`` counts from ``start``."""
+
+    def __init__(self, path: Path | None, start: float) -> None:
+        self._file: IO[str] | None = None if path is None else path.open("w", encoding="utf-8")
+        self._gate = threading.Lock()  # its lines are in the order of their instants, whichever thread writes them
+        self._start = start
+
+    def now(self) -> float:
+        """Seconds since the run began, as precise as a history has them."""
+        return round(boottime() - self._start, 6)
+
+    def write(self, ev: str, **facts: Any) -> float:
+        """Note that this happened now; the instant."""
+        if self._file is None:
+            return self.now()
+        if isinstance(token := facts.get("token"), int):
+            facts["token"] = check.json_number(token)
+        text = json.dumps(facts, separators=(",", ":"), ensure_ascii=False)[1:]
+        with self._gate:
+            t = self.now()
+            self._file.write(f'{{"t":{t:.6f},"ev":"{ev}",{text}\n')
+        return t
+
+    def instant(self, moment: float) -> float:
+        """A moment of the boot-time clock as seconds since the run began."""
+        return round(moment - self._start, 6)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def promises(plan: Plan, tokens: bool) -> list[str]:
+    """What must hold of a run's history: a client without tokens can be held to much less."""
+    return [*(["data"] if plan.resource and tokens else []), *(["order", "deadline"] if tokens else []), "exclusion"]
+
+
+def merge(parts: Iterable[Path], plan: Plan, tokens: bool, path: Path) -> None:
+    """Write the history of a whole run, its lines in order."""
+    head: Line = {
+        "t": 0,
+        "ev": "run",
+        "format": FORMAT,
+        "source": "contend",
+        "client": plan.client,
+        "lock": plan.key,
+        "key": plan.key,
+        "clients": plan.names,
+        "promises": promises(plan, tokens),
+    }
+    if plan.resource:
+        head |= {"fence": plan.fence, "journal": False}
+    with path.open("w", encoding="utf-8") as file:
+        file.write(lines([head]))
+        file.writelines(text for _, text in heapq.merge(*map(_stamped, parts), key=lambda pair: pair[0]))
+
+
+def _stamped(path: Path) -> Iterator[tuple[float, str]]:
+    with path.open(encoding="utf-8") as file:
+        for text in file:
+            yield float(text[5 : text.index(",")]), text

@@ -1,0 +1,149 @@
+"""The mandatory one: a holder paused past its ttl, with the fence off and on, on every store."""
+
+import asyncio
+from typing import Any
+
+from fencepost_lab.experiments import Settings
+from fencepost_lab.experiments.context import Room
+from fencepost_lab.report.lanes import lanes
+from fencepost_lab.report.outcome import Outcome, Table
+from fencepost_lab.servers.stores import Store
+from fencepost_lab.stage import actors
+from fencepost_lab.stage.actors import Stage, Unexpected, stage, together
+from fencepost_lab.stage.client import Client
+from fencepost_lab.stage.demo import mixed
+from fencepost_lab.stage.record import Testimony
+
+LINES = 3
+STALE = "resource_stale_token_rejections_total"
+BARE = "critical_write_without_token_total"
+
+
+def run(settings: Settings, room: Room) -> Outcome:
+    """Play it on each store, off and on at the same time."""
+    outcome = Outcome()
+    rows: list[tuple[Any, ...]] = []
+    for backend in settings["backends"]:
+        store = room.store(backend)
+        ttl = max(settings["ttl"], store.min_ttl)
+        room.say(f"{store.name}: a holder is stopped past its ttl of {ttl:g} s")
+        off, on = actors.run(_both(store, ttl, settings["pause"]))
+        for fence, testimony in (("off", off["testimony"]), ("on", on["testimony"])):
+            room.keep(f"pause-{store.name}-{fence}.jsonl", testimony.history())
+        if not outcome.plots:
+            outcome.plots.append(
+                lanes(
+                    "lanes",
+                    f"A is stopped while it holds the lock of {store.name}, and wakes after B has taken over.",
+                    [("fence off", off["testimony"]), ("fence on", on["testimony"])],
+                )
+            )
+        _judge(outcome, store.name, off, on)
+        rows += [_row(store.name, "off", off), _row(store.name, "on", on)]
+    outcome.tables.append(
+        Table(
+            "A stopped holder wakes",
+            ("store", "fence", "ttl", "stopped for", "accepted writers", "A's answer", "tokens", "value", "violations"),
+            rows,
+            note="Tokens: A's and B's. Violations: what 'fencepost check' found in the history.",
+        )
+    )
+    plays = outcome.figures.values()
+    off, on = (sum(each[fence]["violations"] for each in plays) for fence in ("fence_off", "fence_on"))
+    answers = [each["fence_on"]["answer"] for each in plays]
+    refused = sum(each["status"] == 409 for each in answers)
+    stores = f"{len(answers)} store{'s' if len(answers) > 1 else ''}"
+    outcome.slo["violations"] = f"{on} on {stores} with the fence on; {off} with it off"
+    outcome.slo["stale-refused"] = f"409 on {refused} of {stores}, never applied"
+    return outcome
+
+
+async def _both(store: Store, ttl: float, pause: float) -> list[dict[str, Any]]:
+    async with stage() as built:
+        return await together(_play(built, store, ttl, pause, fence=False), _play(built, store, ttl, pause, fence=True))
+
+
+async def _play(built: Stage, store: Store, ttl: float, pause: float, *, fence: bool) -> dict[str, Any]:
+    """Let A be replaced while it is stopped in front of its write; what everybody saw."""
+    switch = "on" if fence else "off"
+    url = await built.resource(fence=fence)
+    testimony = Testimony(f"lab pause {store.name} {switch}")
+    options = ["--resource", url, "--key", testimony.key, "--ttl", f"{ttl}s", "--fence", switch]
+    options += ["--edit", "append", "--writes", str(LINES)]
+    paused, heir = await built.actors("AB", testimony.hear, *options, backend=store.url)
+    await paused.go("acquire")
+    held = await paused.until("acquired")
+    await paused.go("read")
+    await paused.until("read")
+    await paused.prepared()
+    await paused.stop()
+    await heir.go("acquire")
+    taken = await heir.until("acquired")
+    for _ in range(LINES - 1):
+        await heir.go("read")
+        await heir.write()
+    [stopped] = testimony.of("fault")
+    await asyncio.sleep(stopped["at"] + pause - testimony.facts[-1]["at"])
+    paused.resume()
+    answer = await paused.write()
+    await heir.go("read")
+    await heir.write()
+    while answer["event"] == "accepted" and len(testimony.of("accepted", worker="A")) < LINES:
+        await paused.go("read")
+        await paused.write()
+    await heir.finish()
+    await paused.finish()
+    length = testimony.of("fault")[1]["at"] - stopped["at"]
+    if length <= held["ttl"] or taken["token"] <= held["token"]:
+        raise Unexpected(f"A was stopped for {length:.1f} s of a ttl of {held['ttl']:g} s, token {held['token']}")
+    return {
+        "testimony": testimony,
+        "ttl": held["ttl"],
+        "stopped": round(length, 1),
+        "tokens": [held["token"], taken["token"]],
+        "accepted_writers": len({fact["worker"] for fact in testimony.of("accepted")}),
+        "answer": {name: answer[name] for name in ("event", "status", "verdict", "seen", "got") if name in answer},
+        **await asyncio.to_thread(_resource, url, testimony),
+        "violations": len(testimony.check().violations),
+    }
+
+
+def _resource(url: str, testimony: Testimony) -> dict[str, Any]:
+    """What the resource holds and has counted."""
+    with Client(url) as client:
+        value = client.read(testimony.key).body.decode()
+        counted = {name: client.metric(name) for name in (STALE, BARE)}
+    lines = value.splitlines()
+    accepted = len(testimony.of("accepted"))
+    return {"value": lines, "corrupted": mixed(value) or len(lines) != accepted, "accepted": accepted} | counted
+
+
+def _row(name: str, fence: str, seen: dict[str, Any]) -> tuple[Any, ...]:
+    answer = seen["answer"]
+    said = f"{answer['status']} {answer.get('verdict', 'accepted')}"
+    value = "corrupted" if seen["corrupted"] else "intact"
+    ttl, stopped = f"{seen['ttl']:g} s", f"{seen['stopped']:g} s"
+    tokens = "{}, {}".format(*seen["tokens"])
+    return name, fence, ttl, stopped, seen["accepted_writers"], said, tokens, value, seen["violations"]
+
+
+def _judge(outcome: Outcome, name: str, off: dict[str, Any], on: dict[str, Any]) -> None:
+    outcome.figures[name] = {
+        "fence_off": {key: value for key, value in off.items() if key != "testimony"},
+        "fence_on": {key: value for key, value in on.items() if key != "testimony"},
+    }
+    outcome.claim(
+        f"{name}: with the fence off, both writers are accepted and the value is corrupted",
+        off["accepted_writers"] == 2 and off["corrupted"] and off["violations"] > 0 and off[BARE] == off["accepted"],
+        f"{off['accepted_writers']} accepted writers, {off['accepted']} writes acknowledged, {len(off['value'])} lines "
+        f"left, {off[BARE]} writes without a token, {off['violations']} violations",
+    )
+    answer = on["answer"]
+    older, newer = on["tokens"]
+    refused = answer.get("status") == 409 and (answer.get("got"), answer.get("seen")) == (older, newer)
+    outcome.claim(
+        f"{name}: with the fence on, the paused one is refused with 409, it is counted, and the value is intact",
+        refused and on[STALE] == on["accepted_writers"] == 1 and not on["corrupted"] and not on["violations"],
+        f"{answer.get('status')}, got {answer.get('got')}, seen {answer.get('seen')}; {on['accepted_writers']} writer "
+        f"accepted, {len(on['value'])} of {LINES} lines, {STALE} {on[STALE]}, {on['violations']} violations",
+    )

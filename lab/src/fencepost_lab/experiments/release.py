@@ -1,0 +1,100 @@
+"""Release by GET and DEL against compare-and-delete, with the race forced in every round."""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import redis
+
+from fencepost.sync import Lease, Locks, connect
+from fencepost_lab.experiments import Settings
+from fencepost_lab.experiments.buggy_release import buggy_release
+from fencepost_lab.experiments.context import Room
+from fencepost_lab.report.outcome import Outcome, Table
+from fencepost_lab.stage.actors import Unexpected
+
+LOCK = "account/42"
+KEY = f"lock:{LOCK}"
+FORCED = "the race took place in every round: B held the lock before A's release arrived"
+
+
+def run(settings: Settings, room: Room) -> Outcome:
+    """Play both releases, as often as asked."""
+    url = room.store("redis").url
+    outcome = Outcome()
+    rows: list[tuple[object, ...]] = []
+    with redis.from_url(url) as client:
+
+        def get_del(lease: Lease, race: Callable[[], None]) -> bool:
+            return buggy_release(client, KEY, f"{lease.holder}:{lease.token}".encode(), race)
+
+        def script(lease: Lease, race: Callable[[], None]) -> bool:
+            if client.get(KEY) != f"{lease.holder}:{lease.token}".encode():
+                raise Unexpected("A does not hold the lock that it is about to release")
+            race()
+            return lease.release()
+
+        for name, release in (("GET, compare, DEL", get_del), ("compare-and-delete script", script)):
+            room.say(name)
+            seen = _play(url, release, settings["rounds"], settings["ttl"])
+            outcome.figures[name] = seen
+            rows.append((name, *(seen[key] for key in _COLUMNS)))
+    unsafe, safe = outcome.figures.values()
+    rounds = settings["rounds"]
+    outcome.tables.append(Table("What became of B's lock", ("A's release", *_COLUMNS.values()), rows))
+    outcome.claim(FORCED, unsafe["raced"] == safe["raced"] == rounds, f"{unsafe['raced']} and {safe['raced']}")
+    outcome.claim(
+        "GET and DEL delete the lock of the next holder, and a third acquires it beside that one",
+        unsafe["deleted"] == unsafe["intruders"] == rounds,
+        f"{unsafe['deleted']} of {rounds} locks deleted, {unsafe['intruders']} intruders",
+    )
+    outcome.claim(
+        "compare-and-delete leaves it alone and says so",
+        (safe["deleted"], safe["intruders"], safe["said_no"], safe["counted"]) == (0, 0, rounds, rounds),
+        f"{safe['deleted']} deleted, {safe['said_no']} releases answered False, "
+        f"release_by_non_owner_total {safe['counted']}",
+    )
+    outcome.slo["safe-release"] = (
+        f"{safe['deleted']} of {rounds} locks of others deleted by the script (GET and DEL: {unsafe['deleted']})"
+    )
+    return outcome
+
+
+_COLUMNS = {
+    "rounds": "rounds",
+    "raced": "race forced",
+    "deleted": "B's lock deleted",
+    "intruders": "C acquired beside B",
+    "said_no": "A was told no",
+    "counted": "release_by_non_owner_total",
+}
+
+
+def _play(url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds: int, ttl: float) -> dict[str, int]:
+    counts: Counter[str] = Counter(dict.fromkeys(_COLUMNS, 0))
+    with ExitStack() as stack:
+
+        def client() -> Locks:
+            return stack.enter_context(connect(url, hooks=[lambda event: counts.update([event.kind])]))
+
+        first, second, third = client(), client(), client()
+        for _ in range(rounds):
+            heirs: list[Lease] = []
+            lease = first.acquire(LOCK, ttl=ttl, timeout=30, renew=False)
+
+            def race(held: list[Lease] = heirs) -> None:
+                held.append(second.acquire(LOCK, ttl=60, timeout=30, renew=False))
+
+            counts["rounds"] += 1
+            counts["said_no"] += not release(lease, race)
+            heir = heirs[0]
+            holds = second.status(LOCK)
+            counts["raced"] += heir.token > lease.token
+            counts["deleted"] += holds is None or holds.holder != heir.holder
+            if (intruder := third.try_acquire(LOCK, ttl=60, renew=False)) is not None:
+                counts["intruders"] += not heir.over
+                intruder.release()
+            else:
+                heir.release()
+        counts["counted"] = counts["not_owner"]  # here, before closing releases what B believes to hold
+    return {key: counts[key] for key in _COLUMNS}

@@ -1,0 +1,102 @@
+"""Running experiments and keeping what they found, as JSON and SVG in one folder."""
+
+import json
+import os
+import platform
+import shlex
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fencepost.address import masked
+from fencepost.errors import ConfigError, FencepostError
+from fencepost_lab.experiments import Experiment
+from fencepost_lab.experiments.context import Room
+from fencepost_lab.report.outcome import Outcome
+from fencepost_lab.servers import Missing, StartFailed
+
+FOLDER = Path("lab-runs")
+Result: TypeAlias = dict[str, Any]
+"""One experiment's JSON: what was asked, how it was run, and what came of it."""
+
+
+def equipped() -> None:
+    """Return if what the lab needs is installed; ConfigError naming the pip command, before hours are spent."""
+    for package in ("matplotlib", "markdown_it", "starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigError(f"the lab needs the package {package!r}: pip install 'fencepost-lab[all]'")
+
+
+def command(experiment: Experiment, *, quick: bool, backend: str | None) -> str:
+    """How to run exactly this again."""
+    words = ["fencepost", "lab", "run", experiment.name]
+    words += ["--quick"] if quick else []
+    words += ["--backend", masked(backend) if "://" in backend else backend] if backend else []
+    return shlex.join(words)
+
+
+def versions(room: Room) -> dict[str, str]:
+    """What took part, and its version."""
+    found = {"python": platform.python_version(), "fencepost": version("fencepost")}
+    for each in room.stores.values():
+        found |= each.versions()
+    return found
+
+
+def _broken(why: str) -> Outcome:
+    outcome = Outcome()
+    outcome.claim("the experiment runs to its end", False, why)
+    return outcome
+
+
+def run(
+    experiment: Experiment,
+    *,
+    quick: bool = False,
+    backend: str | None = None,
+    out: Path = FOLDER,
+    say: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Run an experiment and keep its result in ``out``; one that breaks off is kept as a claim that did not hold."""
+    settings = experiment.settings(quick=quick, backend=backend)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot keep results in {str(out)!r}: {error.strerror}; choose another --out") from error
+    started, begin = datetime.now(UTC), time.monotonic()
+    with Room(keep=out, say=say) as room:
+        try:
+            outcome = experiment.run(settings, room)
+        except (FencepostError, Missing, StartFailed) as error:
+            outcome = _broken(str(error))
+        except Exception:  # a mistake in one experiment must not take the results of the others with it
+            outcome = _broken(traceback.format_exc())
+        seen = versions(room)
+    result: Result = {
+        "experiment": experiment.name,
+        "number": experiment.number,
+        "command": command(experiment, quick=quick, backend=backend),
+        "quick": quick,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - begin, 1),
+        "machine": {"cpus": os.cpu_count(), "system": platform.system(), "arch": platform.machine()},
+        "versions": seen,
+        "question": experiment.question,
+        "claim": experiment.claim,
+        "setup": experiment.setup,
+        "meaning": experiment.meaning,
+        "settings": settings | ({"backends": [masked(backend)]} if backend else {}),
+        "histories": room.kept,
+        **outcome.data(),
+    }
+    for plot in outcome.plots:
+        (out / f"{experiment.name}-{plot.name}.svg").write_text(plot.svg, "utf-8")
+    text = json.dumps(result, indent=2)
+    (out / f"{experiment.name}.json").write_text(text + "\n", "utf-8")
+    kept: Result = json.loads(text)
+    return kept

@@ -1,0 +1,1 @@
+"""How an outcome is shown: claims, tables, plots and pages."""

@@ -1,0 +1,74 @@
+"""Plots as SVG: plain, safe for the colour-blind, readable on light and dark, the same bytes for the same figures."""
+
+import io
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fencepost_lab.report.outcome import Plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+)
+"""The palette of Okabe and Ito."""
+MARKERS = "osD^vPX"
+"""So that a line can be told from another without its colour."""
+
+_INK = "#010203"  # stands for the reader's own colour of text, until the SVG is written
+_STYLE: dict[Any, Any] = {
+    "axes.edgecolor": _INK,
+    "axes.grid": True,
+    "axes.labelcolor": _INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "grid.alpha": 0.25,
+    "grid.color": _INK,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fencepost",
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+_DARK = "<style>.plot{color:#1b1f24}@media(prefers-color-scheme:dark){.plot{color:#e6e6e6}}</style>"
+
+
+def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: float = 3.6) -> Plot:
+    """A plot of what ``paint`` draws on the axes it is given; ``name`` is its file's, without the ending."""
+    import matplotlib
+    from cycler import cycler
+    from matplotlib.figure import Figure
+
+    cycle = cycler(color=[BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW]) + cycler(marker=list(MARKERS))
+    with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": cycle}):
+        figure = Figure(figsize=(7.2, height), layout="constrained")
+        paint(figure.subplots())
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Plot(name, caption, _plain(out.getvalue()))
+
+
+def own(svg: str, name: str) -> str:
+    """The SVG with ids of its own, so that many fit into one page."""
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+
+
+def _plain(svg: str) -> str:
+    """The drawing alone, as wide as its page, in its ink."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'^<svg ([^>]*?)width="[^"]*"', r'<svg class="plot" \1', svg)
+    svg = re.sub(r'^(<svg [^>]*?)height="[^"]*"', r"\1", svg)
+    svg = svg.replace(_INK, "currentColor")
+    return svg.replace(">", f' role="img">{_DARK}', 1)

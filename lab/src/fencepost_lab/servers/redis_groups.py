@@ -1,0 +1,90 @@
+"""Several Redis servers that belong together: a cluster, and a master with a replica under Sentinel."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Self
+
+import redis
+
+from fencepost_lab.servers import HOST, Cluster, Redis, wait_until
+
+SLOTS = 16384
+
+
+@dataclass(kw_only=True, eq=False)
+class Member(Redis):
+    """One master of a cluster."""
+
+    port_count = 2
+
+    def command(self) -> list[str]:
+        return [
+            *super().command(),
+            *("--cluster-enabled", "yes", "--cluster-port", str(self.ports[1])),
+            *("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no"),
+        ]
+
+    def tell(self, *command: str | int) -> str:
+        """What the server answers to one command."""
+        with contextlib.closing(redis.Redis(HOST, self.port, decode_responses=True)) as client:
+            return str(client.execute_command(*command))  # type: ignore[no-untyped-call]
+
+
+class RedisCluster(Cluster[Member]):
+    """A cluster of masters, three unless `size` says otherwise, with all slots served."""
+
+    def __init__(self, *, size: int = 3) -> None:
+        super().__init__(lambda number, peers: Member(), size=size)
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(member.address for member in self.members)}"
+
+    def start(self) -> Self:
+        fresh = not self.members
+        super().start()
+        if fresh:
+            share = SLOTS // len(self.members)
+            for number, member in enumerate(self.members):
+                last = SLOTS - 1 if number == len(self.members) - 1 else (number + 1) * share - 1
+                member.tell("CLUSTER", "ADDSLOTSRANGE", number * share, last)
+                for other in self.members[:number]:
+                    member.tell("CLUSTER", "MEET", HOST, other.port, other.ports[1])
+        assert wait_until(self.settled, timeout=30), "the cluster did not come together"
+        return self
+
+    def settled(self) -> bool:
+        wanted = {"cluster_state:ok", f"cluster_known_nodes:{len(self.members)}", f"cluster_slots_assigned:{SLOTS}"}
+        return all(wanted <= set(member.tell("CLUSTER", "INFO").split()) for member in self.members)
+
+
+class Independent(Cluster[Redis]):
+    """Servers that know nothing of each other, five unless `size` says otherwise, for a Redlock."""
+
+    def __init__(self, *, size: int = 5) -> None:
+        super().__init__(lambda number, peers: Redis(args=["--save", ""]), size=size)
+
+    @property
+    def url(self) -> str:
+        return f"redlock://{','.join(member.address for member in self.members)}/0"
+
+
+@dataclass(kw_only=True, eq=False)
+class Watcher(Redis):
+    """One sentinel, watching the server that listens on `master`."""
+
+    master: int
+    quorum: int = 1
+
+    def prepare(self) -> None:
+        (self.folder / "sentinel.conf").write_text(
+            f"sentinel monitor mymaster {HOST} {self.master} {self.quorum}\n"
+            "sentinel down-after-milliseconds mymaster 600\n"
+            "sentinel failover-timeout mymaster 3000\n"
+        )
+
+    def command(self) -> list[str]:
+        program, *options = super().command()
+        return [program, str(self.folder / "sentinel.conf"), "--sentinel", *options]

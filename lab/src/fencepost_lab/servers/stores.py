@@ -1,0 +1,110 @@
+"""Real stores for experiments: started by name, or used as they are by URL."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from fencepost.address import masked
+from fencepost.driver.threads import Blocking
+from fencepost.errors import ConfigError
+from fencepost.registry import connect
+from fencepost_lab.servers import QUICK_ETCD, Consul, EtcdCluster, Missing, Postgres, Redis, StartFailed, ZooKeeper
+from fencepost_lab.servers.programs import PROGRAMS, found_version
+
+
+class Running(Protocol):
+    """A server or a group of them, with an address."""
+
+    @property
+    def url(self) -> str: ...
+
+
+def _redlock() -> AbstractContextManager[Running]:
+    from fencepost_lab.servers.redis_groups import Independent
+
+    return Independent()
+
+
+SERVERS: dict[str, Callable[[], AbstractContextManager[Running]]] = {
+    "redis": Redis,
+    "redlock": _redlock,
+    "etcd": lambda: EtcdCluster(args=QUICK_ETCD),
+    "zookeeper": ZooKeeper,
+    # A waiter is one connection, and Consul lets one address have 200 unless told otherwise.
+    "consul": lambda: Consul(args=["-hcl", "limits { http_max_conns_per_client = 4096 }"]),
+    "postgres": Postgres,
+}
+_PROGRAMS = {"redlock": ("redis",), "zookeeper": ("zookeeper", "java")}
+_CLIENTS = {
+    "redis": ("redis", "hiredis"),
+    "redlock": ("redis", "hiredis"),
+    "etcd": ("grpcio",),
+    "zookeeper": ("kazoo",),
+    "postgres": ("psycopg",),
+    "postgresql": ("psycopg",),
+}
+NAMES = ("sqlite", *SERVERS)
+"""What ``--backend`` starts by name: one server each, but five independent Redis for redlock and three etcd members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store that answers. ``server`` is what was started for it: pause it, kill it; None for a URL or a file."""
+
+    name: str
+    url: str
+    server: Any = field(default=None, repr=False)
+
+    @property
+    def min_ttl(self) -> float:
+        """The shortest ttl that it takes."""
+        return connect(self.url, Blocking()).promises.min_ttl
+
+    def versions(self) -> dict[str, str]:
+        """The versions of the server, if we started it, and of its client library."""
+        found = {}
+        if self.name == "sqlite":
+            found["sqlite"] = sqlite3.sqlite_version
+        elif self.server is not None:
+            for program in _PROGRAMS.get(self.name, (self.name,)):
+                found[program] = found_version(program, PROGRAMS[program].find() or {"": ""}) or "?"
+        for package in _CLIENTS.get(self.name.partition("+")[0], ()):
+            with suppress(PackageNotFoundError):
+                found[f"{package} (client)"] = version(package)
+        return found
+
+
+def known(backend: str) -> str:
+    """The name or URL, if it can be one of a store; ConfigError otherwise."""
+    if "://" in backend:
+        connect(backend, Blocking())
+    elif backend not in NAMES:
+        raise ConfigError(f"there is no store {masked(backend)!r}; name one of {', '.join(NAMES)}, or give a URL")
+    return backend
+
+
+@contextmanager
+def store(backend: str, folder: Path) -> Iterator[Store]:
+    """The store called ``backend``, started on free ports and gone afterwards, or the one behind a URL.
+
+    Raises ConfigError, naming the next step, if there is no such name or its server is not on this machine.
+    """
+    if "://" in known(backend):
+        yield Store(backend.partition("://")[0], backend)
+    elif backend == "sqlite":
+        yield Store(backend, "sqlite://" + quote(str(folder / "locks.db")))
+    else:
+        try:
+            server = SERVERS[backend]()
+            running = server.__enter__()
+        except (Missing, StartFailed) as error:
+            raise ConfigError(f"{backend} cannot be started: {error}") from error
+        try:
+            yield Store(backend, running.url, running)
+        finally:
+            server.__exit__(None, None, None)

@@ -1,0 +1,256 @@
+"""Real processes on a stage: workers that go step by step, as they are told, and resource services.
+
+What they do next never depends on luck: a worker waits before each step until it is let go, and the
+one who directs waits for what the worker says.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from fencepost.driver import boottime
+from fencepost.errors import FencepostError
+from fencepost_lab.servers.freeze import is_stopped
+from fencepost_lab.stage.worker import Fact
+
+T = TypeVar("T")
+
+_PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
+
+
+class Unexpected(FencepostError):
+    """What was to be shown did not appear; the message says what did."""
+
+
+def told(errors: Path) -> str:
+    """The end of what the processes of a stage complained about."""
+    return errors.read_text("utf-8", "replace")[-2000:]
+
+
+class Actor:
+    """A worker process that waits before each step until it is let go."""
+
+    def __init__(self, name: str, process: Process, tell: Callable[[Fact], None], errors: Path) -> None:
+        self.name = name
+        self.facts: list[Fact] = []
+        self._process = process
+        self._tell = tell
+        self._errors = errors
+        self._used = 0
+        self._next = ""
+        self._news = asyncio.Event()
+        self._listener = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            fact = json.loads(line)
+            self.facts.append(fact)
+            self._tell(fact)
+            self._news.set()
+        await self._process.wait()
+        self._news.set()
+
+    async def until(self, *events: str) -> Fact:
+        """The next fact with one of these names; Unexpected if the worker ends without it."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while True:
+                    self._news.clear()
+                    while self._used < len(self.facts):
+                        fact = self.facts[self._used]
+                        self._used += 1
+                        if fact["event"] in events:
+                            return fact
+                    if self._listener.done():
+                        break
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        said = ", ".join(fact["event"] for fact in self.facts) or "nothing"
+        wanted = " or ".join(events)
+        raise Unexpected(f"worker {self.name} was to say {wanted}, and said: {said}\n{told(self._errors)}".strip())
+
+    async def prepared(self) -> "Actor":
+        """Return once the worker waits to take its next step."""
+        self._next = self._next or (await self.until("ready"))["step"]
+        return self
+
+    async def go(self, step: str) -> None:
+        """Let the worker take the step that it waits to take."""
+        await self.prepared()
+        if self._next != step:
+            raise Unexpected(f"worker {self.name} was to {step}, but is about to {self._next}")
+        self._next = ""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        await self._process.stdin.drain()
+
+    async def write(self) -> Fact:
+        """Let the worker write what it has read; the resource's answer."""
+        await self.go("write")
+        return await self.until("accepted", "refused")
+
+    async def finish(self) -> Fact:
+        """Let the worker release and end; whether the lock was still its own."""
+        await self.go("release")
+        fact = await self.until("released", "lost")
+        await self._listener
+        return fact
+
+    async def stop(self) -> None:
+        """SIGSTOP the worker, its renewals included; returns once the kernel has stopped it."""
+        self._process.send_signal(signal.SIGSTOP)
+        await self._stopped()
+        self._fault("pause")
+
+    def resume(self) -> None:
+        """SIGCONT the worker."""
+        self._fault("resume")
+        self._process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """SIGKILL the worker; returns once it is dead."""
+        self._process.kill()
+        if (status := await self._process.wait()) != -signal.SIGKILL:
+            raise Unexpected(f"worker {self.name} was to be killed, and ended by itself with {status}")
+        self._fault("kill")
+
+    def _fault(self, what: str) -> None:
+        self._tell({"event": "fault", "do": what, "worker": self.name, "at": boottime()})
+
+    async def frozen(self) -> None:
+        """Return once the worker has announced its pause and the kernel has stopped it."""
+        await self.until("paused")
+        await self._stopped()
+
+    async def _stopped(self) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while not is_stopped(self._process.pid):
+                    if any(fact["event"] == "resumed" for fact in self.facts):
+                        raise Unexpected(f"worker {self.name} paused, but was never seen stopped")
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise Unexpected(f"worker {self.name} did not stop") from None
+
+
+class Stage:
+    """A folder and the processes that work in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._processes: list[Process] = []
+        self._errors = folder / "errors.log"
+        self._stores = 0
+
+    async def resource(self, *, fence: bool) -> str:
+        """Start a resource service; its address."""
+        self._stores += 1
+        store = self.folder / f"resource-{self._stores}.db"
+        process = await self._start(
+            "resource", "--json", "--port", "0", "--fence", "on" if fence else "off", "--store", str(store)
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                said = await process.stdout.readline()
+        except TimeoutError:
+            said = b""
+        if not said:
+            raise Unexpected(f"the resource service did not start\n{told(self._errors)}".strip())
+        return str(json.loads(said)["url"])
+
+    async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> Actor:
+        """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
+        process = await self._start("worker", "--json", "--steps", "--name", name, *options, backend=backend)
+        return await Actor(name, process, tell, self._errors).prepared()
+
+    async def actors(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[Actor]:
+        """Workers that differ in nothing but their one-letter names."""
+        return await together(*(self.actor(name, tell, *options, backend=backend) for name in names))
+
+    async def _start(self, *command: str, backend: str = "") -> Process:
+        # A group of its own: Ctrl-C is for the one who directs, and what a worker starts ends with it.
+        with self._errors.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "fencepost", *command),
+                stdin=PIPE if "--steps" in command else DEVNULL,
+                stdout=PIPE,
+                stderr=errors,
+                env={**os.environ, "FENCEPOST_URL": backend},  # where no list of processes shows its password
+                process_group=0,
+            )
+        self._processes.append(process)
+        return process
+
+    async def clear(self) -> None:
+        """End every process that still runs."""
+        for process in self._processes:
+            if process.returncode is None:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        for process in self._processes:
+            await process.wait()
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    """A stage in a temporary folder; however the block ends, nothing of it is left behind."""
+    with TemporaryDirectory(prefix="fencepost-") as folder:
+        built = Stage(Path(folder))
+        try:
+            yield built
+        finally:
+            await asyncio.shield(built.clear())
+
+
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """Finish ``job`` in an event loop; SIGTERM cancels it, as Ctrl-C does, and then ends this process with 143.
+
+    A signal handler that raises would do so anywhere inside the event loop, also halfway through the start of a
+    process: asyncio would then wait for that process without end.
+    """
+    told = False
+
+    async def main() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end() -> None:
+            nonlocal told
+            told = True
+            task.cancel()
+
+        before = signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(end))
+        try:
+            return await job
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        if told:
+            sys.exit(128 + signal.SIGTERM)
+        raise
+
+
+async def together(*parts: Coroutine[Any, Any, T]) -> list[T]:
+    """All parts at once; the first failure ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

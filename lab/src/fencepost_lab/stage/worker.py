@@ -1,0 +1,146 @@
+"""A worker: acquires a lock, works, writes to the resource with its token, releases.
+
+It never looks whether its lease still holds, and rightly so: whatever it found, a pause can come right
+after it. What it does then is the resource's to judge.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fencepost.driver import boottime
+from fencepost.errors import BackendError, ConfigError
+from fencepost.events import Hook
+from fencepost.sync import Lease, Locks, connect
+from fencepost_lab.servers.freeze import freeze
+from fencepost_lab.stage.client import Client, Reply
+from fencepost_lab.stage.job import Edit, Job, PauseAt, PauseMode
+
+Fact: TypeAlias = dict[str, Any]
+"""One thing a worker did or met: ``event`` names it, ``at`` is the instant on this host's boot-time clock."""
+
+_REFUSED = (409, 428)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How a worker's rounds went."""
+
+    accepted: int = 0
+    refused: int = 0
+    lost: int = 0
+
+
+def _at_once(step: str) -> None:
+    pass
+
+
+class Worker:
+    """Does one job, and tells each thing it does as a fact.
+
+    ``step`` is called with the name of each step before it is taken: acquire, read, write, release.
+    """
+
+    def __init__(self, job: Job, tell: Callable[[Fact], None], *, step: Callable[[str], None] = _at_once) -> None:
+        self._job = job
+        self._tell = tell
+        self._step = step
+        self._client = Client(job.resource)
+        self.tally = Tally()
+        self._idle: Callable[[], AbstractContextManager[object]] | None = None
+
+    def run(self, hooks: Iterable[Hook] = ()) -> Tally:
+        """Do all rounds. Raises NotAcquired, BackendError, ConfigError; a refused round is no error."""
+        with connect(self._job.backend, hooks=hooks) as locks, self._client:
+            self._idle = getattr(locks._core.backend, "idle", None)  # SQLite's: see freeze
+            for _ in range(self._job.iterations):
+                self._round(locks)
+        return self.tally
+
+    def _say(self, event: str, **facts: Any) -> None:
+        self._tell({"event": event, "worker": self._job.name, "at": boottime(), **facts})
+
+    def _round(self, locks: Locks) -> None:
+        job = self._job
+        self._step("acquire")
+        lease = locks.acquire(job.key, ttl=job.ttl, timeout=job.timeout, renew=job.renew)
+        self._say("acquired", token=lease.token, holder=lease.holder, ttl=lease.ttl, since=lease.since)
+        for number in range(1, job.writes + 1):
+            if not self._write(lease, number):
+                break
+        self._step("release")
+        why = lease.over
+        if lease.release():
+            self._say("released", token=lease.token)
+        else:
+            self.tally.lost += 1
+            self._say("lost", token=lease.token, reason=why or "it was replaced before it was released")
+
+    def _write(self, lease: Lease, number: int) -> bool:
+        """Read, change and write back once; False if the resource refused."""
+        job, client = self._job, self._client
+        pause_at = job.pause_at if job.pause and number == 1 else None
+        if pause_at is PauseAt.BEFORE_READ:
+            self._pause()
+        self._step("read")
+        fenced = job.fence and job.enter
+        reply = client.read(job.key, lease.headers() if fenced else None)
+        if reply.status in _REFUSED:
+            return self._refused("read", lease, reply)
+        text = "" if reply.status == 404 else _expect(reply).body.decode("utf-8", "replace")
+        self._say("read", token=lease.token, value=text, fenced=fenced, number=number, of=job.writes)
+        time.sleep(job.work)
+        if pause_at is PauseAt.BEFORE_WRITE:
+            self._pause()
+        self._step("write")
+        value = _edited(job, text, number)
+        write = {"token": lease.token, "value": value, "fenced": job.fence, "number": number, "of": job.writes}
+        client.send(job.key, value.encode(), lease.headers() if job.fence else None)
+        self._say("sent", **write)
+        if pause_at is PauseAt.AFTER_SEND:
+            self._pause()
+        reply = client.answer()
+        if reply.status in _REFUSED:
+            return self._refused("write", lease, reply)
+        self.tally.accepted += 1
+        self._say("accepted", **write, status=reply.status, replay=bool(_expect(reply).facts.get("replay")))
+        return True
+
+    def _refused(self, step: str, lease: Lease, reply: Reply) -> bool:
+        self.tally.refused += 1
+        facts = {name: int(reply.facts[name]) for name in ("seen", "got") if name in reply.facts}
+        self._say("refused", step=step, token=lease.token, status=reply.status, verdict=reply.verdict, **facts)
+        return False
+
+    def _pause(self) -> None:
+        job = self._job
+        self._say("paused", mode=job.pause_mode, seconds=job.pause)
+        if job.pause_mode is PauseMode.STOP:
+            passed = freeze(job.pause, self._idle() if self._idle else None)
+        else:
+            start = boottime()
+            time.sleep(job.pause)
+            passed = boottime() - start
+        self._say("resumed", mode=job.pause_mode, seconds=passed)
+
+
+def _expect(reply: Reply) -> Reply:
+    """The reply, if it is a success; BackendError for anything that is neither that nor a refusal."""
+    if reply.status != 200:
+        raise BackendError(
+            f"the resource answered {reply.status}: {reply.facts.get('error', reply.body[:80])!s}",
+            backend="resource",
+            ambiguous=reply.status >= 500,
+        )
+    return reply
+
+
+def _edited(job: Job, text: str, number: int) -> str:
+    if job.edit is Edit.APPEND:
+        return f"{text}{job.name}: line {number} of {job.writes}\n"
+    try:
+        return str(int(text or "0") + 1)
+    except ValueError:
+        raise ConfigError(f"{job.key!r} holds {text[:40]!r}, which cannot be counted up; use another --key") from None

@@ -1,0 +1,101 @@
+"""Commands that are loaded by name: our own, those of fencepost-lab, and those of other packages.
+
+Our own come first, then the laboratory's by a table, so that neither costs a search through what is installed, and no
+other package can replace them. Others register in the entry point group ``fencepost.commands``; a name with a space,
+such as ``fleet sim``, is a command of a group.
+"""
+
+import importlib
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from fencepost import registry
+from fencepost.errors import ConfigError
+
+LAB = {
+    "demo": "fencepost_lab.cli.demo:app",
+    "worker": "fencepost_lab.cli.worker:app",
+    "contend": "fencepost_lab.cli.contend:app",
+    "gen": "fencepost_lab.cli.gen:app",
+    "check": "fencepost_lab.cli.check:app",
+    "sim": "fencepost_lab.cli.sim:app",
+    "lab": "fencepost_lab.cli.lab:app",
+    "advise": "fencepost_lab.cli.advise:app",
+    "fleet sim": "fencepost_lab.cli.fleet:sim",
+}
+
+
+class Loader(TyperGroup):
+    """A group whose commands are loaded when they are asked for."""
+
+    builtin: ClassVar[dict[str, str]] = {}
+
+    def _inside(self, names: Any) -> list[str]:
+        """Those of the names that are commands of this group."""
+        prefix = "" if self.builtin else f"{self.name} "
+        inner = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        return [name for name in inner if " " not in name]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        others = [point.name for point in entry_points(group="fencepost.commands")]
+        known = [*self.commands, *self.builtin, *self._inside(LAB), *sorted(self._inside(others))]
+        return list(dict.fromkeys(known))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and (command := self._load(cmd_name)):
+            command.name = cmd_name
+            self.commands[cmd_name] = command
+        return self.commands.get(cmd_name)
+
+    def _load(self, name: str) -> Any:
+        whole = name if self.builtin else f"{self.name} {name}"
+        if target := self.builtin.get(name) or LAB.get(whole):
+            module, _, attribute = target.partition(":")
+            try:
+                if module.startswith("fencepost_lab."):
+                    _same_version()
+                return _command(getattr(importlib.import_module(module), attribute))
+            except ModuleNotFoundError as error:
+                if error.name != "fencepost_lab":
+                    raise
+                return _missing(whole)
+        for point in entry_points(group="fencepost.commands", name=whole):
+            return _command(point.load())
+        return None
+
+
+def _command(target: Any) -> Any:
+    """A Typer, or a function, as click has it."""
+    if not isinstance(target, typer.Typer):
+        single = typer.Typer(add_completion=False)
+        single.command()(target)
+        target = single
+    return typer.main.get_command(target)
+
+
+def _missing(name: str) -> TyperCommand:
+    """What stands for a command of the laboratory while that is not installed."""
+
+    def refuse() -> None:
+        raise ConfigError(f"{name!r} is a command of the package fencepost-lab: {registry.LAB_HINT}")
+
+    return TyperCommand(
+        name,
+        callback=refuse,
+        help=f"Needs fencepost-lab: {registry.LAB_HINT}",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+
+
+def _same_version() -> None:
+    """ConfigError if the laboratory was installed for another version of fencepost."""
+    try:
+        lab, ours = version("fencepost-lab"), version("fencepost")
+    except PackageNotFoundError:  # not installed, or run from its sources
+        return
+    if lab != ours:
+        raise ConfigError(f"fencepost-lab {lab} does not fit fencepost {ours}: pip install 'fencepost-lab=={ours}'")
