@@ -60,10 +60,10 @@ torture: setup servers ## Pauses, kills and interrupts at full size, simulated w
 	$(PY) -m tests.fleet.run --backend etcd
 
 storm: setup servers ## Tokens over 10,000 grants, killed holders and killed leaders (ARGS="etcd")
-	$(PY) -m tests.backends.storm $(ARGS)
+	$(PY) -m tests.programs.storm $(ARGS)
 
 reign: setup servers ## Kill 100 leaders among 10 candidates, beside etcdctl elect or kazoo's Election (ARGS="zookeeper")
-	$(PY) -m tests.reign $(ARGS)
+	$(PY) -m tests.programs.reign $(ARGS)
 
 model: setup ## Check the rule itself with TLC, and that its three controls fail
 	$(PY) scripts/model $(ARGS)

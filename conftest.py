@@ -10,6 +10,7 @@ pytest_plugins = (
     "tests.harness.order",
     "tests.harness.servers",
     "tests.harness.running",
+    "tests.harness.sql",
 )
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.backends.storm import storm
+from tests.programs.storm import storm
 
 
 @pytest.mark.timeout(300)

@@ -5,8 +5,8 @@ from typing import Any
 
 import fencepost
 from fencepost import sync
-from tests.backends.etcd import LONG, Native
-from tests.backends.zookeeper import kazoo
+from tests.backends.etcd.tools import LONG, Native
+from tests.backends.zookeeper.tools import kazoo
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until

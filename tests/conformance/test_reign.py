@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.store import Store
 from tests.harness.threads import on_thread
-from tests.reign import Reign, fencepost, judge
+from tests.programs.reign import Reign, fencepost, judge
 
 
 @pytest.mark.processes

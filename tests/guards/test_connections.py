@@ -9,7 +9,7 @@ import fencepost
 from fencepost.driver import settle
 from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
 from fencepost.rule import Stamp
-from tests.guards.connections import KINDS, Kind, execute
+from tests.harness.connections import KINDS, Kind, execute
 from tests.harness.waiting import run
 
 Scenario = Callable[[Kind, Any, str], Awaitable[None]]

@@ -10,7 +10,7 @@ import pytest
 from fencepost.driver import settle
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.guards import postgres
-from tests.guards.connections import KINDS, Kind, execute
+from tests.harness.connections import KINDS, Kind, execute
 from tests.harness.waiting import run, until
 
 POSTGRES = [name for name, kind in KINDS.items() if kind.guard is postgres]

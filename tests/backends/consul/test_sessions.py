@@ -1,0 +1,216 @@
+"""What Consul's sessions mean for leases: one each, of at least 10 s, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost.backends.consul import address
+from fencepost.driver import run
+from fencepost.driver.threads import Blocking
+from fencepost.errors import BackendError, ConfigError
+from fencepost.registry import connect
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import Consul, http_json
+from fencepost_lab.servers.processes import HOST, Port, wait_until
+from tests.harness.certificate import self_signed
+from tests.harness.waiting import PATIENCE, until
+
+FAST = ["-hcl", 'session_ttl_min = "500ms"']
+OPTIONS = "session_ttl_min=500ms"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Consul]:
+    with Consul(args=FAST) as started:
+        yield started
+
+
+def sessions(server: Consul) -> list[Any]:
+    found: list[Any] = http_json(server.port, "GET", "/v1/session/list")
+    return found
+
+
+@pytest.mark.parametrize("ttl", [9.9, 86401])
+def test_a_ttl_that_consul_does_not_take_is_refused(ttl: float) -> None:
+    with fencepost.connect("consul://localhost:8500") as locks, pytest.raises(ConfigError, match="from 10 to 86400 s"):
+        locks.acquire("x", ttl=ttl)
+
+
+def test_holders_of_one_process_exclude_each_other(server: Consul) -> None:
+    """A session may lock its key again, so no two holders may share one."""
+    with fencepost.connect(f"{server.url}/same", ttl=15) as locks, ThreadPoolExecutor(8) as crowd:
+        held: list[int] = []
+
+        def turn(_: int) -> None:
+            with locks.lock("x", timeout=PATIENCE) as lease:
+                held.append(lease.token)
+                assert len(held) == 1
+                assert locks.try_acquire("x") is None
+                held.remove(lease.token)
+
+        list(crowd.map(turn, range(40)))
+
+
+def test_sessions_are_used_again_and_none_is_left(server: Consul) -> None:
+    before = len(sessions(server))
+    with fencepost.connect(f"{server.url}/again", ttl=15) as locks:
+        tokens = [lease.token for lease in (locks.acquire("x") for _ in range(20)) if lease.release()]
+        assert len(tokens) == 20
+        assert len(sessions(server)) == before + 1
+    assert len(sessions(server)) == before
+
+
+def test_a_released_lock_leaves_no_key(server: Consul) -> None:
+    with fencepost.connect(f"{server.url}/tidy", ttl=15) as locks:
+        lease = locks.acquire("a/b")
+        [pair] = http_json(server.port, "GET", "/v1/kv/tidy/a/b/.lock")
+        assert (pair["ModifyIndex"], pair["Flags"]) == (lease.token, 0x2DDCCBC058A50C18)
+        assert lease.release()
+        with pytest.raises(OSError, match="404"):
+            http_json(server.port, "GET", "/v1/kv/tidy/?recurse")
+
+
+def test_a_lock_delay_is_kept_where_it_was_asked_for(server: Consul) -> None:
+    """It closes the lock after a lost session, though not after a release; waiting gets over it."""
+    url = f"{server.url}/delay?{OPTIONS}"
+    with fencepost.connect(f"{url}&lock_delay=2s", ttl=15) as here, fencepost.connect(url, ttl=15) as there:
+        assert here.acquire("x").release()
+        lease = here.acquire("x")
+        [found] = [each for each in sessions(server) if each["LockDelay"] == 2_000_000_000]
+        http_json(server.port, "PUT", f"/v1/session/destroy/{found['ID']}")
+        assert there.try_acquire("x") is None
+        assert there.acquire("x", timeout=PATIENCE).token > lease.token
+        with pytest.raises(ConfigError, match="at most 60s"):
+            fencepost.connect("consul://localhost?lock_delay=2m")
+
+
+def test_a_destroyed_session_ends_its_lease(server: Consul) -> None:
+    url = f"{server.url}/destroyed?{OPTIONS}"
+    with fencepost.connect(url, ttl=3) as locks:
+        lease = locks.acquire("x")
+        for each in sessions(server):
+            http_json(server.port, "PUT", f"/v1/session/destroy/{each['ID']}")
+        assert lease.lost.wait(PATIENCE)
+        assert lease.release() is False
+        assert locks.acquire("x", timeout=PATIENCE).token > lease.token
+
+
+@pytest.mark.parametrize("name", ["plain/Name_1.~-x", "a//b", "/", ".", "..", "a/../b", "%00", "ü ☃", "x/.lock"])
+def test_a_name_is_one_prefix_and_back(name: str) -> None:
+    prefix = address.encode(name)
+    assert address.decode(prefix) == name
+    assert (prefix == name) == (name in ("plain/Name_1.~-x", "x/.lock"))
+    assert not {"", ".", ".."} & set(prefix.split("/"))
+
+
+def test_tokens_cannot_be_bumped(server: Consul) -> None:
+    with fencepost.connect(server.url) as locks, pytest.raises(ConfigError, match="another name"):
+        locks.bump("x", above=5)
+
+
+def test_doctor_tells_what_the_server_takes(server: Consul) -> None:
+    backend = connect(server.url, Blocking())
+    findings = run(backend.doctor())
+    run(backend.close())
+    assert any("session_ttl_min=0.5s" in finding.means for finding in findings)
+    assert any(finding.level == "risk" and "one server" in finding.what for finding in findings)
+
+
+def test_an_acl_token_goes_where_a_password_goes() -> None:
+    settings = {"acl": {"enabled": True, "default_policy": "deny", "tokens": {"master": "s3cret", "agent": "s3cret"}}}
+    guarded = Guarded(args=["-hcl", json.dumps(settings)])
+    with guarded as server:
+        with fencepost.connect(server.url) as locks, pytest.raises(BackendError, match="ACL") as refused:
+            locks.acquire("x", timeout=1)
+        assert not refused.value.ambiguous
+        with fencepost.connect(f"consul://:s3cret@{server.address}") as locks, locks.lock("x") as lease:
+            lease.renew()
+        with fencepost.connect(f"consul://:wr0ng@{server.address}") as locks, pytest.raises(BackendError) as wrong:
+            locks.acquire("x", timeout=1)
+        assert "wr0ng" not in str(wrong.value)
+
+
+class Guarded(Consul):
+    """A server with ACLs, which tells a stranger only that it leads."""
+
+    def ping(self) -> bool:
+        headers = {"X-Consul-Token": "s3cret"}
+        return bool(http_json(self.port, "GET", "/v1/status/leader")) and wait_until(
+            lambda: _may_write(self.port, headers), timeout=1
+        )
+
+
+def _may_write(port: int, headers: dict[str, str]) -> bool:
+    try:
+        return bool(http_json(port, "GET", f"/v1/acl/token/self?token={headers['X-Consul-Token']}"))
+    except OSError:
+        return False
+
+
+def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    port = Port()
+    config = {"ports": {"https": port.number}, "cert_file": str(certificate), "key_file": str(key)}
+    try:
+        with Consul(args=["-hcl", json.dumps(config)]):
+            address = f"{HOST}:{port.number}"
+            with fencepost.connect(f"consul://{address}?ca={certificate}") as locks, locks.lock("x") as lease:
+                lease.renew()
+            with (
+                fencepost.connect(f"consul://{address}?tls=1") as locks,
+                pytest.raises(BackendError, match="certificate"),
+            ):
+                locks.acquire("x", timeout=1)
+    finally:
+        port.close()
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", b"what?\r\n\r\n"])
+def test_somebody_else_at_the_port_is_an_error_that_names_it(said: bytes) -> None:
+    """Such as a proxy that shows a page of its own while it has no Consul behind it."""
+
+    class Stranger(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(65536):
+                self.request.sendall(said)
+
+    with socketserver.ThreadingTCPServer((HOST, 0), Stranger) as stranger:
+        stranger.daemon_threads = True
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        with fencepost.connect(f"consul://{HOST}:{stranger.server_address[1]}") as locks:
+            for ask in (locks.try_acquire, locks.status):
+                with pytest.raises(BackendError, match="onsul") as failed:
+                    ask("x")
+                assert failed.value.ambiguous
+        stranger.shutdown()
+
+
+def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None:
+    with (
+        Proxy(server.port) as proxy,
+        fencepost.connect(f"{server.url}/again", ttl=PATIENCE) as others,
+        fencepost.connect(f"consul://{HOST}:{proxy.port}/again", ttl=PATIENCE) as locks,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        lease = locks.acquire("x")
+        proxy.cut()
+        released = aside.submit(lease.release)
+        until(lambda: bool(proxy.held), "the request was on its way")
+        proxy.drop()
+        with pytest.raises(BackendError):
+            released.result(PATIENCE)
+        proxy.mend()
+        assert others.try_acquire("x") is None
+        assert lease.release()
+        assert others.acquire("x").release()
+        # Its session is lent to nobody else: it is still to be ended.
+        assert all(locks.acquire(f"y{number}").release() for number in range(3))

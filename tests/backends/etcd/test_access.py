@@ -1,0 +1,151 @@
+"""Users and passwords, certificates, and what the doctor says about a cluster."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+import fencepost
+from fencepost.driver import run
+from fencepost.errors import BackendError, ConfigError
+from fencepost_lab.servers import QUICK_ETCD, Etcd, ask
+from tests.backends.etcd.tools import etcdctl
+from tests.harness.servers import Endpoint
+from tests.harness.waiting import until
+
+
+@pytest.fixture
+def guarded() -> Iterator[Etcd]:
+    """An etcd that asks who is there, forgets tokens after a second, and lets `me` see only `mine/`."""
+    with Etcd(args=[*QUICK_ETCD, "--auth-token-ttl", "1"]) as server:
+        for command in (
+            "user add root:top",
+            "user grant-role root root",
+            "role add part",
+            "role grant-permission part --prefix=true readwrite mine/",
+            "user add me:s3cret",
+            "user grant-role me part",
+            "auth enable",
+        ):
+            etcdctl(server.url, *command.split())
+        yield server
+
+
+def url(server: Etcd, login: str) -> str:
+    return f"etcd://{login}@{server.address}"
+
+
+def test_a_user_locks_what_its_role_allows(guarded: Etcd) -> None:
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=2) as locks:
+        with locks.lock("mine/1") as lease:
+            assert lease.lost.wait(2.5) is False, "it is renewed"
+            assert locks.try_acquire("mine/1") is None
+        with pytest.raises(BackendError, match="permission denied") as raised:
+            locks.acquire("others/1")
+        assert not raised.value.ambiguous
+
+
+@pytest.mark.parametrize("login", ["me:wrong", "nobody:s3cret"])
+def test_a_wrong_login_is_an_error_that_keeps_the_password_to_itself(guarded: Etcd, login: str) -> None:
+    with fencepost.connect(url(guarded, login)) as locks, pytest.raises(BackendError) as raised:
+        locks.acquire("mine/1")
+    assert "user and password" in str(raised.value)
+    assert login.partition(":")[2] not in str(raised.value)
+    assert not raised.value.ambiguous
+
+
+def test_no_login_where_one_is_needed_is_an_error(guarded: Etcd) -> None:
+    with fencepost.connect(guarded.url) as locks, pytest.raises(BackendError):
+        locks.acquire("mine/1")
+
+
+def test_an_expired_login_is_renewed(guarded: Etcd) -> None:
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=60) as locks:
+        rpc = locks._core.backend._rpc  # type: ignore[attr-defined]
+        assert locks.acquire("mine/1").release()
+        first = rpc._login
+        assert first
+        # etcd drops a token that was not used for a second; each round waits longer than the last for that.
+        waits = iter(range(1, 10))
+
+        def renewed() -> bool:
+            assert locks.acquire("mine/2", renew=False).lost.wait(next(waits)) is False
+            assert locks.acquire("mine/1").release()
+            assert locks.evict("mine/2")
+            return bool(rpc._login != first)
+
+        until(renewed, "it is renewed")
+
+
+def test_a_login_nobody_asks_for_does_no_harm(etcd_server: Endpoint) -> None:
+    address = etcd_server.url.partition("://")[2]
+    with fencepost.connect(f"etcd://me:s3cret@{address}") as locks:
+        assert locks.acquire(secrets.token_hex(4)).release()
+
+
+class SecureEtcd(Etcd):
+    """An etcd that speaks TLS to its clients, and asks them for a certificate."""
+
+    def prepare(self) -> None:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(self.folder / "ca.pem")
+        for whose in ("server", "client"):
+            made = authority.issue_cert("127.0.0.1", "localhost")
+            made.private_key_pem.write_to_path(self.folder / f"{whose}.key")
+            made.cert_chain_pems[0].write_to_path(self.folder / f"{whose}.pem")
+
+    def command(self) -> list[str]:
+        plain = [part.replace(f"http://{self.address}", f"https://{self.address}") for part in super().command()]
+        files = {"cert-file": "server.pem", "key-file": "server.key", "trusted-ca-file": "ca.pem"}
+        options = [part for option, file in files.items() for part in (f"--{option}", str(self.folder / file))]
+        return [*plain, *options, "--client-cert-auth"]
+
+    def ping(self) -> bool:
+        ask(self.port, b"\x16\x03\x01\x00\x00")
+        return True
+
+
+def test_certificates_open_the_way(tmp_path: Path) -> None:
+    with SecureEtcd() as server:
+        ca, cert, key = (server.folder / each for each in ("ca.pem", "client.pem", "client.key"))
+        with fencepost.connect(f"{server.url}?ca={ca}&cert={cert}&key={key}") as locks:
+            assert locks.acquire("lock").release()
+        with fencepost.connect(f"{server.url}?ca={ca}&timeout=500ms") as locks, pytest.raises(BackendError):
+            locks.acquire("lock")
+        with fencepost.connect(f"{server.url}?timeout=500ms") as locks, pytest.raises(BackendError):
+            locks.acquire("lock")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["etcd://", "etcd://host/path", "etcd://host?ca=/nowhere.pem", "etcd://host?tls=maybe", "etcd://host?colour=red"],
+)
+def test_a_url_that_cannot_be_meant_is_refused_at_once(wrong: str) -> None:
+    with pytest.raises(ConfigError):
+        fencepost.connect(wrong)
+
+
+def test_the_doctor_tells_members_limits_and_risks(etcd_server: Endpoint, etcd_cluster: Endpoint) -> None:
+    for endpoint in (etcd_server, etcd_cluster):
+        with fencepost.connect(endpoint.url) as locks:
+            findings = run(locks._core.backend.doctor())
+        told = "\n".join(f"{each.level} {each.what}: {each.means}" for each in findings)
+        assert "runs etcd 3." in told
+        assert "leader" in told
+        assert "shortest ttl is 1 s" in told
+        assert "--bump-revision" in told
+        if "," not in endpoint.url:
+            assert "risk the cluster has one member" in told
+        else:
+            assert "ok the cluster has 3 members" in told
+
+
+def test_the_doctor_names_members_that_do_not_answer(etcd_server: Endpoint) -> None:
+    port = os.getpid() % 1000 + 1  # nobody listens below 1024 but root's own servers
+    address = etcd_server.url.partition("://")[2]
+    with fencepost.connect(f"etcd://{address},127.0.0.2:{port}?timeout=1s") as locks:
+        findings = run(locks._core.backend.doctor())
+    assert any(each.level == "warn" and f"127.0.0.2:{port} does not answer" in each.what for each in findings)

@@ -1,0 +1,223 @@
+"""What locks in etcd cost, and what a session shared by many of them must not change."""
+
+import base64
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import fencepost
+from fencepost import sync
+from fencepost_lab.servers import QUICK_ETCD, Etcd
+from tests.backends.etcd.tools import LONG, counts, etcdctl
+from tests.harness.child import Child
+from tests.harness.waiting import PATIENCE, until
+
+WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
+
+
+@pytest.fixture
+def server() -> Iterator[Etcd]:
+    with Etcd(args=QUICK_ETCD) as started:
+        yield started
+
+
+@pytest.fixture
+def locks(server: Etcd) -> Iterator[sync.Locks]:
+    with fencepost.connect(server.url, ttl=LONG) as connected:
+        yield connected
+
+
+def queued(locks: sync.Locks, name: str, count: int) -> bool:
+    status = locks.status(name)
+    return status is not None and len(status.waiters) == count
+
+
+def leases(server: Etcd) -> int:
+    return len(etcdctl(server.url, "lease", "list").get("leases") or ())
+
+
+def test_an_uncontended_acquire_is_one_transaction_and_a_release_one(server: Etcd, locks: sync.Locks) -> None:
+    assert locks.acquire("first").release()
+    before = counts(server, *WORK)
+    for number in range(20):
+        assert locks.acquire(f"lock-{number % 3}").release()
+    spent = [after - earlier for after, earlier in zip(counts(server, *WORK), before, strict=True)]
+    assert dict(zip(WORK, spent, strict=True)) == dict.fromkeys(WORK, 0) | {"Txn": 40}
+
+
+def test_all_locks_of_one_ttl_share_one_lease(server: Etcd, locks: sync.Locks) -> None:
+    held = [locks.acquire(f"lock-{number}") for number in range(20)]
+    assert leases(server) == 1
+    other = locks.acquire("another", ttl=LONG / 2)
+    assert leases(server) == 2
+    assert all(lease.release() for lease in [*held, other])
+
+
+def test_waiters_for_one_lock_share_it_too(server: Etcd, locks: sync.Locks) -> None:
+    holder = locks.acquire("hot")
+    crowd = [threading.Thread(target=lambda: locks.acquire("hot", timeout=LONG).release()) for _ in range(5)]
+    for each in crowd:
+        each.start()
+    until(lambda: queued(locks, "hot", 5), "five wait")
+    assert leases(server) == 1
+    assert holder.release()
+    for each in crowd:
+        each.join(PATIENCE)
+    assert locks.status("hot") is None
+
+
+@pytest.mark.parametrize("size", [50, 200])
+def test_a_hand_over_wakes_one_waiter_in_its_turn(server: Etcd, locks: sync.Locks, size: int) -> None:
+    """Each waiter puts its key, looks whom it follows, is woken once, looks once more, and deletes its key."""
+    served: list[int] = []
+
+    def turn() -> None:
+        lease = locks.acquire("hot", timeout=LONG)
+        served.append(lease.token)
+        assert lease.release()
+
+    holder = locks.acquire("hot")
+    before = counts(server, "Txn")[0]
+    crowd = [threading.Thread(target=turn) for _ in range(size)]
+    for each in crowd:
+        each.start()
+    until(lambda: queued(locks, "hot", size), "all wait")
+    assert holder.release()
+    for each in crowd:
+        each.join(PATIENCE)
+    assert len(served) == size
+    assert served == sorted(served), "0 inversions"
+    assert counts(server, "Txn")[0] - before == 4 * size + 1
+
+
+def test_a_hold_that_is_not_renewed_ends_at_its_own_ttl_while_its_session_lives_on(server: Etcd) -> None:
+    with fencepost.connect(server.url, ttl=2) as locks, fencepost.connect(server.url, ttl=LONG) as others:
+        kept = locks.acquire("kept")
+        left = locks.acquire("left", renew=False)
+        assert leases(server) == 1
+        got = others.acquire("left", timeout=PATIENCE)
+        assert left.lost
+        assert got.token > left.token
+        kept.check()
+        assert others.try_acquire("kept") is None
+        assert leases(server) == 2
+        assert kept.release()
+
+
+def test_the_granted_ttl_is_the_one_that_counts(server: Etcd) -> None:
+    with Etcd() as usual, fencepost.connect(usual.url) as locks:
+        assert locks.acquire("short", ttl=1).ttl == 2.0, "etcd as it comes takes nothing shorter"
+        assert locks.acquire("odd", ttl=2.5).ttl == 3.0, "nor parts of a second"
+
+
+def test_closing_leaves_no_lease_behind(server: Etcd) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        locks.acquire("held")
+        assert leases(server) == 1
+    assert leases(server) == 0
+
+
+def test_a_revoked_session_is_news_to_all_its_holders_and_to_nobody_else(server: Etcd) -> None:
+    with fencepost.connect(server.url, ttl=2) as locks, fencepost.connect(server.url, ttl=LONG) as others:
+        held = [locks.acquire(f"lock-{number}") for number in range(3)]
+        other = others.acquire("other")
+        for lease in etcdctl(server.url, "lease", "list")["leases"]:
+            identity = f"{lease['id']:x}"
+            if etcdctl(server.url, "lease", "timetolive", identity)["granted-ttl"] == 2:
+                etcdctl(server.url, "lease", "revoke", identity)
+        assert all(lease.lost.wait(PATIENCE) for lease in held)
+        other.check()
+        assert locks.acquire("lock-0", timeout=PATIENCE).token > held[0].token
+
+
+def test_whoever_finds_a_session_gone_tells_all_its_holders(server: Etcd, locks: sync.Locks) -> None:
+    held = locks.acquire("held", renew=False)
+    (lease,) = etcdctl(server.url, "lease", "list")["leases"]
+    etcdctl(server.url, "lease", "revoke", f"{lease['id']:x}")
+    assert locks.acquire("another").release(), "under a session of its own"
+    assert held.lost.wait(PATIENCE), "long before its ttl, and although it is not renewed"
+
+
+def test_a_waiter_whose_key_was_deleted_does_not_hold_the_lock_beside_another(server: Etcd, locks: sync.Locks) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as others:
+        holder = others.acquire("lock")
+        got: list[sync.Lease] = []
+        robbed = threading.Thread(target=lambda: got.append(locks.acquire("lock", timeout=LONG)))
+        robbed.start()
+        until(lambda: queued(others, "lock", 1), "one waits")
+        keys = etcdctl(server.url, "get", "--prefix", "lock/", "--sort-by=CREATE")["kvs"]
+        etcdctl(server.url, "del", base64.b64decode(keys[-1]["key"]).decode())
+        until(lambda: queued(others, "lock", 0), "nobody waits")
+        next_one: list[sync.Lease] = []
+        behind = threading.Thread(target=lambda: next_one.append(others.acquire("lock", timeout=LONG)))
+        behind.start()
+        until(lambda: queued(others, "lock", 1), "one waits")
+        assert holder.release()
+        behind.join(PATIENCE)
+        until(lambda: queued(others, "lock", 1), "it stands in line again")
+        assert not got
+        assert next_one[0].release()
+        robbed.join(PATIENCE)
+        assert got[0].token > next_one[0].token
+
+
+FORK = """
+import os, sys, threading
+
+busy = []
+
+def look():
+    busy.append([each.name for each in threading.enumerate()
+                 if (getattr(getattr(each, "_target", None), "__module__", None) or "").startswith("grpc.")])
+
+os.register_at_fork(before=look)  # handlers run in reverse: this one is the last before the fork
+import fencepost
+locks = fencepost.connect(sys.argv[1], ttl=300)
+locks.acquire("lock")
+waiting = threading.Thread(target=lambda: locks.acquire("lock", timeout=300), daemon=True)
+waiting.start()
+while not (busy and busy[-1]):  # until the waiter's stream is open
+    look()
+del busy[:-1]
+for _ in range(10):
+    if os.fork() == 0:
+        os._exit(0 if locks.acquire("child", timeout=30).release() else 1)
+    assert os.wait()[1] == 0
+print(bool(busy[0]), any(busy[1:]))
+os._exit(0)
+"""
+
+
+def test_no_thread_is_inside_grpc_at_a_fork(server: Etcd) -> None:
+    """Else its child dies in gRPC now and then; here a stream was open, and its thread at work."""
+    with Child.python("-c", FORK, server.url) as child:
+        assert child.succeed() == ["True False"]
+
+
+@pytest.mark.parametrize("thread", ["fencepost-etcd-keeper", "fencepost-etcd"])
+def test_sessions_are_kept_alive_once_there_are_threads_for_it(
+    server: Etcd, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    """A thread that could not be started, as at a limit of a container, is not taken for one that runs."""
+    start = threading.Thread.start
+    refused: list[threading.Thread] = []
+
+    def refuse(each: threading.Thread) -> None:
+        if each.name == thread and len(refused) < 2:
+            refused.append(each)
+            raise RuntimeError("can't start new thread")
+        start(each)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with fencepost.connect(server.url, ttl=3) as locks:
+        if thread == "fencepost-etcd-keeper":
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="thread"):
+                    locks.acquire("a")
+        holder = locks.acquire("a")
+        first = holder.deadline
+        until(lambda: holder.deadline > first + 1 or bool(holder.over), "it is renewed, or lost")
+        holder.check()
+        assert len(refused) == 2
+        assert holder.release()

@@ -1,0 +1,252 @@
+"""A Postgres that crashes, freezes, hangs up or is out of reach: holders know in time, waiters recover unaided."""
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost import aio, sync
+from fencepost.errors import BackendError
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers import HOST, Postgres
+from tests.backends.postgres.tools import LONG, aside, line, session
+from tests.harness.waiting import PATIENCE, run, until, until_async
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with Postgres() as started:
+        yield started
+
+
+@pytest.fixture
+def name() -> str:
+    return f"lock-{secrets.token_hex(4)}"
+
+
+def in_turn(others: sync.Locks, locks: sync.Locks, name: str, ttl: float) -> tuple[sync.Lease, Future[sync.Lease]]:
+    """A holder with a short ttl, just served, and one who is in line behind it before that ttl begins."""
+    first = others.acquire(name)
+    holder = aside(locks.acquire, name, ttl=ttl)
+    line(others, name, 1)
+    waiter = aside(locks.acquire, name)
+    line(others, name, 2)
+    assert first.release()
+    return holder.result(PATIENCE), waiter
+
+
+def test_holder_and_waiters_survive_a_crash_of_the_server_in_order(server: Postgres, name: str) -> None:
+    """kill -9, and a restart after a while: the hold is still there, and so is the line."""
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        holder = locks.acquire(name)
+        waiters = []
+        for place in range(3):
+            waiters.append(aside(locks.acquire, name))
+            line(locks, name, place + 1)
+        order = line(locks, name, 3)
+        server.kill()
+        with pytest.raises(BackendError):
+            locks.status(name)
+        server.start()
+        holder.renew()
+        assert line(locks, name, 3) == order
+        tokens = [holder.token]
+        assert holder.release()
+        for waiter in waiters:
+            lease = waiter.result(PATIENCE)
+            tokens.append(lease.token)
+            assert lease.release()
+        assert tokens == sorted(set(tokens))
+
+
+def test_a_hold_that_ran_out_while_the_server_was_down_goes_to_the_next(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        holder, waiter = in_turn(locks, locks, name, ttl=0.5)
+        server.kill()
+        assert holder.lost.wait(PATIENCE)
+        server.start()
+        assert waiter.result(PATIENCE).token > holder.token
+        assert not holder.release()
+
+
+def test_a_holder_knows_of_its_loss_by_its_deadline_while_the_server_is_frozen(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        holder, waiter = in_turn(locks, locks, name, ttl=0.6)
+        with server.paused():
+            assert holder.lost.wait(PATIENCE)
+            with pytest.raises(fencepost.LeaseLost):
+                holder.check()
+        assert waiter.result(PATIENCE).token > holder.token
+
+
+def test_a_request_to_a_frozen_server_is_given_up(server: Postgres, name: str) -> None:
+    with fencepost.connect(f"{server.url}?timeout=1s", ttl=LONG) as locks:
+        assert locks.acquire(name).release()
+        with server.paused(), pytest.raises(BackendError, match="no answer within 1 s") as raised:
+            locks.acquire(name)
+        assert raised.value.ambiguous
+        assert locks.acquire(name, timeout=PATIENCE).release(), "what was still under way then was undone"
+
+
+async def test_the_same_through_asyncio(server: Postgres, name: str) -> None:
+    async with aio.connect(f"{server.url}?timeout=1s", ttl=LONG) as locks:
+        assert await (await locks.acquire(name)).release()
+        with server.paused(), pytest.raises(BackendError, match="no answer within 1 s"):
+            await locks.acquire(name)
+        assert await (await locks.acquire(name, timeout=PATIENCE)).release()
+
+
+def test_a_cut_connection_is_lost_in_time_and_replaced(server: Postgres, name: str) -> None:
+    """Nothing gets through any more, and nobody says so. Behind the cut, the session still lives."""
+    with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s"
+        with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+            holder, waiter = in_turn(others, locks, name, ttl=1.0)
+            proxy.cut()
+            assert holder.lost.wait(PATIENCE)
+            assert proxy.held, "renewals were on their way"
+            proxy.mend()
+            lease = waiter.result(PATIENCE)
+            assert lease.token > holder.token
+            assert lease.release()
+
+
+def test_a_request_that_arrives_late_does_not_take_the_lock_after_all(server: Postgres, name: str) -> None:
+    """It was given up and cleaned up after; then the network delivers it."""
+    with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s"
+        with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+            assert locks.acquire(name).release()
+            proxy.cut(newcomers=False)
+            with pytest.raises(BackendError):
+                locks.acquire(name)
+            assert proxy.held, "the request was on its way"
+            proxy.mend()
+            assert others.status(name) is None
+            until(lambda: others.try_acquire(name) is not None, "it is free, long before any ttl", deadline=LONG / 4)
+
+
+def unread(port: int) -> bool:
+    """Whether the server has bytes before it that it did not read yet."""
+    sockets = (row.split() for row in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:])
+    return any(row[1].endswith(f":{port:04X}") and not row[4].endswith(":00000000") for row in sockets)
+
+
+def test_a_request_whose_connection_broke_does_not_take_the_lock_after_all(server: Postgres, name: str) -> None:
+    """The server's process reads it when its client has hung up, and has cleaned up after it."""
+    with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?application_name={name}"
+        with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+            assert locks.acquire(name).release()
+            with session(server) as other:
+                ((pid,),) = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [name])
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                victim = aside(locks.acquire, name)
+                until(lambda: unread(server.port), "the request has arrived")
+                proxy.drop()
+                with pytest.raises(BackendError):
+                    victim.result(PATIENCE)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            until(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
+            assert others.status(name) is None
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_whoever_is_cancelled_while_nothing_gets_through_is_cancelled(server: Postgres, name: str, waits: bool) -> None:
+    """It must neither be told of the server's silence instead nor, waiting, go on as if nothing had been said."""
+
+    async def scene(proxy: Proxy, others: sync.Locks) -> None:
+        async with aio.connect(f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s", ttl=LONG) as locks:
+            assert await (await locks.acquire(name)).release()
+            if waits:
+                holder = others.acquire(name, ttl=8, renew=False)
+                victim = asyncio.create_task(locks.acquire(name))
+                await asyncio.to_thread(line, others, name, 1)
+                assert not holder.over
+            proxy.cut()
+            if not waits:
+                victim = asyncio.create_task(locks.acquire(name))
+            await until_async(lambda: bool(proxy.held), "the request is on its way")
+            victim.cancel()
+            await asyncio.wait([victim], timeout=PATIENCE)
+            assert victim.cancelled()
+            proxy.mend()
+
+    with Proxy(server.port) as proxy, fencepost.connect(server.url) as others:
+        run(scene(proxy, others))
+
+
+def test_sessions_that_were_ended_are_replaced_unseen(server: Postgres, name: str) -> None:
+    """By an administrator, a failover or an idle timeout: the pool's, and the one that listens."""
+    kill = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'mine'"
+    url = f"{server.url}?application_name=mine"
+    with fencepost.connect(url, ttl=LONG) as locks, session(server) as other:
+        for _ in range(3):
+            holder = locks.acquire(name)
+            waiter = aside(locks.acquire, name)
+            line(locks, name, 1)
+            assert len(other.execute(kill).fetchall()) >= 2, "one of the pool, and one that listens"
+            assert holder.release()
+            assert waiter.result(PATIENCE).release()
+
+
+def test_a_place_in_line_is_kept_when_the_session_that_listens_ends(server: Postgres, name: str) -> None:
+    place = "SELECT ticket, process FROM fencepost.waiter WHERE name = %s"
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
+        holder = locks.acquire(name)
+        waiter = aside(locks.acquire, name)
+        line(locks, name, 1)
+        ((ticket, process),) = other.execute(place, [name]).fetchall()
+        other.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND "
+            "(classid::bigint << 32) | objid::bigint = %s",
+            [process],
+        )
+        until(
+            lambda: other.execute(place, [name]).fetchall()[0][1] != process,
+            "another process takes its place",
+        )
+        assert other.execute(place, [name]).fetchall()[0][0] == ticket
+        assert other.execute("SELECT 1 FROM fencepost.process WHERE id = %s", [process]).fetchall() == []
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
+def test_a_database_that_defaults_to_serializable_transactions_loses_no_update(server: Postgres, name: str) -> None:
+    with session(server) as other:
+        other.execute("DROP DATABASE IF EXISTS strict")
+        other.execute("CREATE DATABASE strict")
+        other.execute("ALTER DATABASE strict SET default_transaction_isolation = serializable")
+    value, url = [0], server.url.replace("/postgres", "/strict").replace("strict@", "postgres@")
+    with fencepost.connect(url, ttl=LONG) as locks:
+
+        def increment() -> None:
+            for _ in range(20):
+                with locks.lock(name):
+                    seen = value[0]
+                    time.sleep(0)
+                    value[0] = seen + 1
+
+        for task in [aside(increment) for _ in range(8)]:
+            task.result(2 * PATIENCE)
+        assert value == [160]
+        assert locks.list() == []
+
+
+def test_a_refused_login_names_no_password(server: Postgres) -> None:
+    with (
+        fencepost.connect(f"postgresql://nobody:s3cret@{server.address}/nowhere") as locks,
+        pytest.raises(BackendError, match="nobody") as raised,
+    ):
+        locks.acquire("x")
+    assert not raised.value.ambiguous
+    assert "s3cret" not in str(raised.value) + repr(raised.value)

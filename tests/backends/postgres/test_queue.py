@@ -1,0 +1,194 @@
+"""The line in front of a Postgres lock: in order, one wake-up per hand-over, the dead skipped."""
+
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import fencepost
+from fencepost.backends.postgres import listener
+from fencepost.backends.postgres.listener import Ear
+from fencepost_lab.servers import Postgres
+from tests.backends.postgres.tools import LONG, aside, line, session, started
+from tests.backends.redis.waiters import Waiters
+from tests.harness.pgbouncer import PgBouncer
+from tests.harness.waiting import PATIENCE, until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with started("-c", "track_functions=all") as server:
+        yield server
+
+
+@pytest.fixture
+def name() -> str:
+    return f"lock-{secrets.token_hex(4)}"
+
+
+LISTENS = "SELECT listens FROM fencepost.process JOIN fencepost.waiter ON process = id WHERE name = %s"
+
+
+def calls(server: Postgres) -> dict[str, int]:
+    """How often each function was called. A session counts when it ends."""
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencepost'"
+    until(lambda: server.psql(sessions) == "0", "its sessions are gone")
+    said = server.psql("SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = 'fencepost'")
+    return {function: int(count) for function, count in (line.split("|") for line in said.splitlines())}
+
+
+def listening(server: Postgres) -> int:
+    """How many processes listen."""
+    return int(server.psql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"))
+
+
+@pytest.mark.parametrize("count", [50, 200])
+def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
+    server: Postgres, name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news: list[tuple[Any, ...]] = []
+    deliver = Ear._deliver
+
+    def count_and_deliver(ear: Ear, *said: Any) -> None:
+        news.append(said)
+        deliver(ear, *said)
+
+    monkeypatch.setattr(Ear, "_deliver", count_and_deliver)
+    before = calls(server)
+    served: list[str] = []
+    gate = threading.Lock()
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        holder = locks.acquire(name)
+
+        def pass_on() -> None:
+            lease = locks.acquire(name)
+            with gate:
+                served.append(lease.holder)
+            assert lease.release()
+
+        tasks = [aside(pass_on) for _ in range(count)]
+        waiters = line(locks, name, count)
+        assert holder.release()
+        for task in tasks:
+            task.result(PATIENCE)
+    assert served == list(waiters), "0 inversions"
+    assert sorted(holder for holder, *_ in news) == sorted(waiters), "one message for each hand-over"
+    after = calls(server)
+    spent = {function: after[function] - before.get(function, 0) for function in ("take", "release")}
+    # One request each, and one more from each of those who came before this process could hear.
+    assert count + 1 <= spent["take"] <= 2 * count + 1
+    assert spent["release"] == count + 1
+
+
+def test_waiters_of_killed_processes_are_skipped_at_once(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        holder = locks.acquire(name)
+        dead = Waiters(server.url, name, 100)
+        line(locks, name, 100)
+        behind = [aside(locks.acquire, name) for _ in range(2)]
+        line(locks, name, 102)
+        assert dead.kill() == []
+        until(lambda: listening(server) == 1, "the server has noticed")
+        assert holder.release()
+        until(lambda: any(each.done() for each in behind), "one behind is served")
+        lease = next(each for each in behind if each.done()).result()
+        assert lease.remaining > LONG / 2, "nobody's ttl had to pass"
+        assert lease.release()
+        for each in behind:
+            each.result(PATIENCE).release()
+        assert locks.status(name) is None
+
+
+def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Postgres, name: str) -> None:
+    """As a frozen one is, or one on a host that vanished: its session lives on, but it does not."""
+    with (
+        fencepost.connect(server.url, ttl=LONG) as silent,
+        fencepost.connect(server.url, ttl=LONG) as locks,
+        session(server) as other,
+    ):
+        holder = locks.acquire(name)
+        skipped = aside(silent.acquire, name)
+        line(locks, name, 1)
+        other.execute("UPDATE fencepost.process SET until = clock_timestamp() - interval '1 second'")
+        behind = aside(locks.acquire, name)
+        line(locks, name, 2)
+        other.execute(
+            "UPDATE fencepost.process SET until = clock_timestamp() + interval '1 minute' WHERE id = "
+            "(SELECT process FROM fencepost.waiter WHERE name = %s ORDER BY ticket DESC LIMIT 1)",
+            [name],
+        )
+        assert holder.release()
+        lease = behind.result(PATIENCE)
+        line(locks, name, 1)
+        assert lease.release()
+        assert skipped.result(PATIENCE).token > lease.token
+
+
+def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG, queue_limit=5) as locks:
+        holder = locks.acquire(name)
+        dead = Waiters(server.url, name, 5)
+        line(locks, name, 5)
+        with pytest.raises(fencepost.QueueFull):
+            locks.acquire(name)
+        dead.kill()
+
+        until(lambda: listening(server) == 1, "the server has noticed")
+        waiter = aside(locks.acquire, name)
+        line(locks, name, 1)
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
+def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> None:
+    """NOTIFY is open to everybody in the database: what it says without a grant behind it is found out."""
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
+        holder = locks.acquire(name)
+        waiter = aside(locks.acquire, name)
+        line(locks, name, 1)
+        ((process,),) = other.execute("SELECT process FROM fencepost.waiter WHERE name = %s", [name]).fetchall()
+        other.execute("SELECT pg_notify('fencepost_' || %s::bigint, 'nonsense')", [process])
+        other.execute("SELECT pg_notify('fencepost_' || %s::bigint, concat('x 1 2 ', %s::text))", [process, name])
+        holder.renew()
+        assert not waiter.done()
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
+def test_nobody_listens_when_nobody_waits_any_more(
+    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "LINGER", 0.1)
+    monkeypatch.setattr(listener, "_LISTENING", (0.1, 15.0))
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        for _ in range(2):
+            holder = locks.acquire(name)
+            waiter = aside(locks.acquire, name)
+            line(locks, name, 1)
+            assert holder.release()
+            assert waiter.result(PATIENCE).release()
+            until(lambda: listening(server) == 0, "the server has noticed")
+
+
+def test_a_way_to_listen_that_leads_nowhere_is_said_so(server: Postgres, name: str) -> None:
+    nowhere = quote("postgresql://127.0.0.1:1/x", safe="")
+    with fencepost.connect(f"{server.url}?timeout=500ms&listen={nowhere}", ttl=LONG) as locks:
+        lease = locks.acquire(name)
+        with pytest.raises(fencepost.BackendError, match=r"listen=.*127\.0\.0\.1"):
+            locks.acquire(name)
+        assert lease.release()
+
+
+def test_behind_a_pooler_a_direct_way_to_listen_makes_waiting_silent(server: Postgres, name: str) -> None:
+    with PgBouncer(target=server.url) as bouncer, session(server) as other:
+        for url, listens in ((bouncer.url, False), (f"{bouncer.url}?listen={quote(server.url, safe='')}", True)):
+            with fencepost.connect(url, ttl=LONG) as locks:
+                holder = locks.acquire(name)
+                waiter = aside(locks.acquire, name)
+                line(locks, name, 1)
+                assert other.execute(LISTENS, [name]).fetchall() == [(listens,)]
+                assert holder.release()
+                assert waiter.result(PATIENCE).release()

@@ -1,0 +1,286 @@
+"""Waiting in Redis: in order, in silence, and past everything that dies or is forgotten on the way."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost import aio, sync
+from tests.backends.conftest import Own
+from tests.backends.redis.waiters import Waiters
+from tests.harness.waiting import PATIENCE, run, until, until_async
+
+QUEUE = "lock:a\x1fqueue"
+
+
+async def contenders(
+    own: Own, locks: aio.Locks, count: int, served: list[int], first: int = 0
+) -> list["asyncio.Task[None]"]:
+    """Tasks that wait for the lock in this order, each queued before the next comes."""
+
+    async def one(number: int) -> None:
+        async with locks.lock("a"):
+            served.append(number)
+
+    tasks = []
+    for number in range(first, first + count):
+        tasks.append(asyncio.create_task(one(number)))
+        queued = own.client.zcard(QUEUE)
+        longer = partial(lambda before: own.client.zcard(QUEUE) > before, queued)
+        await until_async(longer, f"waiter {number}", watching=tasks[-1:])
+    return tasks
+
+
+@pytest.mark.parametrize("count", [50, 200])
+async def test_a_contended_section_costs_two_requests_however_many_wait(own_redis: Own, count: int) -> None:
+    async with aio.connect(own_redis.url) as locks:
+
+        async def sections() -> None:
+            for _ in range(5):
+                async with locks.lock("a"):
+                    pass
+
+        await (await locks.acquire("a")).release()
+        before = own_redis.requests()
+        await asyncio.gather(*(sections() for _ in range(count)))
+        assert (own_redis.requests() - before) / (5 * count) <= 2.2
+    assert own_redis.keys() == set()
+
+
+async def test_live_waiters_behind_two_hundred_killed_ones_are_served_in_order(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        held = await locks.acquire("a")
+        doomed = [Waiters(own_redis.url, "a", 50) for _ in range(4)]
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 200, "200 waiters", watching=doomed)
+        served: list[int] = []
+        tasks = await contenders(own_redis, locks, 10, served)
+        for process in doomed:
+            assert process.kill() == [], "none of them was ever served"
+        assert own_redis.client.zcard(QUEUE) == 210, "the dead are still in the queue"
+        await until_async(lambda: len(own_redis.client.pubsub_channels("fencepost.*")) == 1, "Redis to notice")
+        before = own_redis.requests()
+        assert await held.release()
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        assert served == list(range(10))
+        assert own_redis.requests() - before <= 1 + 10 + 2, "skipping the dead takes no requests"
+    assert own_redis.keys() == set()
+
+
+async def test_when_the_holder_and_the_first_in_line_die_together_the_rest_goes_on(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        # The holder dies: nobody renews, nobody releases, and its key stays until it expires.
+        assert await locks._core.backend.take("a", "dead", 300, None)
+        doomed = Waiters(own_redis.url, "a", 20)
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 20, "20 waiters", watching=[doomed])
+        served: list[int] = []
+        tasks = await contenders(own_redis, locks, 30, served)
+        assert doomed.kill() == []
+        own_redis.client.pexpire("lock:a", 300)
+        before = own_redis.requests()
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        assert served == list(range(30))
+        # Thirty releases, and a few looks on behalf of all thirty, however long the wait was.
+        assert own_redis.requests() - before <= 30 + 12
+    assert own_redis.keys() == set()
+
+
+Disturb = Callable[[Own], None]
+
+
+def restart(own: Own) -> None:
+    own.server.kill()
+    own.server.restart()
+
+
+def flush(own: Own) -> None:
+    own.client.flushall()
+
+
+def drop_connections(own: Own) -> None:
+    assert own.client.client_kill_filter(_type="normal", skipme=True) + own.client.client_kill_filter(_type="pubsub")
+
+
+def drop_queue(own: Own) -> None:
+    assert own.client.delete(QUEUE)
+
+
+@pytest.mark.parametrize("disturb", [restart, flush, drop_connections, drop_queue])
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_waiting_goes_on_by_itself_after(own_redis: Own, disturb: Disturb, face: str) -> None:
+    def blocking() -> None:
+        served: list[int] = []
+
+        def one(number: int) -> None:
+            with locks.lock("a", ttl=2):
+                served.append(number)
+
+        with fencepost.connect(own_redis.url) as locks:
+            held = locks.acquire("a", ttl=2, renew=False)
+            threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(5)]
+            for thread in threads:
+                thread.start()
+            until(lambda: own_redis.client.zcard(QUEUE) == 5, "the queue is that long")
+            disturb(own_redis)
+            if disturb not in (restart, flush):
+                held.release()
+            for thread in threads:
+                thread.join(PATIENCE)
+                assert not thread.is_alive()
+            assert sorted(served) == list(range(5))
+
+    async def concurrent() -> None:
+        served: list[int] = []
+        async with aio.connect(own_redis.url, ttl=2) as locks:
+            held = await locks.acquire("a", renew=False)
+            tasks = await contenders(own_redis, locks, 5, served)
+            await asyncio.to_thread(disturb, own_redis)
+            if disturb not in (restart, flush):
+                await held.release()
+            await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+            assert sorted(served) == list(range(5))
+
+    if face == "blocking":
+        blocking()
+    else:
+        run(concurrent())
+    assert own_redis.keys() == set()
+
+
+async def test_a_script_flush_is_not_noticed(own_redis: Own) -> None:
+    async with aio.connect(own_redis.url) as locks:
+        held = await locks.acquire("a")
+        served: list[int] = []
+        tasks = await contenders(own_redis, locks, 3, served)
+        own_redis.client.script_flush()
+        assert await held.release()
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        assert served == [0, 1, 2]
+
+
+def test_a_queue_whose_waiters_and_holder_are_all_dead_is_forgotten(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url) as locks:
+        held = locks.acquire("a", ttl=300)
+        doomed = Waiters(own_redis.url, "a", 3)
+        until(lambda: own_redis.client.zcard(QUEUE) == 3, "three wait", watching=[doomed])
+        assert doomed.kill() == []
+        assert 0 < own_redis.client.pttl(QUEUE) <= 60_000
+        assert held.release()
+        assert own_redis.keys() == set()
+
+
+def test_a_full_queue_makes_room_for_the_living(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url, queue_limit=3) as locks:
+        held = locks.acquire("a")
+        doomed = Waiters(own_redis.url, "a", 3)
+        until(lambda: own_redis.client.zcard(QUEUE) == 3, "three wait", watching=[doomed])
+        with pytest.raises(fencepost.QueueFull):
+            locks.acquire("a", timeout=5)
+        assert doomed.kill() == []
+        locks._core.backend._pruned.clear()  # type: ignore[attr-defined]  # it looks for the dead only so often
+        until(lambda: len(own_redis.client.pubsub_channels("fencepost.*")) <= 1, "Redis notices")
+        got: list[sync.Lease] = []
+        thread = threading.Thread(target=lambda: got.append(locks.acquire("a", timeout=PATIENCE)), daemon=True)
+        thread.start()
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "the queue is that long")
+        assert held.release()
+        thread.join(PATIENCE)
+        assert got
+
+
+def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_grant_is(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands between the server's answer and its wait; so does the message of its grant, which expires meanwhile."""
+    arrived, told, go_on = threading.Event(), threading.Event(), threading.Event()
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=0.3) as stopped:
+        backend: Any = stopped._core.backend
+        lines, node = backend._lines, backend._nodes.only
+        join, hear = lines.join, node.hear
+
+        def answered(*args: Any) -> Any:
+            arrived.set()
+            assert told.wait(PATIENCE)
+            return join(*args)
+
+        def heard(*args: Any) -> None:
+            assert go_on.wait(PATIENCE)
+            hear(*args)
+            told.set()
+
+        monkeypatch.setattr(lines, "join", answered)
+        monkeypatch.setattr(node, "hear", heard)
+        held = locks.acquire("a")
+        tokens: list[int] = []
+
+        def wait() -> None:
+            with stopped.lock("a", timeout=PATIENCE) as lease:
+                tokens.append(lease.token)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert arrived.wait(PATIENCE)
+        assert held.release()
+        granted = locks.status("a")
+        assert granted is not None, "the release handed the lock to the one that stands still"
+        later = locks.acquire("a", timeout=PATIENCE)
+        assert later.token > granted.token
+        go_on.set()
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it queues up again")
+        assert later.release()
+        waiter.join(PATIENCE)
+        assert tokens, "it was served in the end"
+        assert tokens[0] > later.token, "and never believed in the grant that had expired"
+
+
+def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_place(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message of a grant is overtaken by its expiry, and by the look that finds the waiter a new place."""
+    look_on, go_on, told, seen = (threading.Event() for _ in range(4))
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=0.3) as slow:
+        backend: Any = slow._core.backend
+        lines, node = backend._lines, backend._nodes.only
+        look, hear = lines._look, node.hear
+
+        async def looked(*args: Any) -> None:
+            assert look_on.wait(PATIENCE)
+            await look(*args)
+
+        def heard(*args: Any) -> None:
+            assert go_on.wait(PATIENCE)
+            hear(*args)
+            told.set()
+
+        monkeypatch.setattr(lines, "_look", looked)
+        monkeypatch.setattr(node, "hear", heard)
+        held = locks.acquire("a")
+        tokens: list[int] = []
+
+        def wait() -> None:
+            with slow.lock("a", timeout=PATIENCE) as lease:
+                tokens.append(lease.token)
+                assert seen.wait(PATIENCE)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits")
+        assert held.release()
+        later = locks.acquire("a", timeout=PATIENCE)
+        look_on.set()
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits again")
+        (place,) = own_redis.client.zrange(QUEUE, 0, -1)
+        go_on.set()
+        assert told.wait(PATIENCE)
+        assert later.release()
+        granted = locks.status("a")
+        assert granted is not None, "it was handed the lock"
+        assert place.endswith(f":{granted.holder}"), "in the place that it had"
+        until(lambda: bool(tokens), "it is served")
+        seen.set()
+        waiter.join(PATIENCE)
+        assert tokens == [granted.token]
+    assert own_redis.keys() == set()

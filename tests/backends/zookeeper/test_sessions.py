@@ -1,0 +1,200 @@
+"""What ZooKeeper's sessions mean for leases: their timeouts, their end, whose nodes they may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost import aio, sync
+from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
+from fencepost.driver import boottime
+from fencepost.errors import BackendError, ConfigError
+from fencepost_lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
+from fencepost_lab.servers.processes import HOST, Port, program
+from tests.backends.zookeeper.tools import LONG, kazoo
+from tests.harness.certificate import self_signed
+from tests.harness.waiting import PATIENCE, run, until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeper]:
+    with ZooKeeper(args=["-Dznode.container.checkIntervalMs=200"]) as started:
+        yield started
+
+
+def backend(locks: sync.Locks) -> Backend:
+    inside = locks._core.backend
+    assert isinstance(inside, Backend)
+    return inside
+
+
+def test_a_lease_says_what_the_server_granted() -> None:
+    """No session is shorter than two ticks; three quarters of it are the lease's."""
+    with ZooKeeper(tick=1000) as slow, fencepost.connect(slow.url) as locks:
+        short = locks.acquire("short", ttl=1)
+        assert short.ttl == pytest.approx(1.5)
+        assert short.remaining <= 1.5
+        assert locks.acquire("long", ttl=10_000).ttl == pytest.approx(450), "nor longer than maxSessionTimeout"
+        assert locks.acquire("between", ttl=4.2).ttl == 4.2
+
+
+def test_leases_of_one_ttl_share_a_session(server: ZooKeeper) -> None:
+    with fencepost.connect(f"{server.url}/share") as locks:
+        leases = [locks.acquire(f"{number}", ttl=ttl) for number, ttl in enumerate([15, 15, 15.0, 30])]
+        assert len(backend(locks)._sessions) == 2
+        assert all(lease.release() for lease in leases)
+
+
+def test_a_lost_session_is_told_at_once(server: ZooKeeper) -> None:
+    with fencepost.connect(f"{server.url}/lost", ttl=LONG) as locks:
+        lease = locks.acquire("x")
+        [session] = backend(locks)._sessions.values()
+        identity = session._client.client_id
+        with kazoo(server.url) as other:
+            # Whoever knows a session's password can end it, as the server does when it expires.
+            other.stop()
+            other._session_id, other._session_passwd = identity
+            other.start()
+        assert lease.lost.wait(PATIENCE)
+        assert boottime() < lease.deadline - LONG / 2, "long before its deadline"
+        assert "session expired" in lease.over
+        with locks.lock("x", timeout=PATIENCE) as again:
+            assert again.token > lease.token
+
+
+def test_an_evicted_holder_that_was_renewed_once_is_told_at_once(server: ZooKeeper) -> None:
+    with fencepost.connect(f"{server.url}/told", ttl=LONG) as here, fencepost.connect(f"{server.url}/told") as there:
+        lease = here.acquire("x")
+        lease.renew()
+        assert there.evict("x")
+        assert lease.lost.wait(PATIENCE)
+        assert boottime() < lease.deadline - LONG * 3 / 4, "long before its next renewal"
+
+
+def test_a_lease_whose_event_loop_ended_is_over_at_its_ttl(server: ZooKeeper) -> None:
+    """Nobody renews or releases it any more, while the session that carries it lives on."""
+
+    async def take() -> tuple[aio.Locks, aio.Lease]:
+        locks = aio.connect(f"{server.url}/ended", ttl=2)
+        return locks, await locks.acquire("x")
+
+    locks, lease = run(take())
+    with fencepost.connect(f"{server.url}/ended") as there:
+        assert there.acquire("x", timeout=PATIENCE).token > lease.token
+    run(locks.close())
+
+
+def test_a_lock_out_of_use_vanishes_and_its_tokens_go_on(server: ZooKeeper) -> None:
+    with fencepost.connect(f"{server.url}/idle") as locks, kazoo(server.url) as other:
+        lease = locks.acquire("x")
+        assert lease.release()
+        until(lambda: other.exists("/idle/x") is None, "the server removes it")
+        again = locks.acquire("x")
+        assert again.token > lease.token
+        node = other.get_children("/idle/x")[0]
+        assert node.endswith("0000000000"), "its numbers started anew, its tokens did not"
+
+
+def test_a_lock_can_be_kept_for_clients_that_expect_it(server: ZooKeeper) -> None:
+    with fencepost.connect(f"{server.url}/keep?parents=keep") as locks, kazoo(server.url) as other:
+        locks.acquire("x").release()
+        gone = fencepost.connect(f"{server.url}/keep")
+        with gone:
+            gone.acquire("y").release()
+        until(lambda: other.exists("/keep/y") is None, "its node is removed")
+        assert other.exists("/keep/x")
+
+
+def test_with_a_password_the_nodes_are_that_users_alone(server: ZooKeeper) -> None:
+    mine = server.url.replace("://", "://ann:s3cret@") + "/private"
+    with fencepost.connect(mine) as locks, locks.lock("x") as lease:
+        with fencepost.connect(f"{server.url}/private") as stranger, pytest.raises(BackendError) as refused:
+            stranger.acquire("x", timeout=1)
+        assert "not allowed" in str(refused.value)
+        assert "s3cret" not in str(refused.value)
+        lease.renew()
+    shared = mine.replace("/private", "/shared?acl=open")
+    with fencepost.connect(shared) as locks, fencepost.connect(f"{server.url}/shared") as anybody:
+        lease = locks.acquire("x")
+        assert anybody.try_acquire("x") is None
+        assert lease.release()
+        assert anybody.acquire("x", timeout=PATIENCE).release()
+
+
+@pytest.mark.parametrize("query", ["layout=java", "parents=no", "acl=creator", "tls=yes", "colour=red"])
+def test_a_senseless_option_is_refused(query: str) -> None:
+    with pytest.raises(ConfigError):
+        fencepost.connect(f"zk://localhost:2181?{query}")
+
+
+def test_tokens_cannot_be_bumped(server: ZooKeeper) -> None:
+    with fencepost.connect(f"{server.url}/bump") as locks, pytest.raises(ConfigError, match="another name"):
+        locks.bump("x", above=5)
+
+
+def test_a_follower_without_its_leader_confirms_nothing() -> None:
+    """It goes on answering reads for a while, when the leader may have given the lock away."""
+    with ZooKeeperEnsemble() as ensemble:
+        modes = {member: ask(member.port, b"srvr") for member in ensemble.members}
+        leader = next(member for member, mode in modes.items() if b"leader" in mode)
+        follower = next(member for member, mode in modes.items() if b"follower" in mode)
+        with fencepost.connect(f"{follower.url}/cut", ttl=3) as locks, kazoo(follower.url) as other:
+            lease = locks.acquire("x")
+            lease.renew()
+            leader.pause()
+            try:
+                assert other.exists("/cut/x"), "the follower still answers"
+                assert lease.lost.wait(PATIENCE)
+                assert boottime() - lease.deadline < 1.0
+            finally:
+                leader.resume()
+
+
+@dataclass(kw_only=True, eq=False)
+class SecureZooKeeper(ZooKeeper):
+    """A server with a second port that speaks TLS, under a certificate of its own."""
+
+    secure_port: int
+
+    def prepare(self) -> None:
+        super().prepare()
+        certificate, key = self_signed(self.folder)
+        both = self.folder / "both.pem"
+        both.write_text(key.read_text() + certificate.read_text())
+        settings = {
+            "secureClientPort": self.secure_port,
+            "secureClientPortAddress": HOST,
+            "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "ssl.keyStore.location": both,
+            "ssl.trustStore.location": certificate,
+            "ssl.clientAuth": "none",
+        }
+        with (self.folder / "zoo.cfg").open("a") as config:
+            config.writelines(f"{key}={value}\n" for key, value in settings.items())
+
+    def command(self) -> list[str]:
+        # Debian's jar names only some of the Netty jars that its TLS needs.
+        plain = program("ZOOKEEPER_CLASSPATH")
+        netty = Path(plain.split(":")[0]).parent.glob("netty-*.jar")
+        whole = ":".join([plain, *map(str, netty)])
+        return [whole if part == plain else part for part in super().command()]
+
+
+# kazoo leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
+def test_tls_with_a_ca_of_ones_own() -> None:
+    port = Port()
+    try:
+        with SecureZooKeeper(secure_port=port.number) as server:
+            url = f"zk://{HOST}:{port.number}/tls"
+            with fencepost.connect(f"{url}?ca={server.folder}/cert.pem") as locks, locks.lock("x") as lease:
+                lease.renew()
+            stranger = fencepost.connect(f"{url}?tls=1&connect_timeout=1s")
+            with stranger, pytest.raises(BackendError):
+                stranger.acquire("x", timeout=1)
+    finally:
+        port.close()

@@ -1,0 +1,153 @@
+"""`fencepost ls|show|watch|break|bump|backends|doctor`, on locks that are really there."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import fencepost
+from fencepost import registry, sync
+from fencepost.backend import Finding
+from fencepost.backends.memory import Memory
+from fencepost.cli import app as root
+from fencepost.cli.stores import promised, tables
+
+PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
+
+
+def current(page: str) -> str:
+    """The page with the tables that `fencepost backends --markdown` prints today."""
+    before, begin, rest = page.partition("<!-- fencepost backends --markdown -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    assert begin and end  # noqa: PT018 - one thought
+    return f"{before}{begin}{tables(promised())}\n{end}{after}"
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/locks.db"
+
+
+@pytest.fixture
+def locks(where: str) -> Iterator[sync.Locks]:
+    with fencepost.connect(where, ttl=60) as locks:
+        yield locks
+
+
+def fence(*arguments: str, code: int = 0) -> Result:
+    done: Any = CliRunner().invoke(root.app, list(arguments))
+    assert done.exit_code == code, done.output
+    return done  # type: ignore[no-any-return]  # typer carries its own click
+
+
+def test_the_readme_names_what_there_is() -> None:
+    table = tables(promised()).split("\n\n")[0]
+    assert (
+        f"<!-- backends: begin -->\n{table}\n<!-- backends: end -->"
+        in PAGE.parents[1].joinpath("README.md").read_text()
+    )
+
+
+def test_ls_lists_what_is_held(locks: sync.Locks, where: str) -> None:
+    one, two = locks.acquire("jobs/one"), locks.acquire("other")
+    assert fence("ls", "--backend", where).stdout.splitlines()[0].startswith(f"jobs/one  token {one.token}, holder ")
+    told = json.loads(fence("ls", "--backend", where, "--json").stdout)
+    assert [(each["name"], each["token"], each["holder"]) for each in told] == [
+        ("jobs/one", one.token, one.holder),
+        ("other", two.token, two.holder),
+    ]
+    assert [each["name"] for each in json.loads(fence("ls", "jobs/", "--backend", where, "--json").stdout)] == [
+        "jobs/one"
+    ]
+
+
+def test_sharers_are_shown(locks: sync.Locks, where: str) -> None:
+    with locks.shared("catalog") as one, locks.shared("catalog") as two:
+        assert f"catalog  token {two.token}, shared by 2, " in fence("ls", "--backend", where).stdout
+        shown = fence("show", "catalog", "--backend", where).stdout.splitlines()
+        assert shown[1:] == [f"  shared by {one.holder}", f"  shared by {two.holder}"]
+        (told,) = json.loads(fence("ls", "--backend", where, "--json").stdout)
+        assert told["sharers"] == [one.holder, two.holder]
+
+
+def test_show_names_the_holder_and_the_waiters_in_order(locks: sync.Locks, where: str) -> None:
+    assert fence("show", "job", "--backend", where).stdout == "job  free\n"
+    assert json.loads(fence("show", "job", "--backend", where, "--json").stdout) is None
+    lease = locks.acquire("job")
+    told = json.loads(fence("show", "job", "--backend", where, "--json").stdout)
+    assert (told["holder"], told["token"], told["waiters"]) == (lease.holder, lease.token, [])
+    assert 0 < told["remaining"] <= 60
+
+
+def test_a_token_that_a_double_cannot_hold_goes_as_text(locks: sync.Locks, where: str) -> None:
+    locks.bump("job", above=2**60)
+    lease = locks.acquire("job")
+    assert json.loads(fence("show", "job", "--backend", where, "--json").stdout)["token"] == str(lease.token)
+
+
+def test_watch_prints_each_change_once(locks: sync.Locks, where: str) -> None:
+    lease = locks.acquire("job")
+    lines = fence("watch", "--backend", where, "--json", "--every", "10ms", "--for", "200ms").stdout.splitlines()
+    assert [json.loads(line)["status"]["token"] for line in lines] == [lease.token]
+    fence("watch", "--backend", where, "--every", "0", code=2)
+
+
+def test_break_ends_the_hold_or_says_that_there_is_none(locks: sync.Locks, where: str) -> None:
+    lease = locks.acquire("job")
+    assert lease.holder in fence("break", "job", "--backend", where).stdout
+    assert not lease.release(), "it was no longer its own"
+    assert "free" in fence("break", "job", "--backend", where, code=1).stdout
+
+
+def test_bump_raises_the_next_token(locks: sync.Locks, where: str) -> None:
+    fence("bump", "job", "--above", "1000", "--backend", where)
+    assert locks.acquire("job").token > 1000
+    fence("bump", "job", "--above", str(2**63), "--backend", where, code=2)
+
+
+def test_backends_prints_what_each_of_them_promises() -> None:
+    told = json.loads(fence("backends", "--json").stdout)
+    assert sorted(scheme for row in told for scheme in row["schemes"]) == sorted(registry.SCHEMES)
+    memory = told[0]["promises"]
+    assert (memory["fair"], memory["consensus"], memory["reach"]) == (True, False, "one process")
+    text = fence("backends").stdout
+    assert all(f"{scheme}://" in text for scheme in registry.SCHEMES)
+
+
+def test_a_backend_whose_package_is_missing_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.SCHEMES, "other", registry.Entry("no_such_package.other:Other", "other"))
+    assert "pip install 'fencepost[other]'" in fence("backends").stdout
+
+
+def test_the_page_about_backends_is_current() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page == current(page), "regenerate it: .venv/bin/python -m tests.cli.test_locks --write"
+
+
+def test_doctor_says_what_it_found_and_what_it_means(where: str) -> None:
+    text = fence("doctor", where).stdout
+    assert "SQLite 3" in text
+    assert "power loss" in text
+    levels = {each["level"] for each in json.loads(fence("doctor", where, "--json").stdout)}
+    assert levels == {"ok"}
+
+
+def test_doctor_warns_of_locks_that_exclude_nobody_else() -> None:
+    assert fence("doctor", "memory://").stdout.startswith("warn")
+
+
+def test_doctor_ends_with_1_when_there_is_a_risk(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def doctor(self: Memory) -> list[Finding]:
+        return [Finding("risk", "a hole", "somebody will fall into it")]
+
+    monkeypatch.setattr(Memory, "doctor", doctor)
+    assert "RISK  a hole\n      somebody will fall into it" in fence("doctor", "memory://", code=1).stdout
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    PAGE.write_text(current(PAGE.read_text("utf-8")), "utf-8")

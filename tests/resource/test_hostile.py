@@ -1,0 +1,312 @@
+"""The resource among hostile clients: slow ones, greedy ones, and those who send anything at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import select
+import socket
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import pytest
+
+from fencepost.resource import auth as clients
+from fencepost.rule import MAX_TOKEN
+from fencepost_lab.servers.processes import HOST
+from tests import ROOT
+from tests.harness.child import Child
+from tests.harness.resource import Service
+from tests.harness.waiting import PATIENCE, until
+
+HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: x\r\nX-Fence-Token: 5\r\n"
+BODY = HEAD + b"Content-Length: 100\r\n\r\nhalf"
+SLOW = {"silent": b"", "half a head": HEAD, "half a body": BODY, "bad luck": b"G"}
+
+
+@contextlib.contextmanager
+def half_open(service: Service, count: int, *sent: bytes) -> Iterator[list[socket.socket]]:
+    """So many connections, each stuck after it has sent so much."""
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for number in range(count):
+            client = stack.enter_context(socket.create_connection((HOST, service.port), 30))
+            client.sendall(sent[number % len(sent)])
+            sockets.append(client)
+        yield sockets
+
+
+def ended(sockets: list[socket.socket]) -> int:
+    """How many of them the service has answered or closed."""
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    return len(poll.poll(0))
+
+
+def honest(service: Service, rounds: int, first: int = 1, key: str = "honest") -> None:
+    """A client that does everything right, each time over a new connection, and is served."""
+    for token in range(first, first + rounds):
+        assert service.put(key, b"%d" % token, token).status == 200
+        assert service.get(key).body == b"%d" % token
+
+
+def test_500_half_open_clients_do_not_stop_honest_ones() -> None:
+    with Service(args=["--timeout", "10m"]) as service, half_open(service, 500, *SLOW.values()) as slow:
+        honest(service, 25)
+        assert ended(slow) == 0, "all of them were there the whole time"
+        assert service.get("slow").status == 404
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_when_there_are_too_many_those_that_keep_it_waiting_longest_give_way(narrow: Service, kind: str) -> None:
+    with half_open(narrow, 40, SLOW[kind]) as first:
+        honest(narrow, 10, key=kind)
+        assert ended(first) == 0, "there is room for all of them"
+        with half_open(narrow, 160, SLOW[kind]) as others:
+            honest(narrow, 10, first=100, key=kind)
+            until(lambda: ended(first) == 40, "the first ones give way")
+            until(lambda: 80 <= ended(others) < 160, "the others give way, but not all of them")
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_a_client_that_takes_too_long_is_given_up(hasty: Service, kind: str) -> None:
+    with socket.create_connection((HOST, hasty.port), 30) as client:
+        client.sendall(SLOW[kind])
+        said = read_all(client)
+    assert said.startswith(b"HTTP/1.1 408 ") if kind == "half a body" else said == b""
+
+
+@pytest.mark.parametrize("start", [HEAD, BODY])
+def test_a_trickle_does_not_buy_time(hasty: Service, start: bytes) -> None:
+    end = time.monotonic() + PATIENCE
+    with socket.create_connection((HOST, hasty.port), 30) as client, contextlib.suppress(OSError):
+        client.sendall(start)
+        while not ended([client]):
+            assert time.monotonic() < end
+            client.sendall(b"x")
+            time.sleep(0.05)
+
+
+def test_a_client_that_does_not_take_its_answer_is_given_up(hasty: Service) -> None:
+    assert hasty.put("large", bytes(1 << 20), 1).status == 200
+    with socket.create_connection((HOST, hasty.port), 30) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(b"GET /r/large HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        until(lambda: not established(hasty.port, client.getsockname()[1]), "the service gives it up")
+
+
+def test_a_head_that_is_too_large_is_refused(service: Service) -> None:
+    for header in (b"X-Long: " + b"x" * 100_000, b"\r\n".join(b"X-%d: y" % number for number in range(20_000))):
+        with socket.create_connection((HOST, service.port), 30) as client, contextlib.suppress(ConnectionError):
+            client.sendall(b"GET /r/x HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n")
+            assert read_all(client)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
+    assert service.get("x").status == 404
+
+
+def test_a_body_that_is_far_too_large_is_answered_early_and_does_not_go_on_for_ever(hasty: Service) -> None:
+    end = time.monotonic() + PATIENCE
+    with socket.create_connection((HOST, hasty.port), 30) as client:
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40))
+        assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < end:
+                client.sendall(bytes(1 << 16))
+        assert time.monotonic() < end, "it was cut off"
+
+
+@pytest.mark.parametrize(
+    ("size", "token", "status"), [(900_000, None, 428), (2_000_000, "5", 413)], ids=["no token", "too large"]
+)
+def test_a_body_that_was_answered_early_does_not_spoil_the_next_request(
+    service: Service, size: int, token: str | None, status: int
+) -> None:
+    headers = {"X-Fence-Token": token} if token else {}
+    with contextlib.closing(service.connection()) as connection:
+        for _ in range(5):
+            assert service.ask("PUT", "/r/early", bytes(size), headers, over=connection).status == status
+            assert service.ask("GET", "/r/early", over=connection).status == 404
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Whatever comes until the service closes."""
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while chunk := client.recv(65536):
+            said += chunk
+    return said
+
+
+def established(server: int, client: int) -> bool:
+    """Whether the server's end of a connection is still open."""
+    wanted = (f"0100007F:{server:04X}", f"0100007F:{client:04X}", "01")
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(tuple(line.split()[1:4]) == wanted for line in lines)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Service() as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Service]:
+    with Service(args=["--timeout", "10m", "--max-connections", "80"]) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Service]:
+    with Service(args=["--timeout", "500ms"]) as service:
+        yield service
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("secured", [False, True], ids=["open", "secured"])
+def test_schemathesis_finds_nothing(tmp_path: Path, secured: bool) -> None:
+    token, table = clients.new("tester")
+    (tmp_path / "clients.toml").write_text(table)
+    with Service(args=["--clients", str(tmp_path / "clients.toml")] if secured else []) as service:
+        command = ["-m", "schemathesis.cli", "--config-file", "tests/resource/schemathesis.toml", "run"]
+        command += [f"{service.url}/openapi.json", "--checks", "all", "--max-examples", "25", "--no-color"]
+        if secured:
+            command += ["--header", f"Authorization: Bearer {token}"]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with Child.python(*command, env={"PYTHONPATH": path}) as process:
+            said = "\n".join(process.succeed(110))
+    cases = re.search(r"(\d+) generated, (\d+) passed", said)
+    assert cases is not None, said
+    assert int(cases[1]) == int(cases[2]) >= 100
+
+
+WHOLE = re.compile(rb"HTTP/1\.1 (\d+) .*?content-length: (\d+)\r\n.*?\r\n\r\n(.*)", re.DOTALL | re.IGNORECASE)
+SCRAPS = [b"/", b"//", b"..", b".", b"%2F", b"%2e%2e", b"%00", b"%ff", b"%C3%A9", b"e%CC%81", b"%", b"%zz", b"a", b"A"]
+SCRAPS += [
+    b"%20",
+    b"+",
+    b";",
+    b"?",
+    b"#",
+    b"&",
+    b"=",
+    b"%3F",
+    b"'",
+    b'"',
+    b"%0A",
+    b"\\",
+    b"{}",
+    b"%F0%9F%98%80",
+    b"%25",
+    b"r",
+]
+TOKENS = [b"1", b"2", b"3", b"9007199254740992", b"9007199254740993", str(MAX_TOKEN).encode()]
+TOKENS += [
+    str(MAX_TOKEN + 1).encode(),
+    b"0",
+    b"-1",
+    b"+1",
+    b"01",
+    b"1.0",
+    b"1e9",
+    b"0x10",
+    b" 7 ",
+    b"",
+    b"7 8",
+    b"\xc2\xb2",
+]
+TOKENS += [b"NaN", b"null", b"9" * 400, b"1_000", b"1,2", b"'1'", b"\xd9\xa1", b"true"]
+
+
+@pytest.mark.slow
+def test_fuzzed_keys_and_tokens_never_get_500_nor_touch_another_key() -> None:
+    with Service(args=["--timeout", "10m"]) as service, ThreadPoolExecutor(8) as pool:
+        fuzzers = [Fuzzer(number) for number in range(8)]
+        list(pool.map(lambda fuzzer: fuzzer.run(service.port, 500), fuzzers))
+        statuses = Counter(status for fuzzer in fuzzers for status in fuzzer.statuses)
+        assert statuses.total() == 4_000
+        assert set(statuses) == {200, 400, 409}
+        assert min(statuses.values()) > 400
+        with contextlib.closing(sqlite3.connect(service.folder / "store.sqlite3")) as store:
+            values = {name.encode(): data for name, data in store.execute("SELECT resource, data FROM value")}
+        model = {name: entry for fuzzer in fuzzers for name, entry in fuzzer.model.items()}
+        assert values == {name: body for name, (_, body) in model.items()}
+        for name, (token, body) in random.Random(1).sample(sorted(model.items()), 50):
+            found = service.ask("GET", "/r/" + quote_from_bytes(name, safe=""))
+            assert (found.body, int(found.headers["X-Fence-Mark"])) == (body, token)
+
+
+class Fuzzer:
+    """Sends anything to keys of its own, and knows what each of them must hold: its last admitted token and body."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._dice = random.Random(number)
+        self.model: dict[bytes, tuple[int, bytes]] = {}
+        self.statuses: list[int] = []
+
+    def run(self, port: int, count: int) -> None:
+        dice = self._dice
+        with Raw(port) as raw:
+            for number in range(count):
+                path = b"%d-" % self._number + key(dice)
+                token = b"%d" % dice.randrange(1, 10 ** dice.randrange(1, 19))
+                if dice.random() < 0.3:
+                    token = dice.choice(TOKENS)
+                body = b"%d of %d" % (number, self._number)
+                status = raw.put(path, token, body)
+                self.statuses.append(status)
+                meant = unquote_to_bytes(path.partition(b"?")[0])
+                above = self.model.get(meant, (0, b""))[0]
+                if status == 200:
+                    assert token.strip().isdigit()
+                    assert above < int(token) <= MAX_TOKEN
+                    self.model[meant] = (int(token), body)
+                elif status == 409:
+                    assert int(token) <= above
+
+
+def key(dice: random.Random) -> bytes:
+    """A path below /r/, of few keys that are often met again, and of many that are nearly the same."""
+    roll = dice.random()
+    if roll < 0.4:
+        return b"key-%d" % dice.randrange(40)
+    if roll < 0.8:
+        return b"".join(dice.choice(SCRAPS) for _ in range(dice.randrange(1, 5)))
+    raw = bytes(dice.randrange(256) for _ in range(dice.randrange(1, 12)))
+    return quote_from_bytes(raw, safe="").encode() if roll < 0.95 else bytes(b for b in raw if 33 <= b < 127) or b"x"
+
+
+class Raw:
+    """A client that sends a path and a token as they are, over one connection for as long as it lasts."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._socket = socket.create_connection((HOST, port), 60)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def put(self, path: bytes, token: bytes, body: bytes) -> int:
+        """The status of the answer, after which the connection may have to be another one."""
+        head = b"PUT /r/%b HTTP/1.1\r\nHost: x\r\nX-Fence-Token: %b\r\nContent-Length: %d\r\n\r\n"
+        self._socket.sendall(head % (path, token, len(body)) + body)
+        answer = b""
+        while not (match := WHOLE.match(answer)) or len(match[3]) < int(match[2]):
+            chunk = self._socket.recv(65536)
+            assert chunk, answer
+            answer += chunk
+        if b"\r\nconnection: close\r\n" in answer.lower():
+            self._socket.close()
+            self._socket = socket.create_connection((HOST, self._port), 60)
+        return int(match[1])
