@@ -15,10 +15,23 @@ from enum import Enum
 from typing import ClassVar, Literal, NamedTuple
 
 from fencepost.address import Address
-from fencepost.driver import Driver
+from fencepost.driver import Driver, Signal
+from fencepost.driver.scope import woken
 from fencepost.lease import Grant
 
-__all__ = ["Backend", "Finding", "Hold", "Promises", "Renewal", "Status"]
+__all__ = [
+    "Address",
+    "Backend",
+    "Driver",
+    "Finding",
+    "Grant",
+    "Hold",
+    "Promises",
+    "Renewal",
+    "Signal",
+    "Status",
+    "woken",
+]
 
 
 LOOK = 0.5
