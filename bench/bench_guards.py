@@ -7,14 +7,15 @@ import redis as redis_py
 
 from bench.harness import Sides, bench
 from fencepost.guards import postgres, redis
-from fencepost.lease import Grant, Lease
+from fencepost.lease import BaseLease
 from fencepost_lab.servers import Postgres, Redis
+from tests.harness.leases import lease as lease_of
 
 UPDATE = "UPDATE account SET balance = balance + %s WHERE id = %s"
 
 
-def _lease() -> Lease:
-    return Lease("account/1", "a" * 32, Grant(1_700_000_000_000_000, 60, 0), lambda: 0)
+def _lease() -> BaseLease:
+    return lease_of("account/1", "a" * 32, 1_700_000_000_000_000)
 
 
 def _prepare(conn: "psycopg.Connection[tuple[object, ...]]") -> None:

@@ -67,7 +67,7 @@ def work(ttl: float = 15) -> None:
             "orders",
             PARTITIONS,
             assign=lambda partition: print(f"+{partition.number} under token {partition.token}", flush=True),
-            revoke=lambda partition: print(f"-{partition.number}{' (lost)' * partition.lost.is_set()}", flush=True),
+            revoke=lambda partition: print(f"-{partition.number}{' (lost)' * partition.lost}", flush=True),
         )
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda *_: mine.stop())

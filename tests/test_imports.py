@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "rule": set(),
     "errors": {"rule"},
     "check": {"rule", "errors"},
-    "lease": FACTS,
+    "lease": FACTS | {"driver"},
     "events": FACTS,
     "driver": FACTS | {"driver"},
     "ambient": FACTS | {"lease"},

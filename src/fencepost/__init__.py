@@ -16,22 +16,27 @@ from fencepost.errors import (
     TokenClash,
 )
 from fencepost.events import Event
-from fencepost.lease import Lease
-from fencepost.sync import connect
+from fencepost.lease import BaseLease, Reason
+from fencepost.sync import Lease, Lock, Locks, Term, connect
 
 __all__ = [
     "BackendError",
+    "BaseLease",
     "ConfigError",
     "Event",
     "FencepostError",
     "LateWrite",
     "Lease",
     "LeaseLost",
+    "Lock",
+    "Locks",
     "MissingToken",
     "NotAcquired",
     "QueueFull",
+    "Reason",
     "Refused",
     "StaleToken",
+    "Term",
     "TokenClash",
     "aio",
     "connect",

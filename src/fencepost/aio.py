@@ -3,46 +3,55 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
 from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
-from fencepost.locks import EVERYBODY, GIVEN_BACK, Core, late, left
-from fencepost.renewals import Held, Over
+from fencepost.lease import BaseEnded, BaseLease
+from fencepost.locks import EVERYBODY, Core, late, left
 from fencepost.signing import Keys
 
-__all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]
+__all__ = ["Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lost(Over):
-    """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
+class Ended(BaseEnded):
+    """Set once the lease is over, however it ended: true, and waited for, like an event."""
 
     __slots__ = ()
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
-        return await self._lease._until_over(timeout)
+        return await self._lease._until_over(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
 
 
-class Lease(Held):
-    """A lease held by asyncio code."""
+class Lease(BaseLease):
+    """A lease held by asyncio code. ``async with lease:`` releases it at the end; it can be entered once.
 
-    __slots__ = ()
+    Losing the lease cancels the block, which then raises LeaseLost unless it raised something else itself.
+    """
+
+    __slots__ = ("_body",)
+
+    _body: "Body | None"
+
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
+        self._body = None
 
     @property
-    def lost(self) -> Lost:
-        """Waitable, and true, once the holder can no longer be sure that it holds."""
-        return Lost(self)
+    def ended(self) -> Ended:
+        """Set once the lease is over, however it ended; ``reason`` says how."""
+        return Ended(self)
 
     async def renew(self) -> None:
         """Extend the lease by its ttl, keeping its token; LeaseLost if it is lost already."""
@@ -52,13 +61,30 @@ class Lease(Held):
         """Give the lock back; False, and nothing changed, if it was no longer this holder's."""
         return await self._core.release(self)
 
+    def _tell_loss(self) -> None:
+        if self._body is not None:
+            self._body.cancel()
+        super()._tell_loss()
+
+    async def __aenter__(self) -> Self:
+        self._begin_block()
+        Body(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None:
+        assert self._body is not None, "the block was entered"
+        await self._body.leave(error)
+        return None
+
 
 class Body:
     """The body of one ``async with``, which losing the lease cancels. Modelled on asyncio.Timeout."""
 
-    __slots__ = ("_before", "_cancelled", "_late", "_pending", "lease", "task")
+    __slots__ = ("_around", "_cancelled", "_late", "_pending", "lease", "task")
 
-    def __init__(self, lease: Lease, *, found: bool = True) -> None:
+    def __init__(self, lease: Lease) -> None:
         task = asyncio.current_task()
         assert task is not None, "an asyncio lock is held by a task"
         self.lease = lease
@@ -66,12 +92,13 @@ class Body:
         self._pending = task.cancelling()
         self._cancelled = False
         self._late: asyncio.CancelledError | None = None
-        self._before = lease._on_loss  # of the block around this one, where it holds the same lease
-        lease._on_loss = self._cancel
-        if found:
+        self._around = lease._body  # of the block around this one, where it holds the same lease
+        lease._body = self
+        if not lease.shared:  # a guard must not take a share for the lock
             ambient.push(lease)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Cancel the block: its lease is lost."""
         self._cancelled = True
         self.task.cancel("the lease is lost")
 
@@ -89,7 +116,7 @@ class Body:
 
     async def _uncancel(self) -> bool:
         """Undo our own cancellation; say whether somebody else cancelled the task as well."""
-        self.lease._on_loss = self._before
+        self.lease._body = self._around
         if not self._cancelled:
             return False
         try:
@@ -106,7 +133,6 @@ class Lock:
         self._locks = locks
         self._options = options
         self._reentrant = reentrant
-        self._alone = "limit" not in options  # a guard must not take a share for the lock
         self._bodies: dict[asyncio.Task[Any], list[Body]] = {}
         self.name = name
 
@@ -126,9 +152,10 @@ class Lock:
         lease = entered.again(task, self.name) if self._reentrant else None
         if lease is None:
             lease = await self.acquire()
+            lease._entered = True
             if self._reentrant:
                 entered.first(task, lease)
-        body = Body(lease, found=self._alone)
+        body = Body(lease)
         self._bodies.setdefault(body.task, []).append(body)
         return lease
 
@@ -144,7 +171,7 @@ class Lock:
             del self._bodies[task]
         await body.leave(error)
 
-    def __call__(self, call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def __call__(self, call: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]:
         if not inspect.iscoroutinefunction(call):
             what = getattr(call, "__qualname__", call)
             raise ConfigError(f"{what} is not a coroutine function; lock it with fencepost.connect()")
@@ -318,7 +345,7 @@ class Term(Lease):
     ends it without an error, and the next election follows. Guards find the term in there.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ()
 
     @property
     def metadata(self) -> str:
@@ -329,15 +356,17 @@ class Term(Lease):
         """Step down; False if it had been replaced already."""
         return await self.release()
 
-    async def __aenter__(self) -> "Term":
-        self._body = Body(self)
-        if self.ended and self.ended not in GIVEN_BACK:  # lost on the way here, when there was no block to cancel
-            self._body._cancel()
+    async def __aenter__(self) -> Self:
+        body = Body(self)
+        self._entered = True
+        if self.lost:  # on the way here, when there was no block to cancel
+            body.cancel()
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
+        assert self._body is not None, "the block was entered"
         try:
             await self._body.leave(error)
         except LeaseLost as lost:

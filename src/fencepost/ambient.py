@@ -2,17 +2,17 @@
 
 from contextvars import ContextVar
 
-from fencepost.lease import Lease
+from fencepost.lease import BaseLease
 
-_held: ContextVar[tuple[Lease, ...]] = ContextVar("fencepost_held", default=())
+_held: ContextVar[tuple[BaseLease, ...]] = ContextVar("fencepost_held", default=())
 
 
-def push(lease: Lease) -> None:
+def push(lease: BaseLease) -> None:
     """A block that holds ``lease`` begins, in this thread or task and those that inherit its context."""
     _held.set((*_held.get(), lease))
 
 
-def pop(lease: Lease) -> None:
+def pop(lease: BaseLease) -> None:
     """The block ends."""
     # Not ContextVar.reset: a generator may leave its block in another context than it entered it.
     held = list(_held.get())
@@ -23,18 +23,18 @@ def pop(lease: Lease) -> None:
     _held.set(tuple(held))
 
 
-def held() -> tuple[Lease, ...]:
+def held() -> tuple[BaseLease, ...]:
     """The leases of the blocks around here, the innermost last; also those that are over."""
     return _held.get()
 
 
-def find(resource: str) -> Lease | None:
+def find(resource: str) -> BaseLease | None:
     """The lease that speaks for ``resource``: its lock's name is the resource's, or a path above it.
 
     A lease of any other lock is not taken, for tokens of two locks cannot be compared. One that is over
     is: the guard, not its deadline, decides what becomes of a zombie.
     """
-    best: Lease | None = None
+    best: BaseLease | None = None
     for lease in _held.get():
         covers = resource == lease.name or resource.startswith(lease.name.rstrip("/") + "/")
         if covers and (best is None or len(lease.name) >= len(best.name)):

@@ -8,13 +8,12 @@ from typing import Any, Generic, TypeVar
 
 from fencepost import check, holders
 from fencepost.errors import BackendError
-from fencepost.lease import Grant
+from fencepost.lease import BaseLease, Grant
 from fencepost.locks import Core
-from fencepost.renewals import Held
 
 _log = logging.getLogger("fencepost")
 
-T = TypeVar("T", bound=Held)
+T = TypeVar("T", bound=BaseLease)
 _RETRY = (0.1, 5.0)
 
 
@@ -39,7 +38,7 @@ class Candidate(Generic[T]):
     def __init__(
         self,
         core: Core[Any],
-        make: Callable[[Core[Any], str, str, Grant, bool, float | None], T],
+        make: Callable[[Core[Any], str, str, Grant, bool, float | None, bool], T],
         name: str,
         *,
         ttl: float | timedelta | None,

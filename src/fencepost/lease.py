@@ -1,11 +1,17 @@
 """A lease, as its holder knows it: what was granted, until when, and the stamps made under it."""
 
+import os
+import threading
 from collections.abc import Callable
+from datetime import timedelta
+from enum import StrEnum
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from math import inf
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fencepost import check
-from fencepost.errors import LeaseLost
+from fencepost.driver import Driver, Signal
+from fencepost.errors import ConfigError, LeaseLost
 from fencepost.rule import Stamp
 
 
@@ -21,8 +27,57 @@ class Grant(NamedTuple):
     since: float
 
 
-class Lease:
-    """One granted, time-bounded hold of a lock.
+class Reason(StrEnum):
+    """How a lease ended. The first three are the holder's own doing; after the others the lease is ``lost``."""
+
+    RELEASED = "released"
+    UNCONFIRMED = "unconfirmed"
+    """``release()`` failed, and may be tried again; the ttl frees the lock otherwise."""
+    CLOSED = "closed"
+    EXPIRED = "expired"
+    REPLACED = "replaced"
+    GONE = "gone"
+    """The store gave it away or lost it, or somebody broke the lock."""
+    FORKED = "forked"
+    """It is the parent's; this is a child that was forked."""
+
+
+_RETURNED = frozenset({Reason.RELEASED, Reason.UNCONFIRMED, Reason.CLOSED})
+
+_DETAILS = {
+    Reason.RELEASED: "it was released",
+    Reason.UNCONFIRMED: "its release failed; it may be tried again",
+    Reason.CLOSED: "its locks were closed",
+    Reason.EXPIRED: "its deadline has passed",
+    Reason.REPLACED: "it was replaced before it was released",
+    Reason.GONE: "the store gave it away or lost it",
+    Reason.FORKED: "it belongs to the parent process",
+}
+
+
+class Keeper(Protocol):
+    """Who granted a lease, renews and releases it: the core."""
+
+    driver: Driver
+
+    async def renew(self, lease: Any) -> None: ...
+    async def release(self, lease: Any) -> bool: ...
+    async def finish(self, lease: Any) -> LeaseLost | None: ...
+
+
+_gate = threading.Lock()
+
+
+def _forked() -> None:
+    global _gate
+    _gate = threading.Lock()  # another thread of the parent's may have been inside
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class BaseLease:
+    """One granted, time-bounded hold of a lock: what the leases of both faces share.
 
     Pass it to a guard, which takes one stamp from it for each access, or send ``headers()`` along
     with a request. Its accesses to one resource are admitted in the order of their stamps.
@@ -31,43 +86,101 @@ class Lease:
     __slots__ = (
         "__weakref__",
         "_clock",
+        "_core",
+        "_detail",
+        "_due",
+        "_entered",
+        "_holds",
+        "_on_loss",
+        "_reason",
+        "_renew_until",
         "_seq",
+        "_signal",
         "deadline",
-        "ended",
         "holder",
         "name",
+        "shared",
         "signature",
         "since",
         "token",
         "ttl",
     )
 
-    def __init__(self, name: str, holder: str, grant: Grant, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        core: Keeper,
+        name: str,
+        holder: str,
+        grant: Grant,
+        renew: bool,
+        max_hold: float | None,
+        shared: bool = False,
+    ) -> None:
         self.name = name
         self.holder = holder
         self.token = grant.token
         self.ttl = grant.ttl
         self.since = grant.since
         self.deadline = grant.since + grant.ttl
-        self.ended = ""
+        self.shared = shared
         self.signature = ""
-        self._clock = clock
+        self._core = core
+        self._clock = core.driver.now
         self._seq = count(1)
+        self._reason: Reason | None = None
+        self._detail = ""
+        self._entered = False
+        self._signal: Signal | None = None
+        self._on_loss: list[Callable[[], object]] = []
+        self._holds = 1  # the blocks of a re-entrant lock that are inside
+        self._renew_until = (inf if max_hold is None else grant.since + max_hold) if renew else -inf
+        self._schedule(grant.since)
 
     @property
     def remaining(self) -> float:
         """Seconds until the holder must assume loss; 0 once it has."""
-        return 0.0 if self.ended else max(0.0, self.deadline - self._clock())
+        return 0.0 if self._reason else max(0.0, self.deadline - self._clock())
 
     @property
-    def over(self) -> str:
-        """Why the lease is over: released, lost or past its deadline; empty while it holds."""
-        return self.ended or ("its deadline has passed" if self._clock() >= self.deadline else "")
+    def reason(self) -> Reason | None:
+        """How the lease ended; None while it holds. While a release is under way it is RELEASED."""
+        return self._reason or (Reason.EXPIRED if self._clock() >= self.deadline else None)
 
-    def check(self) -> None:
-        """Return while the lease holds; LeaseLost once its holder can no longer be sure of it."""
-        if why := self.over:
+    @property
+    def lost(self) -> bool:
+        """Whether the holder can no longer be sure that it holds, and did not give the lock back itself."""
+        reason = self.reason
+        return reason is not None and reason not in _RETURNED
+
+    @property
+    def released(self) -> bool:
+        """Whether the holder gave the lock back, by ``release()``, a block's end or ``close()``."""
+        return self._reason in _RETURNED
+
+    @property
+    def _why(self) -> str:
+        """The same as ``reason``, in words; empty while the lease holds."""
+        reason = self.reason
+        return "" if reason is None else self._detail or _DETAILS[reason]
+
+    def check(self, *, margin: float | timedelta = 0.0) -> None:
+        """Return while the lease holds; LeaseLost once its holder can no longer be sure of it.
+
+        With a ``margin``, LeaseLost also while fewer seconds than that are left, for a holder that needs so much time
+        to stop; the lease goes on. A lease is renewed when a third of its ttl has passed, so the margin must be
+        shorter than two thirds of it: ConfigError otherwise.
+        """
+        if why := self._why:
             raise LeaseLost(self.name, self.token, why)
+        if margin:
+            seconds = check.seconds(margin, "margin")
+            if seconds >= self.ttl * 2 / 3:
+                raise ConfigError(
+                    f"a margin of {seconds:g} s is too long for a ttl of {self.ttl:g} s, which is renewed when two "
+                    f"thirds of it are left: take less than {self.ttl * 2 / 3:g} s, or a longer ttl"
+                )
+            if (left := self.remaining) < seconds:
+                raise LeaseLost(self.name, self.token, f"it is expiring: {left:.3g} s are left of {self.ttl:g} s")
 
     def stamp(self) -> Stamp:
         """The stamp of the next access; each call counts as one."""
@@ -94,9 +207,68 @@ class Lease:
             headers["X-Fence-Signature"] = self.signature
         return headers
 
+    def _schedule(self, renewed: float) -> None:
+        """Plan the next renewal a third of the ttl after the last one, or else the end."""
+        third = renewed + self.ttl / 3
+        self._due = third if third < self._renew_until else self.deadline
+
+    def _end(self, reason: Reason, detail: str = "") -> bool:
+        """End the lease, once; say whether this call did."""
+        if self._reason is not None:
+            return False
+        self._reason, self._detail = reason, detail
+        if self._signal is not None:
+            self._signal.set()
+        return True
+
+    def _tell_loss(self) -> None:
+        """Tell those who asked to know that the lease is lost."""
+        for call in self._on_loss.copy():
+            call()
+
+    def _begin_block(self) -> None:
+        """A block of the lease's own begins; ConfigError if one has begun before, LeaseLost if it is over."""
+        if self._entered:
+            raise ConfigError(
+                f"the lease on {self.name!r} has a block already, which releases it at its end; acquire it again for "
+                f"another one"
+            )
+        self.check()
+        self._entered = True
+
+    async def _until_over(self, timeout: float | None) -> bool:
+        """Wait until the lease is over, whoever notices; False if ``timeout`` passed first."""
+        now = self._clock
+        until = inf if timeout is None else now() + timeout
+        if self._signal is None:
+            with _gate:
+                self._signal = self._signal or self._core.driver.signal()
+        # Nobody needs to be awake for this: the deadline itself ends the wait.
+        while self.reason is None:
+            nap = min(until, self.deadline) - now()
+            if nap <= 0:
+                return self.reason is not None
+            await self._signal.wait(nap)
+        return True
+
     def __repr__(self) -> str:
-        state = self.over or f"{self.remaining:.3g} s left"
+        state = self._why or f"{self.remaining:.3g} s left"
         return f"<{type(self).__name__} {self.name!r} token={self.token} {state}>"
+
+
+class BaseEnded:
+    """Set once the lease is over, however it ended."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: BaseLease) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Whether the lease is over."""
+        return self._lease.reason is not None
+
+    __bool__ = is_set
 
 
 class Signed(NamedTuple):
@@ -106,13 +278,13 @@ class Signed(NamedTuple):
     signature: str
 
 
-Offer: TypeAlias = Lease | Stamp | Signed | int
+Offer: TypeAlias = BaseLease | Stamp | Signed | int
 """What a guard accepts: a lease, a stamp taken from one earlier, with its signature or without, or a bare token."""
 
 
 def stamp(offer: Offer) -> Stamp:
     """The stamp for one write under ``offer``; ConfigError if it cannot be one."""
-    if isinstance(offer, Lease):
+    if isinstance(offer, BaseLease):
         return offer.stamp()
     if isinstance(offer, Signed):
         offer = offer.stamp
@@ -123,7 +295,7 @@ def stamp(offer: Offer) -> Stamp:
 
 def entry(offer: Offer) -> Stamp:
     """The stamp that enters under ``offer``; ConfigError if it cannot be one."""
-    if isinstance(offer, Lease):
+    if isinstance(offer, BaseLease):
         return offer.entry()
     if isinstance(offer, Signed):
         offer = offer.stamp

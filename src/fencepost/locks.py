@@ -19,11 +19,11 @@ from fencepost.driver.scope import Closed, Scope
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.holders import random_holder
-from fencepost.lease import Grant
-from fencepost.renewals import Held, Renewals
+from fencepost.lease import BaseLease, Grant, Reason
+from fencepost.renewals import Renewals
 from fencepost.rule import MAX_TOKEN
 
-L = TypeVar("L", bound=Held)
+L = TypeVar("L", bound=BaseLease)
 
 
 class Entered(Generic[L]):
@@ -54,14 +54,7 @@ class Entered(Generic[L]):
 
 _log = logging.getLogger("fencepost")
 
-_RELEASED = "it was released"
-_REPLACED = "it was replaced before it was released"
-_CLOSED = "its locks were closed"
-_FORKED = "it belongs to the parent process"
-_OVER = (_RELEASED, _CLOSED, _FORKED)
-_UNRELEASED = "its release failed; it may be tried again"
-GIVEN_BACK = (_RELEASED, _UNRELEASED)
-"""How a lease ends that its own holder ends."""
+_OVER = (Reason.RELEASED, Reason.CLOSED, Reason.FORKED)
 EVERYBODY = 2**31 - 1
 """The limit of a lock that any number of holders may share."""
 # A cancelled acquire stays this long for its own clean-up, which then goes on by itself.
@@ -104,7 +97,7 @@ class Core(Generic[L]):
         self,
         backend: Backend,
         driver: Driver,
-        lease: Callable[["Core[L]", str, str, Grant, bool, float | None], L],
+        lease: Callable[["Core[L]", str, str, Grant, bool, float | None, bool], L],
         *,
         ttl: float | timedelta,
         queue_limit: int,
@@ -161,7 +154,7 @@ class Core(Generic[L]):
         renew: bool,
         max_hold: float | timedelta | None,
         holders: Callable[[], str] | None = None,
-        make: "Callable[[Core[L], str, str, Grant, bool, float | None], L] | None" = None,
+        make: "Callable[[Core[L], str, str, Grant, bool, float | None, bool], L] | None" = None,
         limit: int | None = None,
         more: Callable[[], float] | None = None,
     ) -> L | None:
@@ -186,8 +179,8 @@ class Core(Generic[L]):
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
-            lease = (make or self._lease)(self, name, holder, grant, renew, hold)
-            if not lease.over:
+            lease = (make or self._lease)(self, name, holder, grant, renew, hold, limit is not None)
+            if lease.reason is None:
                 break
             # This process slept through the whole lease on its way here; it is worth nothing.
             await self._leave(name, holder)
@@ -200,7 +193,7 @@ class Core(Generic[L]):
             await self._release_quietly(lease)
             raise
         if self._closed:  # just now: whoever closed them may not have seen this lease
-            await self._release_quietly(lease, _CLOSED)
+            await self._release_quietly(lease, Reason.CLOSED)
             raise _closed()
         if self._hooked:
             self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
@@ -269,13 +262,13 @@ class Core(Generic[L]):
         await self._renewals.renew([lease], strict=True)
         lease.check()
 
-    async def release(self, lease: L, why: str = _RELEASED) -> bool:
+    async def release(self, lease: L, reason: Reason = Reason.RELEASED) -> bool:
         """Give the lease back; False, and nothing changed, if it was no longer this holder's."""
-        ended = lease.ended
-        if ended in _OVER:
+        known = lease._reason
+        if known in _OVER:
             return False
-        lease._end(why)
-        lease.ended = why
+        if known is None:  # nobody renews it any more; how it ended is told once the store has answered
+            lease._reason = lease.reason or reason
         lease._holds = 0
         self._renewals.forget(lease)
         try:
@@ -283,42 +276,55 @@ class Core(Generic[L]):
         except GeneratorExit:
             raise
         except BaseException as error:
-            if isinstance(error, BackendError):
-                lease.ended = _UNRELEASED
-            else:
+            if not isinstance(error, BackendError):
                 # Cancelled or interrupted: see it through where that does not reach.
+                self._settle(lease, known, reason)
                 await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
+            else:
+                self._settle(lease, known, Reason.UNCONFIRMED)
             raise
+        self._settle(lease, known, reason if released else Reason.REPLACED)
         if released:
             if self._hooked:
                 held = self.driver.now() - lease.since
                 self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
             return True
         self.emit("not_owner", lease.name, token=lease.token, holder=lease.holder)
-        if not ended:
-            self._renewals.lost(lease, _REPLACED)
+        if known is None:
+            self._renewals.lost(lease)
         return False
+
+    def _settle(self, lease: L, known: Reason | None, reason: Reason) -> None:
+        """Note how the lease ended, unless that was known before; a second release can confirm the first."""
+        if known is None:
+            if lease._reason is not Reason.EXPIRED:
+                lease._reason = reason
+            if lease._signal is not None:
+                lease._signal.set()
+        elif known is Reason.UNCONFIRMED and reason is not Reason.REPLACED:
+            lease._reason = reason
 
     async def finish(self, lease: L) -> LeaseLost | None:
         """Release at the end of a block; what the block must raise if it raised nothing itself."""
-        why = lease.over
+        why = lease._why
         if lease._holds > 1:  # the block around this one goes on, and must know too
             lease._holds -= 1
             return LeaseLost(lease.name, lease.token, why) if why else None
-        if why == _RELEASED:
+        before = lease.reason
+        if before is Reason.RELEASED:
             return None
-        released = await self._release_quietly(lease)
-        if why == _UNRELEASED or (released and not why):
+        await self._release_quietly(lease)
+        if before is Reason.UNCONFIRMED or (before is None and not lease.lost):
             return None
-        return LeaseLost(lease.name, lease.token, why or _REPLACED)
+        return LeaseLost(lease.name, lease.token, why or lease._why)
 
     async def give_up(self, lease: L) -> None:
         """Release a lease that its acquirer never gets, because it is interrupted on its way back."""
         await self.driver.apart(self._release_quietly(lease), GRACE)
 
-    async def _release_quietly(self, lease: L, why: str = _RELEASED) -> bool:
+    async def _release_quietly(self, lease: L, reason: Reason = Reason.RELEASED) -> bool:
         try:
-            return await self.release(lease, why)
+            return await self.release(lease, reason)
         except BackendError as error:
             _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
             return True
@@ -382,7 +388,7 @@ class Core(Generic[L]):
     async def _shut(self) -> None:
         await self._waits.end(self.driver, PARTING)
         for lease in self._renewals:
-            await self._release_quietly(lease, _CLOSED)
+            await self._release_quietly(lease, Reason.CLOSED)
         self._renewals.close()
         await self.backend.close()
         self.driver.close()
@@ -390,7 +396,7 @@ class Core(Generic[L]):
     def forked(self) -> None:
         """In a forked child: the leases are the parent's, to renew and to release."""
         for lease in self._renewals:
-            lease.ended, lease._signal = _FORKED, None
+            lease._reason, lease._signal = Reason.FORKED, None
         self._waits = Scope()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
         self.backend.forked()

@@ -5,15 +5,15 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.backend import Backend, Hold, Renewal
-from fencepost.driver import Driver, Signal
-from fencepost.errors import BackendError, LeaseLost
+from fencepost.driver import Driver
+from fencepost.errors import BackendError
 from fencepost.events import Kind
-from fencepost.lease import Grant, Lease
+from fencepost.lease import BaseLease, Reason
 
 _log = logging.getLogger("fencepost")
 _gate = threading.Lock()
@@ -27,80 +27,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Keeper(Protocol):
-    """Who granted a lease, renews and releases it: the core."""
-
-    driver: Driver
-
-    async def renew(self, lease: Any) -> None: ...
-    async def release(self, lease: Any) -> bool: ...
-    async def finish(self, lease: Any) -> LeaseLost | None: ...
-
-
-class Held(Lease):
-    """A lease, with what it takes to renew it and to tell of its end."""
-
-    __slots__ = ("_core", "_due", "_holds", "_on_loss", "_renew_until", "_signal")
-
-    def __init__(self, core: Keeper, name: str, holder: str, grant: Grant, renew: bool, max_hold: float | None) -> None:
-        super().__init__(name, holder, grant, core.driver.now)
-        self._core = core
-        self._signal: Signal | None = None
-        self._on_loss: Callable[[], None] | None = None
-        self._holds = 1  # the blocks of a re-entrant lock that are inside
-        self._renew_until = (inf if max_hold is None else grant.since + max_hold) if renew else -inf
-        self._schedule(grant.since)
-
-    def _schedule(self, renewed: float) -> None:
-        """Plan the next renewal a third of the ttl after the last one, or else the end."""
-        third = renewed + self.ttl / 3
-        self._due = third if third < self._renew_until else self.deadline
-
-    def _end(self, why: str) -> bool:
-        """End the lease, once; say whether this call did."""
-        if self.ended:
-            return False
-        self.ended = why
-        if self._signal is not None:
-            self._signal.set()
-        return True
-
-    async def _until_over(self, timeout: float | None) -> bool:
-        """Wait until the lease is over, whoever notices; False if ``timeout`` passed first."""
-        now = self._clock
-        until = inf if timeout is None else now() + timeout
-        if self._signal is None:
-            with _gate:
-                self._signal = self._signal or self._core.driver.signal()
-        # Nobody needs to be awake for this: the deadline itself ends the wait.
-        while not self.over:
-            nap = min(until, self.deadline) - now()
-            if nap <= 0:
-                return bool(self.over)
-            await self._signal.wait(nap)
-        return True
-
-
-class Over:
-    """Set once the lease is over, whatever the cause."""
-
-    __slots__ = ("_lease",)
-
-    def __init__(self, lease: Held) -> None:
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        """Whether the holder can no longer be sure that it holds."""
-        return bool(self._lease.over)
-
-    __bool__ = is_set
-
-
 class Emit(Protocol):
     def __call__(self, kind: Kind, name: str, **facts: Any) -> None: ...
 
 
-L = TypeVar("L", bound=Held)
+L = TypeVar("L", bound=BaseLease)
 
 
 class Renewals(Generic[L]):
@@ -152,15 +83,15 @@ class Renewals(Generic[L]):
                 _log.exception("renewing failed")
             answers = [Renewal.UNKNOWN] * len(leases)
         for lease, answer in zip(leases, answers, strict=True):
-            if lease.ended:
+            if lease._reason:
                 continue
             if answer is Renewal.LOST:
-                self._lose(lease, "the store gave it away or lost it")
+                self._lose(lease, Reason.GONE)
                 continue
             slack = (lease.deadline - now()) / lease.ttl
             if slack <= 0:
                 # Even if the store has extended it since: its holder may have seen it as lost.
-                self._lose(lease, "its deadline has passed")
+                self._lose(lease, Reason.EXPIRED)
                 continue
             if answer is Renewal.RENEWED:
                 lease.deadline = max(lease.deadline, sent + lease.ttl)
@@ -172,16 +103,15 @@ class Renewals(Generic[L]):
                 self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
             self._arm(lease)
 
-    def lost(self, lease: L, why: str) -> None:
+    def lost(self, lease: L) -> None:
         """Tell the world, and the body that runs under the lease, that it was lost."""
-        self._emit("lost", lease.name, token=lease.token, holder=lease.holder, detail=why)
-        if lease._on_loss is not None:
-            lease._on_loss()
+        self._emit("lost", lease.name, token=lease.token, holder=lease.holder, detail=lease._why)
+        lease._tell_loss()
 
-    def _lose(self, lease: L, why: str) -> None:
-        if lease._end(why):
+    def _lose(self, lease: L, reason: Reason, detail: str = "") -> None:
+        if lease._end(reason, detail):
             self.forget(lease)
-            self.lost(lease, why)
+            self.lost(lease)
 
     def _report(self, holder: str, why: str) -> None:
         """The backend learned, on whatever thread, that a hold is gone."""
@@ -244,16 +174,16 @@ class Renewals(Generic[L]):
             holder, why = self._reports.popleft()
             ref = self._leases.get(holder)
             if ref is not None and (lease := ref()) is not None:
-                self._lose(lease, why)
+                self._lose(lease, Reason.GONE, why)
         batch = []
         for holder, ref in self._leases.copy().items():
             lease = ref()
-            if lease is None or lease.ended:
+            if lease is None or lease._reason:
                 if lease is None:
                     _log.warning("a lease was dropped without release; it is not renewed, its ttl frees it")
                 self._leases.pop(holder, None)
             elif now >= lease.deadline:
-                self._lose(lease, "its deadline has passed")
+                self._lose(lease, Reason.EXPIRED)
             else:
                 if lease._due - now <= lease.ttl / 30 and lease._due < lease.deadline:
                     batch.append(lease)

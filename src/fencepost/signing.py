@@ -16,13 +16,13 @@ from typing import ParamSpec, TypeVar
 
 from fencepost import check
 from fencepost.errors import ConfigError
-from fencepost.lease import Lease, Signed
+from fencepost.lease import BaseLease, Signed
 from fencepost.rule import Stamp
 
 __all__ = ["Keys"]
 
 P = ParamSpec("P")
-L = TypeVar("L", bound=Lease)
+L = TypeVar("L", bound=BaseLease)
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _SHORTEST = 16
@@ -56,7 +56,7 @@ class Keys:
         """The signature that says: ``holder`` was granted ``token`` for ``name``."""
         return f"{self._current}.{self._mac(self._keys[self._current], name, token, holder)}"
 
-    def signed(self, resource: str, lease: Lease) -> Signed:
+    def signed(self, resource: str, lease: BaseLease) -> Signed:
         """The stamp of the lease's next access, signed for a resource that is not called like the lock."""
         stamp = lease.stamp()
         return Signed(stamp, self.sign(check.name(resource, "resource"), stamp.token, stamp.holder))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
@@ -15,11 +15,11 @@ from fencepost.driver.interrupts import protected
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
+from fencepost.lease import BaseEnded, BaseLease
 from fencepost.locks import EVERYBODY, Core, late, left
-from fencepost.renewals import Held, Over
 from fencepost.signing import Keys
 
-__all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]
+__all__ = ["Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
 P = ParamSpec("P")
@@ -36,25 +36,28 @@ def _outlives(call: Callable[..., object]) -> ConfigError:
     )
 
 
-class Lost(Over):
-    """Set once the lease is over, whatever the cause: true, and waited for, like an event."""
+class Ended(BaseEnded):
+    """Set once the lease is over, however it ended: true, and waited for, like an event."""
 
     __slots__ = ()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Block until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
-        return call(self._lease._until_over, timeout)
+        return call(self._lease._until_over, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
 
 
-class Lease(Held):
-    """A lease held by blocking code."""
+class Lease(BaseLease):
+    """A lease held by blocking code. ``with lease:`` releases it at the end; it can be entered once.
+
+    Leaving the block raises LeaseLost if the lease was lost during it and the block itself raised nothing.
+    """
 
     __slots__ = ()
 
     @property
-    def lost(self) -> Lost:
-        """Waitable, and true, once the holder can no longer be sure that it holds."""
-        return Lost(self)
+    def ended(self) -> Ended:
+        """Set once the lease is over, however it ended; ``reason`` says how."""
+        return Ended(self)
 
     def renew(self) -> None:
         """Extend the lease by its ttl, keeping its token; LeaseLost if it is lost already."""
@@ -65,9 +68,42 @@ class Lease(Held):
         try:
             return call(self._core.release, self)
         except BaseException:
-            if not self.ended:  # interrupted before it began
+            if self._reason is None:  # interrupted before it began
                 call(self._core.release, self)
             raise
+
+    def __enter__(self) -> Self:
+        return protected(self._enter, lambda _: self._leave([]))
+
+    def _enter(self) -> Self:
+        self._begin_block()
+        if not self.shared:
+            ambient.push(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None:
+        lost = _see_through(self._leave)
+        if lost and error is None:
+            raise lost
+        return None
+
+    def _leave(self, begun: list[bool]) -> LeaseLost | None:
+        begun.append(True)
+        ambient.pop(self)
+        return call(self._core.finish, self)
+
+
+def _see_through(leave: Callable[[list[bool]], LeaseLost | None]) -> LeaseLost | None:
+    """Leave a block, also if an interrupt comes before that has begun; ``leave`` notes when it begins."""
+    begun: list[bool] = []
+    try:
+        return protected(functools.partial(leave, begun))
+    except BaseException:
+        if not begun:
+            protected(functools.partial(leave, begun))
+        raise
 
 
 class Lock:
@@ -77,7 +113,6 @@ class Lock:
         self._locks = locks
         self._options = options
         self._reentrant = reentrant
-        self._alone = "limit" not in options  # a guard must not take a share for the lock
         # By thread, and not by its number, which another one has after it: one Lock serves many at once.
         self._held: dict[threading.Thread, list[Lease]] = {}
         self.name = name
@@ -106,28 +141,23 @@ class Lock:
         lease = entered.again(thread, self.name) if self._reentrant else None
         if lease is None:
             lease = self.acquire()
+            lease._entered = True
             if self._reentrant:
                 entered.first(thread, lease)
         self._held.setdefault(thread, []).append(lease)
-        if self._alone:
+        if not lease.shared:  # a guard must not take a share for the lock
             ambient.push(lease)
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        begun: list[Lock] = []
-        try:
-            lost = protected(functools.partial(self._leave, begun))
-        except BaseException:
-            if not begun:  # interrupted before
-                protected(functools.partial(self._leave, begun))
-            raise
+        lost = _see_through(self._leave)
         if lost and error is None:
             raise lost
 
-    def _leave(self, begun: "list[Lock]") -> LeaseLost | None:
-        begun.append(self)
+    def _leave(self, begun: list[bool]) -> LeaseLost | None:
+        begun.append(True)
         thread = left(self._held, threading.current_thread(), self.name)
         mine = self._held[thread]
         lease = mine.pop()
@@ -327,23 +357,11 @@ class Term(Lease):
         """Step down; False if it had been replaced already."""
         return self.release()
 
-    def __enter__(self) -> "Term":
-        ambient.push(self)
-        return self
-
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
-        try:
-            protected(self._leave)
-        except BaseException:
-            protected(self._leave)  # it may have been interrupted before it began; leaving twice does no harm
-            raise
+        _see_through(self._leave)
         return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
-
-    def _leave(self) -> None:
-        ambient.pop(self)
-        call(self._core.finish, self)
 
 
 def lead(candidate: election.Candidate[Term]) -> Generator[Term, None, None]:

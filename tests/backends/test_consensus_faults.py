@@ -78,7 +78,7 @@ class Waiter:
 def learns(lease: sync.Lease, upset: Callable[[], None]) -> None:
     """Upset the store, and wait for the news, which comes although nothing can be heard from the store."""
     upset()
-    assert lease.lost.wait(PATIENCE)
+    assert lease.ended.wait(PATIENCE)
     with pytest.raises(LeaseLost):
         lease.check()
 

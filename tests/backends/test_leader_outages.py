@@ -36,7 +36,7 @@ def test_who_was_elected_before_runs_on_through_an_outage(server: Redis, caplog:
             tokens.append(term.token)
             if len(tokens) == 2:
                 return
-            term.lost.wait()
+            term.ended.wait()
 
     with fencepost.connect(server.url) as locks, caplog.at_level(logging.WARNING, "fencepost"):
         leader = threading.Thread(target=lead)
@@ -61,7 +61,7 @@ def test_in_asyncio_too(server: Redis, caplog: pytest.LogCaptureFixture) -> None
                     break
                 server.kill()
                 asyncio.get_running_loop().run_in_executor(None, restart)
-                await term.lost.wait()
+                await term.ended.wait()
         return tokens
 
     def restart() -> None:

@@ -35,6 +35,10 @@ class Hold:
         return bool(self.raw.lost)
 
     @property
+    def ended(self) -> bool:
+        return bool(self.raw.ended)
+
+    @property
     def remaining(self) -> float:
         return self.raw.remaining
 
@@ -42,7 +46,7 @@ class Hold:
         self.raw.check()
 
     async def wait_lost(self, timeout: float | None = None) -> bool:
-        return bool(await self._call(self.raw.lost.wait, timeout))
+        return bool(await self._call(self.raw.ended.wait, timeout))
 
     async def renew(self) -> None:
         await self._call(self.raw.renew)

@@ -62,13 +62,7 @@ async def a_body_that_ends_before_its_next_await_still_raises(store: Store) -> N
     async def work() -> None:
         async with client.raw.lock(store.name, ttl=store.kept) as lease:
             told = asyncio.Event()
-            cancel = lease._on_loss
-
-            def lose() -> None:
-                told.set()
-                cancel()
-
-            lease._on_loss = lose
+            lease._on_loss.append(told.set)
             with contextlib.suppress(asyncio.CancelledError):
                 await client.evict(store.name)
                 await told.wait()
@@ -102,8 +96,8 @@ async def a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(store:
     async def work() -> None:
         try:
             async with client.raw.lock(store.name, ttl=store.kept) as lease:
-                by_loss, task = lease._on_loss, this_task()
-                lease._on_loss = lambda: (by_loss(), task.cancel("from outside"))
+                task = this_task()
+                lease._on_loss.append(lambda: task.cancel("from outside"))
                 await client.evict(store.name)
                 await asyncio.sleep(store.long)
         finally:
@@ -208,7 +202,7 @@ async def a_plain_lease_cancels_nobody(store: Store) -> None:
     client = store.connect()
     lease: aio.Lease = await client.raw.acquire(store.name, ttl=store.kept)
     await client.evict(store.name)
-    assert await lease.lost.wait(store.patience)
+    assert await lease.ended.wait(store.patience)
     await nothing_pending()
 
 

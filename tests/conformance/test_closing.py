@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fencepost.errors import ConfigError
+from fencepost.lease import Reason
 from tests.conformance.cancel import Cutter, at_every_await
 from tests.conformance.store import Store
 
@@ -51,7 +52,7 @@ async def test_a_with_block_closes(store: Store) -> None:
     else:
         with client.raw as locks:
             lease = locks.acquire(store.name)
-    assert lease.lost
+    assert lease.reason is Reason.CLOSED
     assert await watcher.try_acquire(store.name)
 
 
@@ -109,7 +110,7 @@ async def test_closing_that_is_cancelled_anywhere_is_seen_through(store: Store) 
             return not any([await watcher.status(name) for name in names])
 
         await store.until(free, "the end of the clean-up")
-        assert all(lease.lost for lease in leases)
+        assert all(lease.ended for lease in leases)
 
     awaits = await at_every_await(trial)
     assert awaits or store.url.startswith("memory:"), "there was something to cancel"

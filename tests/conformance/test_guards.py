@@ -20,9 +20,10 @@ from fencepost.errors import (
     StaleToken,
     TokenClash,
 )
-from fencepost.lease import Grant, Lease, Offer
+from fencepost.lease import BaseLease, Offer
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from tests.conformance.guards import GUARDS, Guarded, Row
+from tests.harness.leases import lease as lease_of
 
 _serial = itertools.count()
 
@@ -48,8 +49,8 @@ def fresh() -> str:
     return f"thing/{next(_serial)}"
 
 
-def lease(token: int, holder: str = "ann") -> Lease:
-    return Lease("lock", holder, Grant(token, 60, 0), lambda: 0)
+def lease(token: int, holder: str = "ann") -> BaseLease:
+    return lease_of("lock", holder, token)
 
 
 def at_once(count: int, call: Callable[[int], object]) -> list[object]:
@@ -157,7 +158,7 @@ def test_entering_an_unknown_resource_already_keeps_older_holders_out(guard: Gua
 
 
 def test_entering_before_reading_closes_the_lost_update(guard: Guarded) -> None:
-    def race(thing: str, read: Callable[[str, Lease], bytes | None]) -> bytes | None:
+    def race(thing: str, read: Callable[[str, BaseLease], bytes | None]) -> bytes | None:
         zombie, holder = lease(1, "zombie"), lease(2, "holder")
         guard.write(thing, b"", zombie)
         before = read(thing, holder) or b""

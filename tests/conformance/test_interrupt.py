@@ -76,7 +76,7 @@ def test_an_interrupted_block_releases(store: Store) -> None:
         def work() -> None:
             with locks.lock(store.name) as lease:
                 press()
-                lease.lost.wait(store.patience)
+                lease.ended.wait(store.patience)
 
         with pytest.raises(KeyboardInterrupt):
             work()

@@ -72,7 +72,7 @@ async def test_close_releases_what_is_held_and_tells_the_holders(store: Store) -
     await here.close()
     assert await told is True
     for lease in leases:
-        assert lease.lost
+        assert lease.ended
         assert lease.remaining == 0
         assert await there.try_acquire(lease.name)
     await here.close()

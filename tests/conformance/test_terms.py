@@ -55,7 +55,7 @@ async def test_a_term_is_a_lease_whose_leader_can_be_found(store: Store) -> None
         assert (leader.name, leader.holder, leader.token) == (store.name, term.holder, term.token)
         assert leader.metadata == ADDRESS
         assert 0 <= leader.remaining <= term.ttl
-    assert term.lost
+    assert term.released
     assert await current(there, store.name) is None
 
 
@@ -77,7 +77,7 @@ async def test_coming_back_to_the_loop_resigns_and_runs_again(store: Store) -> N
         await store.queue(here, 1)
         again = asyncio.create_task(anext(mine))
         second = await waiting
-        assert first.lost
+        assert first.released
         assert second.metadata == "next"
         await store.queue(here, 1)
         assert await there._call(second.resign) is True
@@ -120,7 +120,7 @@ async def test_after_a_loss_the_loop_runs_for_election_again(store: Store) -> No
     async with terms(here, store.name, ttl=store.kept, metadata="m") as mine:
         first = await anext(mine)
         assert await there.evict(store.name)
-        assert await here._call(first.lost.wait, store.patience)
+        assert await here._call(first.ended.wait, store.patience)
         with pytest.raises(LeaseLost):
             first.check()
         second = await anext(mine)
@@ -157,7 +157,7 @@ async def test_a_term_lost_on_the_way_to_its_block_cancels_that_at_once(store: S
             if len(led) == 2:
                 break
             await there.evict(store.name)
-            await asyncio.wait_for(term.lost.wait(), store.patience)
+            await asyncio.wait_for(term.ended.wait(), store.patience)
             async with term:
                 await asyncio.wait_for(asyncio.Event().wait(), store.patience)
                 raise AssertionError("it is cancelled there")
@@ -211,7 +211,7 @@ async def test_a_blocks_own_lease_lost_ends_the_term_and_not_the_loop(store: Sto
                 if len(led) == 2:
                     break
                 there.raw.evict(store.name)
-                assert term.lost.wait(store.patience)
+                assert term.ended.wait(store.patience)
                 term.check()
         return led
 

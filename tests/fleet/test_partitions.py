@@ -57,7 +57,7 @@ class Diary:
         self.lines.append(("assign", partition.number, partition.token))
 
     def revoke(self, partition: Partition) -> None:
-        self.lines.append(("lost" if partition.lost else "revoke", partition.number, partition.token))
+        self.lines.append(("lost" if partition.ended else "revoke", partition.number, partition.token))
 
     def of(self, number: int) -> list[str]:
         return [what for what, each, _ in self.lines if each == number]
@@ -84,7 +84,7 @@ def test_a_partition_is_revoked_before_it_is_assigned_elsewhere(connect: Callabl
     def slowly(partition: Partition) -> None:
         revoking.set()
         assert finish.wait(PATIENCE)
-        assert not partition.lost, "it is kept for as long as it takes"
+        assert not partition.ended, "it is kept for as long as it takes"
         old.revoke(partition)
 
     with Partitions(connect(), "orders", 2, assign=old.assign, revoke=slowly) as one:
@@ -173,7 +173,7 @@ def test_a_worker_that_lost_its_membership_joins_again(connect: Callable[[], syn
 
 
 def test_work_runs_while_a_partition_is_owned_and_guards_find_its_lease(connect: Callable[[], sync.Locks]) -> None:
-    seen: dict[int, fencepost.Lease | None] = {}
+    seen: dict[int, fencepost.BaseLease | None] = {}
     mine = Partitions(connect(), "orders", 2)
 
     def work(partition: Partition) -> None:

@@ -43,7 +43,7 @@ def main(options: dict[str, Any]) -> None:
         say("acquired", partition, asked=partition.lease.since, ttl=partition.lease.ttl)
 
     def revoked(partition: Owned[Any]) -> None:
-        say("lost" if partition.lease.over else "releasing", partition, why=partition.lease.over)
+        say("lost" if partition.lease.reason else "releasing", partition, why=partition.lease.reason)
 
     def count_up(partition: Owned[Any]) -> Generator[dict[str, Any] | float, Any, None]:
         """One increment: yields an access for its answer, or seconds to work."""
@@ -95,7 +95,7 @@ def _blocking(partition: fleet.Partition, address: str, count_up: Any) -> None:
             except StopIteration:
                 pass
     except Refused:
-        partition.lost.wait()  # the resource knew first
+        partition.ended.wait()  # the resource knew first
     finally:
         client.close()
 
@@ -114,7 +114,7 @@ async def _async(locks: dict[str, Any], options: dict[str, Any], shared: dict[st
                 except StopIteration:
                     pass
         except Refused:
-            await partition.lost.wait()
+            await partition.ended.wait()
         finally:
             client.close()
 

@@ -13,8 +13,8 @@ from sqlalchemy.pool import NullPool
 from fencepost.errors import ConfigError, StaleToken, TokenLeap
 from fencepost.guards import column
 from fencepost.guards.policy import Policy
-from fencepost.lease import Grant, Lease
 from fencepost.rule import MAX_TOKEN, Stamp
+from tests.harness.leases import lease as lease_of
 
 
 def _psycopg(postgres_url: str, sqlite_path: str) -> Any:
@@ -57,7 +57,7 @@ def row(conn: Any, key: dict[str, str]) -> tuple[int, int]:
 
 
 def test_one_token_stands_for_one_write(conn: Any, key: dict[str, str]) -> None:
-    column.write(conn, "account", key, {"balance": 50}, Lease("a", "ann", Grant(2**53, 60, 0), lambda: 0))
+    column.write(conn, "account", key, {"balance": 50}, lease_of("a", "ann", 2**53))
     assert row(conn, key) == (50, 2**53)
     for token in (2**53, 2**53 - 1):
         with pytest.raises(StaleToken) as caught:

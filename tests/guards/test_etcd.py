@@ -12,9 +12,9 @@ import pytest
 from fencepost.errors import BackendError, ConfigError, StaleToken
 from fencepost.guards.etcd import Guard, text
 from fencepost.guards.policy import Policy
-from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
 from fencepost_lab.servers import Etcd, http_json
+from tests.harness.leases import lease as lease_of
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE, until
 
@@ -69,7 +69,7 @@ def test_a_ticket_fits_into_the_transaction_of_any_client(guard: Guard, etcd_ser
 
 
 def test_transactions_of_many_threads_are_all_made(guard: Guard, thing: str) -> None:
-    held = Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    held = lease_of("lock", "ann", 5)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: guard.transact(thing, held, success=[put(f"{thing}/{n}", "x")]), range(12)))
     assert [guard.peek(f"{thing}/{n}") for n in range(12)] == [b"x"] * 12

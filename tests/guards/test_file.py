@@ -9,9 +9,9 @@ import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken, TokenClash
 from fencepost.guards.file import Guard
-from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
 from tests.harness.child import Child
+from tests.harness.leases import lease as lease_of
 
 WRITER = """
 import os, signal, sys
@@ -53,7 +53,7 @@ def test_updates_of_many_processes_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_updates_of_threads_under_one_lease_lose_nothing(tmp_path: Path) -> None:
-    guard, held = Guard(tmp_path), Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    guard, held = Guard(tmp_path), lease_of("lock", "ann", 5)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: guard.update("thing", lambda before: b"%d" % (int(before or 0) + 1), held), range(40)))
     assert guard.peek("thing") == b"40"
@@ -126,7 +126,7 @@ def test_a_change_may_write_other_resources_and_not_its_own(tmp_path: Path) -> N
     def read_again(before: bytes | None) -> bytes | None:
         return guard.read("thing", held)
 
-    held = Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    held = lease_of("lock", "ann", 5)
     guard = Guard(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(guard.update, "thing", move, held).result(timeout=30)

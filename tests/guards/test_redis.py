@@ -15,10 +15,11 @@ from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleTok
 from fencepost.events import Event
 from fencepost.guards.policy import Policy
 from fencepost.guards.redis import Done, Guard
-from fencepost.lease import Grant, Lease
+from fencepost.lease import BaseLease
 from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import Redis
+from tests.harness.leases import lease as lease_of
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import until
 
@@ -34,8 +35,8 @@ def guard(client: Any) -> Guard:
     return Guard(client)
 
 
-def lease(token: int, holder: str = "ann") -> Lease:
-    return Lease("lock", holder, Grant(token, 60, 0), lambda: 0)
+def lease(token: int, holder: str = "ann") -> BaseLease:
+    return lease_of("lock", holder, token)
 
 
 def test_any_command_runs_inside_the_script(guard: Guard, client: Any, thing: str) -> None:

@@ -12,9 +12,9 @@ from botocore.exceptions import ClientError
 from fencepost.errors import BackendError, ReplayMismatch, StaleToken
 from fencepost.guards.policy import Policy
 from fencepost.guards.s3 import Guard
-from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp
 from fencepost_lab.faults.proxy import Proxy
+from tests.harness.leases import lease as lease_of
 from tests.harness.object_store import Fault, ObjectStore, s3_client
 
 
@@ -138,9 +138,7 @@ def test_an_update_whose_answer_was_lost_is_made_once(
     ):
         proxy.drop_after(b"fencepost 1 ")
         guard = Guard(own, bucket, policy=Policy(mode))
-        guard.update(
-            thing, lambda before: b"%d" % (int(before or 0) + 1), Lease("a", "ann", Grant(5, 60, 0), lambda: 0)
-        )
+        guard.update(thing, lambda before: b"%d" % (int(before or 0) + 1), lease_of("a", "ann", 5))
         assert not proxy._traps, "the answer was to be lost"
     assert Guard(client, bucket).peek(thing) == b"2"
 
@@ -191,7 +189,7 @@ def test_an_object_that_vanishes_in_between_is_made_anew(
 
 
 def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: Guard, thing: str) -> None:
-    held = Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    held = lease_of("lock", "ann", 5)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: guard.update(thing, lambda before: (before or b"") + b".", held), range(12)))
     assert guard.peek(thing) == b"." * 12

@@ -11,8 +11,8 @@ import pytest
 from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleToken, TokenClash
 from fencepost.events import Event
 from fencepost.guards import sqlite
-from fencepost.lease import Grant, Lease
 from fencepost.rule import Stamp, Verdict
+from tests.harness.leases import lease as lease_of
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def balance(conn: sqlite3.Connection) -> int:
 
 
 def test_mark_and_write_commit_together(conn: sqlite3.Connection, path: Path) -> None:
-    lease = Lease("lock", "ann", Grant(5, 60, 0), lambda: 0)
+    lease = lease_of("lock", "ann", 5)
     with conn:
         sqlite.admit(conn, "account/42", lease)
         conn.execute("UPDATE account SET balance = 50")

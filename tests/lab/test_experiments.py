@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fencepost
+import fencepost_lab
 from fencepost_lab.experiments import chosen, experiments
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import load
@@ -18,7 +19,7 @@ from tests.lab.command import held, lab, needs
 
 pytestmark = pytest.mark.timeout(300)
 
-PACKAGE = Path(fencepost.__file__).parent
+PACKAGES = [Path(str(package.__file__)).parent for package in (fencepost, fencepost_lab)]
 
 
 def test_every_experiment_says_what_it_asks_and_claims() -> None:
@@ -70,25 +71,25 @@ def test_fencing_only_the_writes_loses_an_update(tmp_path: Path) -> None:
 
 MUTANTS = {
     "the resource no longer asks its guard": (
-        "resource/store.py",
+        "fencepost/resource/store.py",
         "fresh = ledger.admit(key, offer, data, hook, self._policy)",
         "fresh = True",
         "pause",
     ),
     "the resource's fence cannot be switched off": (
-        "resource/store.py",
+        "fencepost/resource/store.py",
         'None if fence else Policy("shadow")',
         "None",
         "pause",
     ),
     "the worker's fence cannot be switched off": (
-        "lab/worker.py",
+        "fencepost_lab/stage/worker.py",
         "value.encode(), lease.headers() if job.fence else None",
         "value.encode(), lease.headers()",
         "pause",
     ),
     "the release script compares nothing": (
-        "backends/redis/lua/release.lua",
+        "fencepost/backends/redis/lua/release.lua",
         "if value == ARGV[1] then",
         "if value then",
         "release",
@@ -102,8 +103,9 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
     file, place, instead, experiment = MUTANTS[mutant]
     if experiment == "release":
         needs("REDIS_SERVER")
-    shutil.copytree(PACKAGE, tmp_path / "fencepost")  # with its bytecode: only what is broken is compiled again
-    broken = tmp_path / "fencepost" / file
+    for package in PACKAGES:  # with their bytecode: only what is broken is compiled again
+        shutil.copytree(package, tmp_path / package.name)
+    broken = tmp_path / file
     text = broken.read_text("utf-8")
     assert text.count(place) == 1, f"{file} no longer has {place!r}"
     broken.write_text(text.replace(place, instead), "utf-8")

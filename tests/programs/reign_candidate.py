@@ -49,7 +49,7 @@ def run(url: str, name: str, ttl: float, label: str, path: str) -> None:
                 try:
                     write(conn, term, label)
                     print(term.token, flush=True)
-                    while not term.lost.wait(0.005):
+                    while not term.ended.wait(0.005):
                         write(conn, term, label)
                 except StaleToken:
                     continue  # replaced, and not yet told: the guard was first to know

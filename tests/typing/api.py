@@ -38,7 +38,7 @@ def blocking() -> None:
         assert_type(lease, sync.Lease)
         assert_type(lease.token, int)
         assert_type(lease.remaining, float)
-        assert_type(lease.lost.wait(1), bool)
+        assert_type(lease.ended.wait(1), bool)
         assert_type(lease.headers(), dict[str, str])
         given: fencepost.Lease = lease
         given.check()
@@ -66,7 +66,7 @@ async def awaited() -> None:
         assert_type(locks, aio.Locks)
         async with locks.lock("account/42", ttl=15) as lease:
             assert_type(lease, aio.Lease)
-            assert_type(await lease.lost.wait(), bool)
+            assert_type(await lease.ended.wait(), bool)
         assert_type(await locks.try_acquire("account/42"), aio.Lease | None)
 
         @locks.lock("nightly")

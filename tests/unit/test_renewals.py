@@ -17,6 +17,7 @@ from fencepost.backend import Hold, Renewal
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.errors import LeaseLost
+from fencepost.lease import Reason
 from fencepost.locks import Core
 from tests.harness.faulty import Bench, Faulty, fault
 from tests.harness.waiting import PATIENCE, until
@@ -55,7 +56,7 @@ def test_no_answer_keeps_the_old_deadline_and_is_asked_again_until_it_passes(ben
     bench.backend.renewing = [silent]
     lease = bench.locks.acquire("a", ttl=1.0)
     deadline = lease.deadline
-    assert lease.lost.wait(PATIENCE)
+    assert lease.ended.wait(PATIENCE)
     assert lease.deadline == deadline
     until(lambda: "lost" in bench.kinds(), "the news")
     assert bench.kinds().count("unrenewed") >= 2
@@ -83,7 +84,7 @@ def test_a_store_that_hangs_does_not_delay_the_news(bench: Bench) -> None:
     stuck = threading.Event()
     bench.backend.renewing = [hangs(stuck)]
     lease = bench.locks.acquire("a", ttl=SHORT)
-    assert lease.lost.wait(PATIENCE)
+    assert lease.ended.wait(PATIENCE)
     until(lambda: "lost" in bench.kinds(), "the news, while the store still hangs", deadline=PATIENCE / 2)
     stuck.set()
     assert lease.lost, "an answer that comes too late changes nothing"
@@ -96,7 +97,7 @@ def test_a_store_that_hangs_does_not_hold_up_leases_that_come_later(bench: Bench
     first = bench.locks.acquire("a", ttl=SHORT)
     until(lambda: len(bench.backend.batches) == 1, "the first renewal")
     second = bench.locks.acquire("b")
-    assert first.lost.wait(PATIENCE)
+    assert first.ended.wait(PATIENCE)
     renewed(bench, "b")
     second.check()
     stuck.set()
@@ -142,8 +143,8 @@ def test_a_backend_reports_a_loss_from_any_thread(bench: Bench) -> None:
     lease = bench.locks.acquire("a", ttl=60)
     other = bench.locks.acquire("b", ttl=60)
     threading.Thread(target=bench.backend.report, args=(lease.holder, "the session is gone")).start()
-    assert lease.lost.wait(PATIENCE)
-    assert lease.over == "the session is gone"
+    assert lease.ended.wait(PATIENCE)
+    assert (lease.reason, lease._why) == (Reason.GONE, "the session is gone")
     bench.backend.report("unknown holder", "nobody")
     other.check()
 
@@ -151,8 +152,8 @@ def test_a_backend_reports_a_loss_from_any_thread(bench: Bench) -> None:
 def test_what_a_batch_says_of_each_lease_reaches_that_one(bench: Bench) -> None:
     kept, gone = bench.locks.acquire("kept"), bench.locks.acquire("gone")
     bench.locks.evict("gone")
-    assert gone.lost.wait(PATIENCE)
-    assert gone.over == "the store gave it away or lost it"
+    assert gone.ended.wait(PATIENCE)
+    assert gone.reason is Reason.GONE
     renewed(bench, "kept")
     kept.check()
 
@@ -176,7 +177,7 @@ def test_a_manual_clock_decides_what_is_over() -> None:
     lease.check()
     now[0] += 0.001
     assert lease.lost
-    assert lease.lost.wait(inf)
+    assert lease.ended.wait(inf)
 
 
 async def test_the_asyncio_service_survives_a_store_that_hangs() -> None:

@@ -58,10 +58,13 @@ async def hold(
 async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[int, str]:
     """Wait for the command's end, and bring it about if the lease is lost first: its exit code, and why it was lost."""
     ended = asyncio.create_task(child.wait())
-    losing = asyncio.create_task(lease.lost.wait())
+    losing = asyncio.create_task(lease.ended.wait())
     await asyncio.wait([ended, losing], return_when=asyncio.FIRST_COMPLETED)
-    why = lease.over
-    if why:
+    why = ""
+    try:
+        lease.check()
+    except LeaseLost as lost:
+        why = lost.reason
         print(f"fencepost: lease on {lease.name!r} is lost: {why}; ending the command", file=sys.stderr, flush=True)
         await child.end(grace)
     losing.cancel()

@@ -46,9 +46,14 @@ class Partition(Owned[sync.Lease]):
         return Stop(self)
 
     @property
-    def lost(self) -> sync.Lost:
-        """Waitable, and true, once another worker may own the partition: what is written now is refused."""
+    def lost(self) -> bool:
+        """Whether the lease was lost, so that another worker may own the partition already."""
         return self.lease.lost
+
+    @property
+    def ended(self) -> sync.Ended:
+        """Set, and waited for, once the lease is over."""
+        return self.lease.ended
 
 
 class Partitions:
@@ -59,7 +64,7 @@ class Partitions:
 
     Shares differ by at most one partition; few move when a worker comes or goes. ``assign(partition)`` is
     called when one has become this worker's; ``revoke(partition)`` once for each that was assigned, before it
-    is released: the next owner waits until it returns. If ``partition.lost``, it is too late for that. Both
+    is released: the next owner waits until it returns. If ``partition.ended``, it is too late for that. Both
     are called on a thread of the partition's own. An error in them is logged; after one in ``assign`` the
     partition is given up, and asked for again later. All workers of a group must agree on ``count``.
 

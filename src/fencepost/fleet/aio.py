@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -46,9 +47,14 @@ class Partition(Owned[aio.Lease]):
         return Stop(self)
 
     @property
-    def lost(self) -> aio.Lost:
-        """Waitable, and true, once another worker may own the partition: what is written now is refused."""
+    def lost(self) -> bool:
+        """Whether the lease was lost, so that another worker may own the partition already."""
         return self.lease.lost
+
+    @property
+    def ended(self) -> aio.Ended:
+        """Set, and waited for, once the lease is over."""
+        return self.lease.ended
 
 
 class Partitions:
@@ -137,7 +143,7 @@ class Partitions:
                 await settle(self._assign(partition))
 
     async def _perform(self, partition: Partition) -> None:
-        if self._work is None or partition.lost:
+        if self._work is None or partition.ended:
             return
         work: object = self._work(partition)
         if not inspect.isawaitable(work):
@@ -146,19 +152,12 @@ class Partitions:
                 "work that blocks"
             )
         body = asyncio.ensure_future(work)
-        stop = partition.lease._on_loss
-
-        def lost() -> None:
-            body.cancel("the lease is lost")
-            if stop is not None:
-                stop()
-
-        partition.lease._on_loss = lost
+        partition.lease._on_loss.append(partial(body.cancel, "the lease is lost"))
         with _failing():
             try:
                 await body
             except asyncio.CancelledError:
-                if not partition.lost or _cancelled():
+                if not partition.ended or _cancelled():
                     raise
 
     async def _end(self, partition: Partition) -> None:

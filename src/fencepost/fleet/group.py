@@ -16,10 +16,10 @@ from fencepost import check
 from fencepost.driver import Signal
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
 from fencepost.fleet import plan
+from fencepost.lease import BaseLease
 from fencepost.locks import GRACE, Core
-from fencepost.renewals import Held
 
-L = TypeVar("L", bound=Held)
+L = TypeVar("L", bound=BaseLease)
 
 
 class Owned(Generic[L]):
@@ -43,7 +43,7 @@ class Owned(Generic[L]):
         return self.lease.token
 
     def _stopping(self) -> bool:
-        return self._signal.is_set() or bool(self.lease.over)
+        return self._signal.is_set() or bool(self.lease.reason)
 
     async def _until_stop(self, timeout: float | None = None) -> bool:
         """Wait until the work should end, because the partition moves or its lease is over."""
@@ -127,7 +127,7 @@ class Group(Generic[L, P]):
     def __iter__(self) -> Iterator[P]:
         """The partitions that are owned right now, by number."""
         held = [slot.owned for _, slot in sorted(self._slots.copy().items())]
-        return iter([owned for owned in held if owned is not None and not owned.lease.over])
+        return iter([owned for owned in held if owned is not None and not owned.lease.reason])
 
     async def join(self) -> None:
         """Become a member, and begin to own partitions; whatever it raises, this worker is none."""
@@ -190,7 +190,7 @@ class Group(Generic[L, P]):
         self._membership = lease = await self._acquire(self._place, timeout)
         if lease is None:
             return False
-        lease._on_loss = self._nudge.set
+        lease._on_loss.append(self._nudge.set)
         return True
 
     async def _resign(self) -> None:
@@ -227,7 +227,7 @@ class Group(Generic[L, P]):
 
     async def _look(self) -> float:
         """See who is there, and follow the plan; how long it may take until the next look."""
-        if (self._membership is None or self._membership.over) and not await self._enroll(self._patience):
+        if (self._membership is None or self._membership.reason) and not await self._enroll(self._patience):
             return self._patience
         found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
         if self._mark not in found.members and self._membership is not None:
@@ -246,7 +246,7 @@ class Group(Generic[L, P]):
         """The partitions to take or keep; whoever serves another is told to stop."""
         slots = self._slots.copy()
         # What the listing says of this worker may be old; it knows itself.
-        mine = {number for number, slot in slots.items() if slot.owned is not None and not slot.owned.lease.over}
+        mine = {number for number, slot in slots.items() if slot.owned is not None and not slot.owned.lease.reason}
         owned = {
             mark: held
             if mine.isdisjoint(held) and not (held and held[-1] >= self.count)
@@ -275,7 +275,7 @@ class Group(Generic[L, P]):
         try:
             lease = await self._claim(number, slot)
             if lease is not None:
-                lease._on_loss = slot.signal.set
+                lease._on_loss.append(slot.signal.set)
                 slot.owned = owned = self._owned(number, lease, slot.signal)
                 fine = await self._hold(owned)
                 await self._core._release_quietly(lease)
@@ -321,7 +321,7 @@ class Group(Generic[L, P]):
             await owned._until_stop()
         except _FAILURES as error:
             # One that finds itself replaced has been told so in the way that is meant.
-            if not (owned.lease.over and isinstance(error, (LeaseLost, Refused))):
+            if not (owned.lease.reason and isinstance(error, (LeaseLost, Refused))):
                 _log.exception("the work on %s failed; it is given up, and asked for again later", owned.name)
                 fine = False
         try:

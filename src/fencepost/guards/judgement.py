@@ -11,12 +11,12 @@ from fencepost import ambient, check
 from fencepost.errors import refusal
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.policy import STRICT, Policy
-from fencepost.lease import Lease, Offer, Signed, entry, stamp
+from fencepost.lease import BaseLease, Offer, Signed, entry, stamp
 from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
 _gate = threading.Lock()
-_turns: WeakKeyDictionary[Lease, AbstractContextManager[bool]] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[BaseLease, AbstractContextManager[bool]] = WeakKeyDictionary()
 
 
 class Decision(NamedTuple):
@@ -64,7 +64,7 @@ class Access:
     @property
     def leased(self) -> bool:
         """Whether the offer is a lease, which has another stamp to give."""
-        return isinstance(self._offer, Lease)
+        return isinstance(self._offer, BaseLease)
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
@@ -85,7 +85,7 @@ class Access:
     @contextmanager
     def turn(self, *, blocking: bool = True) -> Iterator[None]:
         """Threads that share a lease take their stamps and are judged one after the other inside this."""
-        if not (blocking and isinstance(self._offer, Lease)):
+        if not (blocking and isinstance(self._offer, BaseLease)):
             yield
             return
         with _gate:
@@ -132,7 +132,7 @@ class Access:
         if keys is None:
             return True
         claim, signature, name = entry(self._offer), "", self._resource
-        if isinstance(self._offer, Lease):
+        if isinstance(self._offer, BaseLease):
             signature, name = self._offer.signature, self._offer.name
         elif isinstance(self._offer, Signed):
             signature = self._offer.signature

@@ -22,7 +22,7 @@ from fencepost import check
 from fencepost.driver import run as _run
 from fencepost.driver import settle
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
-from fencepost.lease import Lease
+from fencepost.lease import BaseLease
 from fencepost.saga import ledger, moves
 from fencepost.saga.ledger import Record, State
 from fencepost.saga.step import Compensated, Step, Stuck, Task, plain, word
@@ -166,7 +166,7 @@ class Saga:
         if args not in (..., None) and record.args != plain(args, "args"):
             raise ConfigError(f"saga {self.name} {record.id} was begun with other args: {record.args!r}")
 
-    async def _drive(self, conn: Any, record: Record, lease: Lease) -> dict[str, Any]:
+    async def _drive(self, conn: Any, record: Record, lease: BaseLease) -> dict[str, Any]:
         cause: Exception | None = None
         while record.state in ("running", "compensating") and record.step is not None:
             step = self.steps[record.step]
@@ -185,7 +185,7 @@ class Saga:
             raise Stuck(self.name, record.id, record.trouble or "") from cause
         raise Compensated(self.name, record.id, record.error or "") from cause
 
-    async def _outside(self, conn: Any, record: Record, lease: Lease, step: Step) -> Record:
+    async def _outside(self, conn: Any, record: Record, lease: BaseLease, step: Step) -> Record:
         """A step whose effect is elsewhere: noted before it may happen, called in no transaction, and noted after."""
         if record.state == "running" and record.begun != step.name:
             async with ledger.moving(conn, record, lease) as record:
@@ -196,7 +196,7 @@ class Saga:
             moves.performed(record, step.name, result)
         return record
 
-    async def _inside(self, conn: Any, record: Record, lease: Lease, step: Step) -> Record:
+    async def _inside(self, conn: Any, record: Record, lease: BaseLease, step: Step) -> Record:
         """A step in this database, which may refuse it as late as when it is committed: then it failed, too."""
         try:
             async with ledger.moving(conn, record, lease) as record:
@@ -209,7 +209,7 @@ class Saga:
             raise
         return record
 
-    async def _call(self, record: Record, lease: Lease, step: Step, conn: Any) -> Any:
+    async def _call(self, record: Record, lease: BaseLease, step: Step, conn: Any) -> Any:
         forward = record.state == "running"
         call = step.do if forward else step.undo
         if call is None:
@@ -226,7 +226,7 @@ class Saga:
             raise _Failed(error) from error
 
 
-def _replaced(error: Exception, lease: Lease) -> bool:
+def _replaced(error: Exception, lease: BaseLease) -> bool:
     """Whether an error says that this coordinator was replaced, and not who holds another lock under the same token."""
     if isinstance(error, LeaseLost):
         return (error.name, error.token) == (lease.name, lease.token)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from fencepost.driver import settle
 from fencepost.guards import postgres, sqlite
-from fencepost.lease import Lease
+from fencepost.lease import BaseLease
 from fencepost.once import rows
 from fencepost.sql.connections import is_sqlite, opened
 from fencepost.sql.postgres import state
@@ -85,7 +85,7 @@ def resource(saga: str, id: str) -> str:
 
 
 @asynccontextmanager
-async def moving(conn: Any, start: Record, lease: Lease) -> AsyncIterator[Record]:
+async def moving(conn: Any, start: Record, lease: BaseLease) -> AsyncIterator[Record]:
     """A transaction in which the holder of the saga's lease, and nobody else, moves it; ``start`` if it is new.
 
     Raises the Refused of a holder that was replaced: then nothing was changed.

@@ -7,7 +7,7 @@ from typing import Any
 
 from fencepost import check
 from fencepost.errors import ConfigError, FencepostError
-from fencepost.lease import Lease
+from fencepost.lease import BaseLease
 
 
 class Compensated(FencepostError):
@@ -45,7 +45,7 @@ class Task:
     """The same at every attempt at this step of this saga: the Idempotency-Key for effects elsewhere."""
     conn: Any
     """The connection, inside the transaction that also records the step; None for an external step."""
-    lease: Lease
+    lease: BaseLease
 
     def headers(self) -> dict[str, str]:
         """For requests to other services: the key, and the stamp by which a guard there refuses a zombie."""

@@ -99,7 +99,7 @@ def test_a_destroyed_session_ends_its_lease(server: Consul) -> None:
         lease = locks.acquire("x")
         for each in sessions(server):
             http_json(server.port, "PUT", f"/v1/session/destroy/{each['ID']}")
-        assert lease.lost.wait(PATIENCE)
+        assert lease.ended.wait(PATIENCE)
         assert lease.release() is False
         assert locks.acquire("x", timeout=PATIENCE).token > lease.token
 

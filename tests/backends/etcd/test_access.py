@@ -41,7 +41,7 @@ def url(server: Etcd, login: str) -> str:
 def test_a_user_locks_what_its_role_allows(guarded: Etcd) -> None:
     with fencepost.connect(url(guarded, "me:s3cret"), ttl=2) as locks:
         with locks.lock("mine/1") as lease:
-            assert lease.lost.wait(2.5) is False, "it is renewed"
+            assert lease.ended.wait(2.5) is False, "it is renewed"
             assert locks.try_acquire("mine/1") is None
         with pytest.raises(BackendError, match="permission denied") as raised:
             locks.acquire("others/1")
@@ -72,7 +72,7 @@ def test_an_expired_login_is_renewed(guarded: Etcd) -> None:
         waits = iter(range(1, 10))
 
         def renewed() -> bool:
-            assert locks.acquire("mine/2", renew=False).lost.wait(next(waits)) is False
+            assert locks.acquire("mine/2", renew=False).ended.wait(next(waits)) is False
             assert locks.acquire("mine/1").release()
             assert locks.evict("mine/2")
             return bool(rpc._login != first)

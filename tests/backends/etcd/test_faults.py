@@ -138,7 +138,7 @@ def test_an_outage_is_loss_by_the_deadline_and_only_a_delay_to_waiters(server: E
                 assert waiter.queued()
                 with outage(kind, server, proxy) as happened:
                     until(happened, "it happens")
-                    assert lease.lost.wait(PATIENCE), "it knows by its deadline, and not from the store"
+                    assert lease.ended.wait(PATIENCE), "it knows by its deadline, and not from the store"
                     assert not waiter.tokens
                 assert waiter.served()
                 assert waiter.tokens[0] > lease.token
@@ -170,7 +170,7 @@ def test_asyncio_survives_a_restart_too(server: Etcd) -> None:
             waiter = asyncio.create_task(others.acquire(name, timeout=LONG))
             await asyncio.to_thread(queued, watcher, name)
             server.kill()
-            assert await lease.lost.wait(PATIENCE)
+            assert await lease.ended.wait(PATIENCE)
             await asyncio.to_thread(server.restart)
             async with asyncio.timeout(PATIENCE):
                 got = await waiter

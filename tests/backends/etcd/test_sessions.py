@@ -126,7 +126,7 @@ def test_a_revoked_session_is_news_to_all_its_holders_and_to_nobody_else(server:
             identity = f"{lease['id']:x}"
             if etcdctl(server.url, "lease", "timetolive", identity)["granted-ttl"] == 2:
                 etcdctl(server.url, "lease", "revoke", identity)
-        assert all(lease.lost.wait(PATIENCE) for lease in held)
+        assert all(lease.ended.wait(PATIENCE) for lease in held)
         other.check()
         assert locks.acquire("lock-0", timeout=PATIENCE).token > held[0].token
 
@@ -136,7 +136,7 @@ def test_whoever_finds_a_session_gone_tells_all_its_holders(server: Etcd, locks:
     (lease,) = etcdctl(server.url, "lease", "list")["leases"]
     etcdctl(server.url, "lease", "revoke", f"{lease['id']:x}")
     assert locks.acquire("another").release(), "under a session of its own"
-    assert held.lost.wait(PATIENCE), "long before its ttl, and although it is not renewed"
+    assert held.ended.wait(PATIENCE), "long before its ttl, and although it is not renewed"
 
 
 def test_a_waiter_whose_key_was_deleted_does_not_hold_the_lock_beside_another(server: Etcd, locks: sync.Locks) -> None:
@@ -217,7 +217,7 @@ def test_sessions_are_kept_alive_once_there_are_threads_for_it(
                     locks.acquire("a")
         holder = locks.acquire("a")
         first = holder.deadline
-        until(lambda: holder.deadline > first + 1 or bool(holder.over), "it is renewed, or lost")
+        until(lambda: holder.deadline > first + 1 or bool(holder.ended), "it is renewed, or lost")
         holder.check()
         assert len(refused) == 2
         assert holder.release()

@@ -70,7 +70,7 @@ def test_a_hold_that_ran_out_while_the_server_was_down_goes_to_the_next(server: 
     with fencepost.connect(server.url, ttl=LONG) as locks:
         holder, waiter = in_turn(locks, locks, name, ttl=0.5)
         server.kill()
-        assert holder.lost.wait(PATIENCE)
+        assert holder.ended.wait(PATIENCE)
         server.start()
         assert waiter.result(PATIENCE).token > holder.token
         assert not holder.release()
@@ -80,7 +80,7 @@ def test_a_holder_knows_of_its_loss_by_its_deadline_while_the_server_is_frozen(s
     with fencepost.connect(server.url, ttl=LONG) as locks:
         holder, waiter = in_turn(locks, locks, name, ttl=0.6)
         with server.paused():
-            assert holder.lost.wait(PATIENCE)
+            assert holder.ended.wait(PATIENCE)
             with pytest.raises(fencepost.LeaseLost):
                 holder.check()
         assert waiter.result(PATIENCE).token > holder.token
@@ -110,7 +110,7 @@ def test_a_cut_connection_is_lost_in_time_and_replaced(server: Postgres, name: s
         with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
             holder, waiter = in_turn(others, locks, name, ttl=1.0)
             proxy.cut()
-            assert holder.lost.wait(PATIENCE)
+            assert holder.ended.wait(PATIENCE)
             assert proxy.held, "renewals were on their way"
             proxy.mend()
             lease = waiter.result(PATIENCE)
@@ -171,7 +171,7 @@ def test_whoever_is_cancelled_while_nothing_gets_through_is_cancelled(server: Po
                 holder = others.acquire(name, ttl=8, renew=False)
                 victim = asyncio.create_task(locks.acquire(name))
                 await asyncio.to_thread(line, others, name, 1)
-                assert not holder.over
+                assert not holder.ended
             proxy.cut()
             if not waits:
                 victim = asyncio.create_task(locks.acquire(name))

@@ -61,7 +61,7 @@ def test_a_role_that_may_not_create_is_told_what_to_do(server: Postgres, schema:
     with session(server) as other:
         other.execute(f"CREATE ROLE {schema} LOGIN")
     url = f"{server.url.replace('postgres@', schema + '@')}?schema={schema}"
-    with fencepost.connect(url) as locks, pytest.raises(BackendError, match=r"sql/postgres\.sql") as raised:
+    with fencepost.connect(url) as locks, pytest.raises(BackendError, match=r"postgres/schema\.sql") as raised:
         locks.acquire("one")
     assert not raised.value.ambiguous
 

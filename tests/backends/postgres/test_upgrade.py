@@ -153,7 +153,7 @@ def test_who_was_granted_the_old_tables_may_use_the_new_ones(server: Postgres, s
         owner.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
         owner.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema}")
         owner.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")
-    with fencepost.connect(url, ttl=LONG) as locks, pytest.raises(BackendError, match=r"sql/postgres\.sql"):
+    with fencepost.connect(url, ttl=LONG) as locks, pytest.raises(BackendError, match=r"postgres/schema\.sql"):
         locks.acquire("one")
     assert revision(server, schema) == "", "who may not upgrade it leaves it alone"
     with fencepost.connect(f"{server.url}?schema={schema}") as owning:

@@ -136,9 +136,9 @@ def test_a_lock_whose_key_became_something_else_takes_no_other_lock_along(own_re
         leases = [locks.acquire(name, ttl=1.5) for name in ("a", "b", "c")]
         own_redis.client.delete("lock:a")
         own_redis.client.hset("lock:a", "no", "lock")
-        until(lambda: leases[0].over != "", "the first lease is lost")
+        until(lambda: leases[0].lost, "the first lease is lost")
         until(lambda: leases[1].deadline > leases[0].deadline + 1.5, "only the second is renewed")
-        assert [lease.over for lease in leases[1:]] == ["", ""]
+        assert [lease.reason for lease in leases[1:]] == [None, None]
         with pytest.raises(BackendError, match="WRONGTYPE"):
             locks.status("a")
 

@@ -82,8 +82,8 @@ def _quiet(statements: list[str]) -> bool:
 
 
 def _served(waiters: list[Waiter]) -> Iterator[sync.Lease]:
-    until(lambda: any(w.lease and not w.lease.lost for w in waiters), "one is served", watching=waiters)
-    yield from (w.lease for w in waiters if w.lease and not w.lease.lost)
+    until(lambda: any(w.lease and not w.lease.ended for w in waiters), "one is served", watching=waiters)
+    yield from (w.lease for w in waiters if w.lease and not w.lease.ended)
 
 
 def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

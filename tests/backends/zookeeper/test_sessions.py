@@ -13,6 +13,7 @@ from fencepost import aio, sync
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
 from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
+from fencepost.lease import Reason
 from fencepost_lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
 from fencepost_lab.servers.processes import HOST, Port, program
 from tests.backends.zookeeper.tools import LONG, kazoo
@@ -59,9 +60,9 @@ def test_a_lost_session_is_told_at_once(server: ZooKeeper) -> None:
             other.stop()
             other._session_id, other._session_passwd = identity
             other.start()
-        assert lease.lost.wait(PATIENCE)
+        assert lease.ended.wait(PATIENCE)
         assert boottime() < lease.deadline - LONG / 2, "long before its deadline"
-        assert "session expired" in lease.over
+        assert lease.reason is Reason.GONE
         with locks.lock("x", timeout=PATIENCE) as again:
             assert again.token > lease.token
 
@@ -71,7 +72,7 @@ def test_an_evicted_holder_that_was_renewed_once_is_told_at_once(server: ZooKeep
         lease = here.acquire("x")
         lease.renew()
         assert there.evict("x")
-        assert lease.lost.wait(PATIENCE)
+        assert lease.ended.wait(PATIENCE)
         assert boottime() < lease.deadline - LONG * 3 / 4, "long before its next renewal"
 
 
@@ -148,7 +149,7 @@ def test_a_follower_without_its_leader_confirms_nothing() -> None:
             leader.pause()
             try:
                 assert other.exists("/cut/x"), "the follower still answers"
-                assert lease.lost.wait(PATIENCE)
+                assert lease.ended.wait(PATIENCE)
                 assert boottime() - lease.deadline < 1.0
             finally:
                 leader.resume()

@@ -12,7 +12,7 @@ from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.lease import Lease
+from fencepost.lease import BaseLease
 from fencepost.locks import Core
 from fencepost.registry import ours
 
@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
     def headers(self) -> dict[str, str]:
         """The next access's stamp, if there is a token."""
-        return self.lease.headers() if isinstance(self.lease, Lease) else {}
+        return self.lease.headers() if isinstance(self.lease, BaseLease) else {}
 
 
 class Client(ABC):

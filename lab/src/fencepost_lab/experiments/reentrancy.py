@@ -38,7 +38,7 @@ class Dive:
             with lock as lease:
                 self.levels.append({"level": level, "token": lease.token, "remaining": lease.remaining})
                 self._look(lease)
-                lease.lost.wait(self.work)  # works, unless it loses its lease
+                lease.ended.wait(self.work)  # works, unless it loses its lease
                 self._look(lease)
                 if level < self.depth:
                     self.into(lock, level + 1)

@@ -92,7 +92,7 @@ def _play(url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds
             counts["raced"] += heir.token > lease.token
             counts["deleted"] += holds is None or holds.holder != heir.holder
             if (intruder := third.try_acquire(LOCK, ttl=60, renew=False)) is not None:
-                counts["intruders"] += not heir.over
+                counts["intruders"] += not heir.ended
                 intruder.release()
             else:
                 heir.release()

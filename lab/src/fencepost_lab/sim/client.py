@@ -6,8 +6,8 @@ from typing import Any
 
 from fencepost.errors import BackendError, FencepostError, LeaseLost, QueueFull
 from fencepost.events import Event
+from fencepost.lease import BaseLease
 from fencepost.locks import Core
-from fencepost.renewals import Held
 from fencepost.rule import Stamp
 from fencepost_lab.sim.backends import Embedded, GetThenDelete, Quorum, Remote
 from fencepost_lab.sim.driver import Cancelled, Task, Virtual
@@ -59,10 +59,10 @@ class Client:
         else:
             kind = GetThenDelete if settings.release == "getdel" else Remote
             backend = kind(driver, self._channel, self._service)
-        self.core: Core[Held] = Core(
-            backend, driver, Held, ttl=settings.ttl, queue_limit=100, hooks=[self._event], holders=self._holder
+        self.core: Core[BaseLease] = Core(
+            backend, driver, BaseLease, ttl=settings.ttl, queue_limit=100, hooks=[self._event], holders=self._holder
         )
-        self.lease: Held | None = None
+        self.lease: BaseLease | None = None
         self._value: tuple[int, int] | None = None
         self._jobs: list[Coroutine[Any, Any, None]] = []
         self._task: Task | None = None
@@ -89,7 +89,7 @@ class Client:
     def _tell(self, ev: str, **facts: Any) -> None:
         self.world.tell(ev, who=self.who, **facts)
 
-    def _until(self, lease: Held) -> float:
+    def _until(self, lease: BaseLease) -> float:
         return round(self.node.instant(lease.deadline), 6)
 
     # One thing after the other.
@@ -266,7 +266,7 @@ class Client:
             outcome = {"outcome": "refused", "verdict": answer[1], "seen": answer[2]}
         self._tell(ev, **_stamped(stamp), asked=asked, **facts, **outcome, attempts=attempts)
         lease = self.lease
-        if answer is not None and lease is not None and not lease.over and self._settings.bump and answer[2]:
+        if answer is not None and lease is not None and not lease.reason and self._settings.bump and answer[2]:
             # Its lease holds and still it is refused: the issuer lost its history.
             try:
                 await self.core.bump(self._service.lock, answer[2])

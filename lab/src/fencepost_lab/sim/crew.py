@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from fencepost.driver import Signal
 from fencepost.errors import BackendError, NotAcquired
 from fencepost.fleet.group import Group, Owned
+from fencepost.lease import BaseLease
 from fencepost.locks import Core
-from fencepost.renewals import Held
 from fencepost.rule import Stamp
 from fencepost_lab.sim.backends import Remote
 from fencepost_lab.sim.driver import Virtual
@@ -54,11 +54,12 @@ class Worker:
         self.driver = Virtual(self.node)
         self.channel = Channel(network, self.driver, 0.3 * size.ttl)
         network.join(self.node, self.channel.receive)
-        core: Core[Held] = Core(
-            Remote(self.driver, self.channel, service), self.driver, Held, ttl=size.ttl, queue_limit=1000, hooks=[],
+        core: Core[BaseLease] = Core(
+            Remote(self.driver, self.channel, service), self.driver, BaseLease,
+            ttl=size.ttl, queue_limit=1000, hooks=[],
             holders=lambda: f"{world.rng.getrandbits(128):032x}",
         )  # fmt: skip
-        self.group: Group[Held, Owned[Held]] = Group(
+        self.group: Group[BaseLease, Owned[BaseLease]] = Group(
             core, "orders", size.partitions, member=name, ttl=None, owned=_owned,
             begin=self._begin, work=self._work, end=self._end,
         )  # fmt: skip
@@ -68,7 +69,7 @@ class Worker:
     def hit(self) -> float | None:
         """Since when it is dead or frozen, or, cut off, has given up what it owned; None while it works."""
         member = self.group._membership
-        if self._down is None and self._hurts and member is not None and member.over:
+        if self._down is None and self._hurts and member is not None and member.reason:
             return min(self.node.instant(member.deadline), self.world.now)
         return self._down
 
@@ -129,17 +130,17 @@ class Worker:
 
     # What it does.
 
-    def _tell(self, ev: str, owned: Owned[Held], **facts: Any) -> None:
+    def _tell(self, ev: str, owned: Owned[BaseLease], **facts: Any) -> None:
         lease = owned.lease
         self.world.tell(ev, who=self.name, lock=lease.name, token=lease.token, holder=lease.holder, **facts)
 
-    async def _begin(self, owned: Owned[Held]) -> None:
+    async def _begin(self, owned: Owned[BaseLease]) -> None:
         self._tell("acquired", owned, asked=round(self.node.instant(owned.lease.since), 6), ttl=owned.lease.ttl)
 
-    async def _end(self, owned: Owned[Held]) -> None:
-        self._tell("lost" if owned.lease.over else "releasing", owned, why=owned.lease.over)
+    async def _end(self, owned: Owned[BaseLease]) -> None:
+        self._tell("lost" if owned.lease.reason else "releasing", owned, why=owned.lease.reason)
 
-    async def _work(self, owned: Owned[Held]) -> None:
+    async def _work(self, owned: Owned[BaseLease]) -> None:
         nap: Callable[[], float] = lambda: self._size.ttl * self.world.rng.uniform(0.1, 0.6)  # noqa: E731 - a dice
         while not owned._stopping():
             found = await self._ask("enter", owned, owned.lease.entry())
@@ -164,7 +165,7 @@ class Worker:
                 break
         await owned._until_stop()
 
-    async def _ask(self, do: str, owned: Owned[Held], stamp: Stamp, **facts: Any) -> Any:
+    async def _ask(self, do: str, owned: Owned[BaseLease], stamp: Stamp, **facts: Any) -> Any:
         who = {"who": self.name, "do": do, "key": owned.name}
         access = {**who, "token": stamp.token, "seq": stamp.seq, "holder": stamp.holder, **facts}
         try:
@@ -173,7 +174,7 @@ class Worker:
             return None
 
 
-def _owned(number: int, lease: Held, signal: Signal) -> Owned[Held]:
+def _owned(number: int, lease: BaseLease, signal: Signal) -> Owned[BaseLease]:
     return Owned(number, lease, signal)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from fencepost.driver import boottime
-from fencepost.errors import BackendError, ConfigError
+from fencepost.errors import BackendError, ConfigError, LeaseLost
 from fencepost.events import Hook
 from fencepost.sync import Lease, Locks, connect
 from fencepost_lab.servers.freeze import freeze
@@ -71,12 +71,16 @@ class Worker:
             if not self._write(lease, number):
                 break
         self._step("release")
-        why = lease.over
+        why = "it was replaced before it was released"
+        try:
+            lease.check()
+        except LeaseLost as lost:
+            why = lost.reason
         if lease.release():
             self._say("released", token=lease.token)
         else:
             self.tally.lost += 1
-            self._say("lost", token=lease.token, reason=why or "it was replaced before it was released")
+            self._say("lost", token=lease.token, reason=why)
 
     def _write(self, lease: Lease, number: int) -> bool:
         """Read, change and write back once; False if the resource refused."""

@@ -1,0 +1,170 @@
+"""A lease by itself: how it ends, its own block, and the margin."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost import Reason, aio, ambient, sync
+from fencepost.errors import BackendError, ConfigError, LeaseLost
+from tests.harness.faulty import Bench, fault
+from tests.harness.isolated import in_fork, isolated
+from tests.harness.waiting import PATIENCE
+
+State = tuple[bool, bool, bool, Reason | None]
+
+
+def state(lease: sync.Lease | aio.Lease) -> State:
+    return bool(lease.ended), lease.lost, lease.released, lease.reason
+
+
+@pytest.fixture
+def locks() -> Iterator[sync.Locks]:
+    with fencepost.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        yield locks
+
+
+def test_a_lease_that_holds_has_no_reason_to_be_over(locks: sync.Locks) -> None:
+    assert state(locks.acquire("a")) == (False, False, False, None)
+
+
+def test_a_release_is_no_loss(locks: sync.Locks) -> None:
+    lease = locks.acquire("a")
+    assert lease.release()
+    assert state(lease) == (True, False, True, Reason.RELEASED)
+    assert not lease.release()
+    assert state(lease) == (True, False, True, Reason.RELEASED)
+
+
+def test_a_deadline_that_passed_is_a_loss(locks: sync.Locks) -> None:
+    lease = locks.acquire("a", ttl=0.05, renew=False)
+    assert lease.ended.wait(PATIENCE)
+    assert state(lease) == (True, True, False, Reason.EXPIRED)
+    lease.release()
+    assert state(lease) == (True, True, False, Reason.EXPIRED), "nothing changes any more"
+
+
+def test_a_lock_that_somebody_broke_is_replaced_or_gone(locks: sync.Locks) -> None:
+    lease = locks.acquire("a", renew=False)
+    locks.evict("a")
+    assert not lease.release()
+    assert state(lease) == (True, True, False, Reason.REPLACED)
+    lease = locks.acquire("a")
+    locks.evict("a")
+    with pytest.raises(LeaseLost):
+        lease.renew()
+    assert state(lease) == (True, True, False, Reason.GONE)
+
+
+def test_closing_is_no_loss(locks: sync.Locks) -> None:
+    lease = locks.acquire("a")
+    locks.close()
+    assert state(lease) == (True, False, True, Reason.CLOSED)
+
+
+def test_a_release_that_failed_may_be_tried_again() -> None:
+    bench = Bench()
+    with bench.locks as locks:
+        lease = locks.acquire("a")
+        bench.backend.before["release"] = fault()
+        with pytest.raises(BackendError):
+            lease.release()
+        assert state(lease) == (True, False, True, Reason.UNCONFIRMED)
+        assert lease.release()
+        assert state(lease) == (True, False, True, Reason.RELEASED)
+
+
+@isolated
+async def test_a_forked_child_has_lost_what_its_parent_holds(tmp_path: Path) -> None:
+    with fencepost.connect(f"sqlite://{tmp_path}/locks.db") as locks:
+        lease = locks.acquire("a")
+
+        async def look() -> State:
+            return state(lease)
+
+        assert await in_fork(look, PATIENCE) == (True, True, False, Reason.FORKED)
+        assert state(lease) == (False, False, False, None)
+
+
+def test_the_block_of_a_lease_releases_it(locks: sync.Locks) -> None:
+    with locks.acquire("a") as lease:
+        assert ambient.find("a") is lease
+    assert lease.reason is Reason.RELEASED
+    assert ambient.find("a") is None
+    assert locks.status("a") is None
+
+
+def test_the_block_of_a_lease_raises_what_its_body_raises_and_releases(locks: sync.Locks) -> None:
+    with pytest.raises(ZeroDivisionError), locks.acquire("a"):
+        raise ZeroDivisionError
+    assert locks.status("a") is None
+
+
+def test_a_lease_is_entered_once(locks: sync.Locks) -> None:
+    with locks.lock("a") as lease:
+        with pytest.raises(ConfigError, match="has a block already"), lease:
+            raise AssertionError("the body must not run")
+        lease.check()
+    with locks.acquire("b") as lease, pytest.raises(ConfigError, match="has a block already"), lease:
+        raise AssertionError("the body must not run")
+
+
+def test_a_lease_that_is_over_is_not_entered(locks: sync.Locks) -> None:
+    lease = locks.acquire("a")
+    lease.release()
+    with pytest.raises(LeaseLost, match="it was released"), lease:
+        raise AssertionError("the body must not run")
+    assert ambient.held() == ()
+
+
+def test_leaving_the_block_of_a_lost_lease_raises_unless_the_body_did(locks: sync.Locks) -> None:
+    with pytest.raises(LeaseLost), locks.acquire("a", renew=False):
+        locks.evict("a")
+    with pytest.raises(ZeroDivisionError), locks.acquire("a", renew=False):  # noqa: PT012
+        locks.evict("a")
+        raise ZeroDivisionError
+
+
+def test_a_guard_does_not_take_a_share_for_the_lock(locks: sync.Locks) -> None:
+    lease = locks.shared("a").acquire()
+    assert lease.shared
+    with lease:
+        assert ambient.find("a") is None
+    assert not locks.acquire("a").shared
+
+
+async def test_an_asyncio_lease_has_a_block_that_its_loss_cancels() -> None:
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        async with await locks.acquire("a") as lease:
+            assert ambient.find("a") is lease
+        assert state(lease) == (True, False, True, Reason.RELEASED)
+        with pytest.raises(LeaseLost):
+            async with await locks.acquire("a", ttl=0.1, renew=False):
+                await asyncio.sleep(PATIENCE)
+        lease = await locks.acquire("a")
+        await lease.release()
+        with pytest.raises(LeaseLost, match="it was released"):
+            async with lease:
+                raise AssertionError("the body must not run")
+        async with locks.lock("a") as lease:
+            with pytest.raises(ConfigError, match="has a block already"):
+                await lease.__aenter__()
+
+
+def test_a_margin_raises_while_there_is_time_to_stop(locks: sync.Locks) -> None:
+    lease = locks.acquire("a", ttl=60, renew=False)
+    lease.check(margin=30)
+    lease.deadline -= 31
+    with pytest.raises(LeaseLost, match="it is expiring: 2"):
+        lease.check(margin=30)
+    lease.check(margin=20)
+    assert not lease.ended, "it goes on"
+
+
+@pytest.mark.parametrize("margin", [40, 60, -1])
+def test_a_margin_that_would_fire_at_random_is_refused(locks: sync.Locks, margin: float) -> None:
+    with pytest.raises(ConfigError):
+        locks.acquire("a", ttl=60).check(margin=margin)
