@@ -62,6 +62,6 @@ def command() -> Iterator[Sides]:
     with Redis() as server, redis_py.from_url(server.url) as client:
         guard = redis.Guard(client)
         yield {
-            "guarded": lambda: guard.execute("SET", "account/1", "value", offer=lease),
+            "guarded": lambda: guard.execute("SET", "account/1", "value", lease=lease),
             "bare": lambda: client.set("account/1", "value"),
         }

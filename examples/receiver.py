@@ -5,7 +5,7 @@
     curl -X POST localhost:8800/account/42/pay -H 'X-Fence-Token: 7' -d 10
 
 The middleware finds the stamp; the service admits it in the very transaction that moves the money. A client that holds
-the lock sends ``lease.headers()``, and sends the same headers again when it retries.
+the lock sends ``lease.access(resource).headers``, and sends the same headers again when it retries.
 """
 
 import re
@@ -21,7 +21,7 @@ DATABASE = Path("payments.sqlite3")
 
 def pay(fenced: asgi.Fenced, amount: int) -> bool:
     """Take an amount off the account; False if this very payment was made before."""
-    with closing(sqlite3.connect(DATABASE)) as conn, sqlite.fenced(conn, fenced.resource, fenced.offer):
+    with closing(sqlite3.connect(DATABASE)) as conn, sqlite.fenced(conn, fenced.resource, fenced.access):
         conn.execute("CREATE TABLE IF NOT EXISTS account (name TEXT PRIMARY KEY, balance INTEGER NOT NULL)")
         conn.execute("INSERT OR IGNORE INTO account VALUES (?, 100)", (fenced.resource,))
         conn.execute("UPDATE account SET balance = balance - ? WHERE name = ?", (amount, fenced.resource))

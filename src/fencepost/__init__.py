@@ -16,10 +16,11 @@ from fencepost.errors import (
     TokenClash,
 )
 from fencepost.events import Event
-from fencepost.lease import BaseLease, Reason
+from fencepost.lease import Access, BaseLease, Reason
 from fencepost.sync import Lease, Lock, Locks, Term, connect
 
 __all__ = [
+    "Access",
     "BackendError",
     "BaseLease",
     "ConfigError",

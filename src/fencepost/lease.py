@@ -3,11 +3,12 @@
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
+from enum import Enum, StrEnum
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from fencepost import check
 from fencepost.driver import Driver, Signal
@@ -76,10 +77,37 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One access to a resource, under a lease: the same on every retry."""
+
+    resource: str
+    stamp: Stamp
+    signature: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The stamp as HTTP headers, the same on every call.
+
+        The Idempotency-Key is for receivers that know nothing else: they can tell a retry, but not a holder that has
+        been replaced.
+        """
+        token, seq, holder = self.stamp
+        headers = {
+            "X-Fence-Token": str(token),
+            "X-Fence-Seq": str(seq),
+            "X-Fence-Holder": holder,
+            "Idempotency-Key": f"{holder}-{seq}",
+        }
+        if self.signature:
+            headers["X-Fence-Signature"] = self.signature
+        return headers
+
+
 class BaseLease:
     """One granted, time-bounded hold of a lock: what the leases of both faces share.
 
-    Pass it to a guard, which takes one stamp from it for each access, or send ``headers()`` along
+    Pass it to a guard, which takes one stamp from it for each access, or send ``access(resource).headers`` along
     with a request. Its accesses to one resource are admitted in the order of their stamps.
     """
 
@@ -95,12 +123,12 @@ class BaseLease:
         "_reason",
         "_renew_until",
         "_seq",
+        "_sign",
         "_signal",
         "deadline",
         "holder",
         "name",
         "shared",
-        "signature",
         "since",
         "token",
         "ttl",
@@ -123,7 +151,7 @@ class BaseLease:
         self.since = grant.since
         self.deadline = grant.since + grant.ttl
         self.shared = shared
-        self.signature = ""
+        self._sign: Callable[[str, int, str], str] | None = None
         self._core = core
         self._clock = core.driver.now
         self._seq = count(1)
@@ -182,30 +210,18 @@ class BaseLease:
             if (left := self.remaining) < seconds:
                 raise LeaseLost(self.name, self.token, f"it is expiring: {left:.3g} s are left of {self.ttl:g} s")
 
-    def stamp(self) -> Stamp:
-        """The stamp of the next access; each call counts as one."""
-        return Stamp(self.token, next(self._seq), self.holder)
+    def access(self, resource: str | None = None) -> Access:
+        """The next access to ``resource``, the lock's own name unless given, as a value; each call counts as one.
 
-    def entry(self) -> Stamp:
-        """The stamp that enters: it raises the mark of a resource before it is read."""
-        return Stamp(self.token, 0, self.holder)
-
-    def headers(self) -> dict[str, str]:
-        """The next access's stamp as HTTP headers; send the same headers again when retrying it.
-
-        The Idempotency-Key, new for each access, is for receivers that know nothing else: they can tell
-        a retry, but not a holder that has been replaced.
+        Use it again to retry that access: it carries the same stamp, so that a guard that carried it out before knows
+        it again.
         """
-        token, seq, holder = self.stamp()
-        headers = {
-            "X-Fence-Token": str(token),
-            "X-Fence-Seq": str(seq),
-            "X-Fence-Holder": holder,
-            "Idempotency-Key": f"{holder}-{seq}",
-        }
-        if self.signature:
-            headers["X-Fence-Signature"] = self.signature
-        return headers
+        name = self.name if resource is None else check.name(resource, "resource")
+        return Access(name, self._stamp(), "" if self._sign is None else self._sign(name, self.token, self.holder))
+
+    def _stamp(self) -> Stamp:
+        """The stamp of the next access."""
+        return Stamp(self.token, next(self._seq), self.holder)
 
     def _schedule(self, renewed: float) -> None:
         """Plan the next renewal a third of the ttl after the last one, or else the end."""
@@ -271,34 +287,35 @@ class BaseEnded:
     __bool__ = is_set
 
 
-class Signed(NamedTuple):
-    """A stamp that came from elsewhere, with the signature that came with it."""
-
-    stamp: Stamp
-    signature: str
+class Ambient(Enum):
+    AMBIENT = "the lease of the block around"
 
 
-Offer: TypeAlias = BaseLease | Stamp | Signed | int
-"""What a guard accepts: a lease, a stamp taken from one earlier, with its signature or without, or a bare token."""
+AMBIENT: Final = Ambient.AMBIENT
+"""Stands for the lease of the block around: its lock has the resource's name, or that of a path above it."""
+
+Fence: TypeAlias = BaseLease | Access | Stamp | int
+"""What a guard accepts: a lease, one access of it that is retried or came from elsewhere, a stamp, or a bare token."""
+FenceOrAmbient: TypeAlias = Fence | Literal[Ambient.AMBIENT]
 
 
-def stamp(offer: Offer) -> Stamp:
-    """The stamp for one write under ``offer``; ConfigError if it cannot be one."""
-    if isinstance(offer, BaseLease):
-        return offer.stamp()
-    if isinstance(offer, Signed):
-        offer = offer.stamp
-    if isinstance(offer, Stamp):
-        return check.stamp(offer)
-    return Stamp(check.token(offer))
+def stamp(fence: Fence) -> Stamp:
+    """The stamp for one write under ``fence``; ConfigError if it cannot be one."""
+    if isinstance(fence, BaseLease):
+        return fence._stamp()
+    if isinstance(fence, Access):
+        fence = fence.stamp
+    if isinstance(fence, Stamp):
+        return check.stamp(fence)
+    return Stamp(check.token(fence))
 
 
-def entry(offer: Offer) -> Stamp:
-    """The stamp that enters under ``offer``; ConfigError if it cannot be one."""
-    if isinstance(offer, BaseLease):
-        return offer.entry()
-    if isinstance(offer, Signed):
-        offer = offer.stamp
-    if isinstance(offer, Stamp):
-        return Stamp(check.token(offer.token), 0, check.holder(offer.holder))
-    return Stamp(check.token(offer), 0)
+def entry(fence: Fence) -> Stamp:
+    """The stamp that enters under ``fence``: it raises the mark of a resource before it is read."""
+    if isinstance(fence, BaseLease):
+        return Stamp(fence.token, 0, fence.holder)
+    if isinstance(fence, Access):
+        fence = fence.stamp
+    if isinstance(fence, Stamp):
+        return Stamp(check.token(fence.token), 0, check.holder(fence.holder))
+    return Stamp(check.token(fence), 0)

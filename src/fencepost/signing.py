@@ -14,9 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
-from fencepost import check
 from fencepost.errors import ConfigError
-from fencepost.lease import BaseLease, Signed
+from fencepost.lease import BaseLease
 from fencepost.rule import Stamp
 
 __all__ = ["Keys"]
@@ -56,11 +55,6 @@ class Keys:
         """The signature that says: ``holder`` was granted ``token`` for ``name``."""
         return f"{self._current}.{self._mac(self._keys[self._current], name, token, holder)}"
 
-    def signed(self, resource: str, lease: BaseLease) -> Signed:
-        """The stamp of the lease's next access, signed for a resource that is not called like the lock."""
-        stamp = lease.stamp()
-        return Signed(stamp, self.sign(check.name(resource, "resource"), stamp.token, stamp.holder))
-
     def verify(self, name: str, stamp: Stamp, signature: str) -> bool:
         """Whether one of the keys made this signature; takes the same time wherever it differs."""
         id, _, mac = signature.partition(".")
@@ -71,11 +65,11 @@ class Keys:
         return hmac.compare_digest(expected.encode(), mac.encode())
 
     def signing(self, make: Callable[P, L]) -> Callable[P, L]:
-        """``make``, with a signature in every lease it makes."""
+        """``make``, whose leases sign their accesses."""
 
         def signed(*args: P.args, **kwargs: P.kwargs) -> L:
             lease = make(*args, **kwargs)
-            lease.signature = self.sign(lease.name, lease.token, lease.holder)
+            lease._sign = self.sign
             return lease
 
         return signed

@@ -21,7 +21,7 @@ import redis as redis_py
 from fencepost.errors import ConfigError, refusal
 from fencepost.guards import cas, etcd, file, memory, postgres, redis, s3, sqlite
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer, entry, stamp
+from fencepost.lease import Fence, entry, stamp
 from fencepost.rule import Stamp, Verdict
 from tests.harness.object_store import s3_client
 from tests.harness.resource import Answer, Service, stamped
@@ -30,10 +30,10 @@ from tests.harness.resource import Answer, Service, stamped
 class Guarded(Protocol):
     """Bytes by resource, behind a guard. Any thread may call."""
 
-    def write(self, resource: str, data: bytes, offer: Offer) -> bool:
+    def write(self, resource: str, data: bytes, offer: Fence) -> bool:
         """True if this call wrote, False if it replayed a write made before. Raises Refused."""
 
-    def read(self, resource: str, offer: Offer) -> bytes | None:
+    def read(self, resource: str, offer: Fence) -> bytes | None:
         """A fenced read, which enters. Raises Refused."""
 
     def peek(self, resource: str) -> tuple[bytes | None, int | None]:
@@ -81,13 +81,13 @@ class SQLite:
         self._policy = policy
         self._conns = PerThread(lambda: sqlite3.connect(path, timeout=60, check_same_thread=False), stack)
 
-    def write(self, resource: str, data: bytes, offer: Offer) -> bool:
+    def write(self, resource: str, data: bytes, offer: Fence) -> bool:
         with self._conns.mine as conn:
             if fresh := sqlite.admit(conn, resource, offer, payload=data, policy=self._policy):
                 conn.execute("INSERT OR REPLACE INTO thing VALUES (?, ?)", (resource, data))
             return fresh
 
-    def read(self, resource: str, offer: Offer) -> bytes | None:
+    def read(self, resource: str, offer: Fence) -> bytes | None:
         with self._conns.mine as conn:
             sqlite.enter(conn, resource, offer, policy=self._policy)
             return self.peek(resource)[0]
@@ -108,7 +108,7 @@ class Postgres:
             postgres.install(self._conns.mine)
             self._conns.mine.execute('CREATE TABLE IF NOT EXISTS thing (id text COLLATE "C" PRIMARY KEY, data bytea)')
 
-    def write(self, resource: str, data: bytes, offer: Offer) -> bool:
+    def write(self, resource: str, data: bytes, offer: Fence) -> bool:
         conn = self._conns.mine
         with conn.transaction():
             fresh: bool = postgres.admit(conn, resource, offer, payload=data, policy=self._policy)
@@ -116,7 +116,7 @@ class Postgres:
                 conn.execute(self.WRITE, (resource, data))
             return fresh
 
-    def read(self, resource: str, offer: Offer) -> bytes | None:
+    def read(self, resource: str, offer: Fence) -> bytes | None:
         with self._conns.mine.transaction():
             postgres.enter(self._conns.mine, resource, offer, policy=self._policy)
             return self.peek(resource)[0]
@@ -138,12 +138,12 @@ class Redis:
         stack.callback(self._client.close)
         self._guard = redis.Guard(self._client, prefix=f"{self._prefix}:mark:", policy=policy)
 
-    def write(self, resource: str, data: bytes, offer: Offer) -> bool:
-        done: redis.Done = self._guard.execute("SET", self._data(resource), data, offer=offer, resource=resource)
+    def write(self, resource: str, data: bytes, offer: Fence) -> bool:
+        done: redis.Done = self._guard.execute("SET", self._data(resource), data, lease=offer, resource=resource)
         return not done.replayed
 
-    def read(self, resource: str, offer: Offer) -> bytes | None:
-        found: bytes | None = self._guard.read("GET", self._data(resource), offer=offer, resource=resource)
+    def read(self, resource: str, offer: Fence) -> bytes | None:
+        found: bytes | None = self._guard.read("GET", self._data(resource), lease=offer, resource=resource)
         return found
 
     def peek(self, resource: str) -> tuple[bytes | None, int | None]:
@@ -206,12 +206,12 @@ class Http:
         assert answer.status in (200, 404), answer
         return answer
 
-    def write(self, resource: str, data: bytes, offer: Offer) -> bool:
+    def write(self, resource: str, data: bytes, offer: Fence) -> bool:
         # Checked by the service, not by us: only a lease is asked for its stamp here.
         raw = offer if isinstance(offer, Stamp) else stamp(offer)
         return not self._ask("PUT", resource, data, raw).json["replay"]
 
-    def read(self, resource: str, offer: Offer) -> bytes | None:
+    def read(self, resource: str, offer: Fence) -> bytes | None:
         return self._found(self._ask("GET", resource, None, entry(offer)))[0]
 
     def peek(self, resource: str) -> tuple[bytes | None, int | None]:

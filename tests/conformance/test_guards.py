@@ -20,7 +20,7 @@ from fencepost.errors import (
     StaleToken,
     TokenClash,
 )
-from fencepost.lease import BaseLease, Offer
+from fencepost.lease import BaseLease, Fence
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from tests.conformance.guards import GUARDS, Guarded, Row
 from tests.harness.leases import lease as lease_of
@@ -221,7 +221,7 @@ def test_a_name_that_cannot_be_one_is_refused(guard: Guarded) -> None:
         assert refuses(guard, name, 5), f"it took {name[:9]!r}"
 
 
-def refuses(guard: Guarded, name: str, offer: Offer) -> bool:
+def refuses(guard: Guarded, name: str, offer: Fence) -> bool:
     """Whether a write is refused for what it says itself."""
     try:
         guard.write(name, b"x", offer)

@@ -49,7 +49,7 @@ async def test_a_term_is_a_lease_whose_leader_can_be_found(store: Store) -> None
     async with terms(here, store.name, metadata=ADDRESS) as mine:
         term = await anext(mine)
         assert (term.name, term.metadata) == (store.name, ADDRESS)
-        assert term.headers()["X-Fence-Token"] == str(term.token)
+        assert term.access().headers["X-Fence-Token"] == str(term.token)
         term.check()
         leader = await current(there, store.name)
         assert (leader.name, leader.holder, leader.token) == (store.name, term.holder, term.token)

@@ -21,6 +21,8 @@ import fencepost
 from fencepost import fleet
 from fencepost.driver import boottime
 from fencepost.fleet.group import Owned
+from fencepost.lease import entry
+from fencepost.lease import stamp as stamp_of
 from tests.fleet.resource import AsyncClient, Client
 
 _gate = threading.Lock()
@@ -53,12 +55,12 @@ def main(options: dict[str, Any]) -> None:
             who = {"who": options["name"], "do": do, "key": key}
             return {**who, "token": stamp.token, "seq": stamp.seq, "holder": stamp.holder, **facts}
 
-        found = yield access("enter", lease.entry())
+        found = yield access("enter", entry(lease))
         if found["verdict"] != "admit":
             say("read", partition, key=key, seq=0, outcome="refused", verdict=found["verdict"], seen=found["seen"])
             raise Refused
         yield options["work"] * random.uniform(0.2, 1.8)
-        stamp = lease.stamp()
+        stamp = stamp_of(lease)
         facts = {"value": found["value"] + 1, "base": found["version"]}
         answer = yield access("write", stamp, **facts)
         done = answer["verdict"] == "admit"

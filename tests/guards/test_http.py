@@ -22,6 +22,7 @@ from fencepost.events import Event
 from fencepost.guards import asgi, sqlite, wsgi
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
+from fencepost.lease import Access
 from fencepost.rule import Stamp, Verdict
 from fencepost.signing import Keys
 from tests.harness.threads import background
@@ -150,7 +151,10 @@ def token(number: int, seq: int = 1, holder: str = "ann") -> dict[str, str]:
 def test_the_service_is_handed_the_stamp(serve: Callable[..., Ask]) -> None:
     ask = serve(told)
     answer = ask("PUT", "/account/42", token(7, 2))
-    assert (answer.status, answer.body.decode()) == (200, f"PUT {('account/42', Stamp(7, 2, 'ann'))}")
+    assert (answer.status, answer.body.decode()) == (
+        200,
+        f"PUT {('account/42', Access('account/42', Stamp(7, 2, 'ann')))}",
+    )
     assert ask("PUT", "/elsewhere").body == b"PUT None", "what has no key is not guarded"
     assert ask("GET", "/account/42").status == 200, "a plain read needs no token"
 
@@ -198,9 +202,9 @@ def test_what_the_service_refuses_in_its_own_transaction_is_409(serve: Callable[
     path = tmp_path / "app.sqlite3"
 
     def handle(fenced: Any, method: str) -> str:
-        with closing(sqlite3.connect(path)) as conn, sqlite.fenced(conn, fenced.resource, fenced.offer):
+        with closing(sqlite3.connect(path)) as conn, sqlite.fenced(conn, fenced.resource, fenced.access):
             conn.execute("CREATE TABLE IF NOT EXISTS done (token INTEGER)")
-            conn.execute("INSERT INTO done VALUES (?)", (fenced.offer.token,))
+            conn.execute("INSERT INTO done VALUES (?)", (fenced.access.stamp.token,))
         return "done"
 
     ask = serve(handle)
@@ -212,8 +216,8 @@ def test_what_the_service_refuses_in_its_own_transaction_is_409(serve: Callable[
 def test_a_lease_s_headers_are_all_it_takes(serve: Callable[..., Ask], marks: Marks) -> None:
     ask = serve(told, marks=marks, policy=Policy(keys=KEYS))
     with fencepost.connect("memory://http", keys=KEYS) as locks, locks.lock("account/42") as lease:
-        assert ask("PUT", "/account/42", lease.headers()).status == 200
-        headers = lease.headers()
+        assert ask("PUT", "/account/42", lease.access().headers).status == 200
+        headers = lease.access().headers
         assert headers["Idempotency-Key"] == f"{lease.holder}-2"
         for wrong in (
             {name: value for name, value in headers.items() if name != "X-Fence-Signature"},

@@ -41,60 +41,60 @@ def lease(token: int, holder: str = "ann") -> BaseLease:
 
 def test_any_command_runs_inside_the_script(guard: Guard, client: Any, thing: str) -> None:
     held = lease(5)
-    assert guard.execute("HSET", thing, "a", 1, "b", 2, offer=held) == Done(2)
-    assert guard.execute("HINCRBY", thing, "a", 41, offer=held) == Done(42)
-    assert guard.read("HGET", thing, "a", offer=held) == b"42"
-    assert guard.execute("DEL", thing, offer=held) == Done(1)
+    assert guard.execute("HSET", thing, "a", 1, "b", 2, lease=held) == Done(2)
+    assert guard.execute("HINCRBY", thing, "a", 41, lease=held) == Done(42)
+    assert guard.read("HGET", thing, "a", lease=held) == b"42"
+    assert guard.execute("DEL", thing, lease=held) == Done(1)
     assert client.exists(thing) == 0
     assert guard.mark(thing) == Stamp(5, 3, "ann"), "the mark outlives the data"
     with pytest.raises(StaleToken):
-        guard.execute("HSET", thing, "a", 0, offer=4)
+        guard.execute("HSET", thing, "a", 0, lease=4)
 
 
 def test_commands_whose_keys_move_are_understood(guard: Guard, client: Any, thing: str) -> None:
     client.zadd(f"{thing}:1", {"x": 1})
     client.zadd(f"{thing}:2", {"y": 2})
-    guard.execute("ZUNIONSTORE", thing, 2, f"{thing}:1", f"{thing}:2", offer=5)
+    guard.execute("ZUNIONSTORE", thing, 2, f"{thing}:1", f"{thing}:2", lease=5)
     assert client.zcard(thing) == 2
     assert guard.mark(thing) == Stamp(5)
-    guard.execute("MSET", f"{thing}:a", 1, f"{thing}:b", 2, offer=5, resource=thing + "/pair")
+    guard.execute("MSET", f"{thing}:a", 1, f"{thing}:b", 2, lease=5, resource=thing + "/pair")
     assert client.mget(f"{thing}:a", f"{thing}:b") == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("command", [("PING",), ("NOSUCHCOMMAND", "a"), ()])
 def test_what_names_no_key_cannot_be_guarded(guard: Guard, command: tuple[str, ...]) -> None:
     with pytest.raises((ConfigError, redis.ResponseError)):
-        guard.execute(*command, offer=5)
+        guard.execute(*command, lease=5)
 
 
 def test_a_command_that_fails_leaves_the_mark(guard: Guard, client: Any, thing: str) -> None:
     client.set(thing, "text")
     guard.enter(thing, Stamp(5, 1, "ann"))
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        guard.execute("HSET", thing, "a", 1, offer=Stamp(9, 1, "bob"))
+        guard.execute("HSET", thing, "a", 1, lease=Stamp(9, 1, "bob"))
     assert guard.mark(thing) == Stamp(5, 0, "ann")
     assert client.get(thing) == b"text"
 
 
 def test_reading_is_no_leave_to_write(guard: Guard, thing: str) -> None:
     with pytest.raises(ConfigError, match="writes"):
-        guard.read("SET", thing, 1, offer=5)
+        guard.read("SET", thing, 1, lease=5)
     assert guard.mark(thing) is None
 
 
 def test_a_retry_is_recognised_by_the_whole_command(guard: Guard, client: Any, thing: str) -> None:
     offer = Stamp(5, 1, "ann")
-    assert guard.execute("INCRBY", thing, 7, offer=offer) == Done(7)
-    assert guard.execute("INCRBY", thing, 7, offer=offer) == Done(None, replayed=True)
+    assert guard.execute("INCRBY", thing, 7, lease=offer) == Done(7)
+    assert guard.execute("INCRBY", thing, 7, lease=offer) == Done(None, replayed=True)
     with pytest.raises(ReplayMismatch):
-        guard.execute("INCRBY", thing, 8, offer=offer)
+        guard.execute("INCRBY", thing, 8, lease=offer)
     assert client.get(thing) == b"7"
 
 
 def test_the_script_is_loaded_again_when_the_server_forgot_it(guard: Guard, client: Any, thing: str) -> None:
-    guard.execute("SET", thing, 1, offer=5)
+    guard.execute("SET", thing, 1, lease=5)
     client.script_flush()
-    guard.execute("SET", thing, 2, offer=6)
+    guard.execute("SET", thing, 2, lease=6)
     assert client.get(thing) == b"2"
 
 
@@ -110,31 +110,31 @@ def test_the_policy_holds_here_too(client: Any, thing: str) -> None:
     policy = Policy("enforce", max_jump=10, max_first=10)
     guard = Guard(client, hooks=[told.append], policy=policy)
     with pytest.raises(TokenLeap):
-        guard.execute("SET", thing, 0, offer=MAX_TOKEN)
-    guard.execute("SET", thing, 1, offer=8)
+        guard.execute("SET", thing, 0, lease=MAX_TOKEN)
+    guard.execute("SET", thing, 1, lease=8)
     with pytest.raises(TokenLeap):
-        guard.execute("SET", thing, 0, offer=MAX_TOKEN)
+        guard.execute("SET", thing, 0, lease=MAX_TOKEN)
     guard.execute("SET", thing, 2)
     policy.mode = "shadow"
-    guard.execute("SET", thing, 3, offer=4)
+    guard.execute("SET", thing, 3, lease=4)
     assert (client.get(thing), guard.mark(thing)) == (b"3", Stamp(8))
     policy.mode = "off"
-    guard.execute("SET", thing, 4, offer=3)
+    guard.execute("SET", thing, 4, lease=3)
     assert [(event.verdict, event.enforced) for event in told] == [
         ("leap", True), ("admit", None), ("leap", True), ("missing", False), ("stale", False),
     ]  # fmt: skip
 
 
 def test_a_reset_raises_and_never_lowers(guard: Guard, thing: str) -> None:
-    guard.execute("SET", thing, 1, offer=5)
+    guard.execute("SET", thing, 1, lease=5)
     assert guard.reset(thing, 50) == Stamp(50)
     assert guard.reset(thing, 20) == Stamp(50)
     with pytest.raises(StaleToken):
-        guard.execute("SET", thing, 1, offer=50)
-    guard.execute("SET", thing, 1, offer=Stamp(2**53 + 1, 1, "ann"))
+        guard.execute("SET", thing, 1, lease=50)
+    guard.execute("SET", thing, 1, lease=Stamp(2**53 + 1, 1, "ann"))
     assert guard.reset(thing, 2**53 + 1) == Stamp(2**53 + 1), "refused from now on, whoever has it"
     with pytest.raises(TokenClash):
-        guard.execute("SET", thing, 2, offer=Stamp(2**53 + 1, 2, "ann"))
+        guard.execute("SET", thing, 2, lease=Stamp(2**53 + 1, 2, "ann"))
 
 
 def test_inside_a_lock_the_lease_is_found(guard: Guard, client: Any, thing: str) -> None:
@@ -147,21 +147,21 @@ def test_inside_a_lock_the_lease_is_found(guard: Guard, client: Any, thing: str)
 def test_the_client_s_own_settings_do_not_matter(redis_server: Endpoint, thing: str, options: Any) -> None:
     with redis.from_url(redis_server.url, **options) as client:
         guard = Guard(client)
-        guard.execute("SET", thing, "x", offer=Stamp(5, 1, "änn"))
+        guard.execute("SET", thing, "x", lease=Stamp(5, 1, "änn"))
         assert guard.mark(thing) == Stamp(5, 1, "änn")
         with pytest.raises(StaleToken):
-            guard.read("GET", thing, offer=4)
+            guard.read("GET", thing, lease=4)
 
 
 async def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) -> None:
     async with AsyncRedis.from_url(redis_server.url) as client:
         guard = Guard(client)
-        assert not (await guard.execute("SET", thing, "x", offer=lease(5))).replayed
-        assert await guard.read("GET", thing, offer=lease(5)) == b"x"
+        assert not (await guard.execute("SET", thing, "x", lease=lease(5))).replayed
+        assert await guard.read("GET", thing, lease=lease(5)) == b"x"
         await guard.update(thing, lambda before: before + b"y", Stamp(5, 9, "ann"))
-        assert await guard.read("GET", thing, offer=lease(5)) == b"xy"
+        assert await guard.read("GET", thing, lease=lease(5)) == b"xy"
         with pytest.raises(StaleToken):
-            await guard.execute("SET", thing, "z", offer=4)
+            await guard.execute("SET", thing, "z", lease=4)
         assert await guard.mark(thing) == Stamp(5, 9, "ann")
         await guard.enter(thing, 6)
         assert await guard.reset(thing, 7) == Stamp(7)
@@ -171,41 +171,41 @@ def test_a_server_that_does_not_answer_leaves_it_open(thing: str) -> None:
     with Redis() as server, redis.from_url(server.url, socket_timeout=0.2, retry=None) as client:
         guard = Guard(client)
         offer = Stamp(5, 1, "ann")
-        guard.execute("INCRBY", thing, 0, offer=1)
+        guard.execute("INCRBY", thing, 0, lease=1)
         with server.paused(), pytest.raises(BackendError) as caught:
-            guard.execute("INCRBY", thing, 7, offer=offer)
+            guard.execute("INCRBY", thing, 7, lease=offer)
         assert caught.value.ambiguous
         # Thawed, the server carries out what it was sent; the retry finds that out, either way.
         until(lambda: client.get(thing) == b"7", "the server adds the seven")
-        assert guard.execute("INCRBY", thing, 7, offer=offer) == Done(None, replayed=True)
+        assert guard.execute("INCRBY", thing, 7, lease=offer) == Done(None, replayed=True)
 
 
 def test_on_a_cluster_the_mark_lies_in_the_slot_of_the_data(cluster: Any, thing: str) -> None:
     guard = Guard(cluster)
     for key in (thing, f"a:{{{thing}}}:b", f"{thing}{{"):
-        guard.execute("SET", key, "x", offer=lease(5))
-        assert guard.read("GET", key, offer=lease(5)) == b"x"
+        guard.execute("SET", key, "x", lease=lease(5))
+        assert guard.read("GET", key, lease=lease(5)) == b"x"
         with pytest.raises(StaleToken):
-            guard.execute("SET", key, "y", offer=4)
+            guard.execute("SET", key, "y", lease=4)
 
 
 def test_on_a_cluster_keys_of_another_slot_are_refused(cluster: Any, thing: str) -> None:
     guard = Guard(cluster)
     with pytest.raises(ConfigError, match="another slot"):
-        guard.execute("SET", f"{thing}/other", "x", offer=5, resource=thing)
-    guard.execute("MSET", f"{{{thing}}}:a", 1, f"{{{thing}}}:b", 2, offer=5, resource=thing)
+        guard.execute("SET", f"{thing}/other", "x", lease=5, resource=thing)
+    guard.execute("MSET", f"{{{thing}}}:a", 1, f"{{{thing}}}:b", 2, lease=5, resource=thing)
     for key in (f"{thing}}}x", f"{{}}{thing}"):
         with pytest.raises(ConfigError, match="hash tag"):
-            guard.execute("SET", key, "x", offer=5)
+            guard.execute("SET", key, "x", lease=5)
 
 
 async def test_an_asyncio_client_of_a_cluster_works_too(cluster: Any, thing: str) -> None:
     node = cluster.get_default_node()
     async with AsyncRedisCluster(host=node.host, port=node.port) as client:
         guard = Guard(client)
-        await guard.execute("SET", thing, "x", offer=5)
+        await guard.execute("SET", thing, "x", lease=5)
         with pytest.raises(StaleToken):
-            await guard.execute("SET", thing, "x", offer=4)
+            await guard.execute("SET", thing, "x", lease=4)
 
 
 def test_marks_of_different_resources_never_share_a_key(guard: Guard) -> None:
@@ -247,15 +247,15 @@ def test_an_update_of_what_the_client_decodes_its_own_way_ends(
 
 def test_a_key_that_is_no_text_needs_a_name(guard: Guard, client: Any, thing: str) -> None:
     with pytest.raises(ConfigError, match="give resource="):
-        guard.execute("SET", b"\xff" + thing.encode(), 1, offer=5)
-    guard.execute("SET", b"\xff" + thing.encode(), 1, offer=5, resource=thing)
+        guard.execute("SET", b"\xff" + thing.encode(), 1, lease=5)
+    guard.execute("SET", b"\xff" + thing.encode(), 1, lease=5, resource=thing)
     assert client.get(b"\xff" + thing.encode()) == b"1"
 
 
 def test_nobody_writes_over_a_mark(guard: Guard, client: Any, thing: str) -> None:
-    guard.execute("SET", thing, "new", offer=9)
+    guard.execute("SET", thing, "new", lease=9)
     (mark,) = client.keys(f"fencepost:mark:*{thing}")
     with pytest.raises(ConfigError, match="over a mark"):
-        guard.execute("DEL", mark, offer=1)
+        guard.execute("DEL", mark, lease=1)
     with pytest.raises(StaleToken):
-        guard.execute("SET", thing, "zombie", offer=5)
+        guard.execute("SET", thing, "zombie", lease=5)

@@ -84,8 +84,8 @@ MUTANTS = {
     ),
     "the worker's fence cannot be switched off": (
         "fencepost_lab/stage/worker.py",
-        "value.encode(), lease.headers() if job.fence else None",
-        "value.encode(), lease.headers()",
+        "value.encode(), lease.access(job.key).headers if job.fence else None",
+        "value.encode(), lease.access(job.key).headers",
         "pause",
     ),
     "the release script compares nothing": (

@@ -114,7 +114,7 @@ def test_a_repeated_request_gets_the_first_answer_and_no_second_effect(serve: Se
 def test_a_lease_s_headers_carry_such_a_key(serve: Serve) -> None:
     ask, lines = serve()
     with fencepost.connect("memory://") as locks, locks.lock("lines") as lease:
-        headers = lease.headers()
+        headers = lease.access().headers
         assert ask("POST", "/lines", headers, b"hello").status == 201
         assert ask("POST", "/lines", headers, b"hello").headers["idempotency-replayed"]
     assert lines() == 1

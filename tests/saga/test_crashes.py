@@ -71,7 +71,7 @@ class World:
 
         def ask(task: Task) -> None:
             assert task.conn is None
-            assert task.headers()["Idempotency-Key"] == task.key
+            assert task.headers["Idempotency-Key"] == task.key
             with closing(sqlite3.connect(self._bank, timeout=30)) as conn, fate.around(), conn:
                 if name == "refund" and conn.execute("SELECT count(*) FROM switch").fetchone() != (0,):
                     raise ConnectionError("the bank is closed")

@@ -39,7 +39,7 @@ def blocking() -> None:
         assert_type(lease.token, int)
         assert_type(lease.remaining, float)
         assert_type(lease.ended.wait(1), bool)
-        assert_type(lease.headers(), dict[str, str])
+        assert_type(lease.access().headers, dict[str, str])
         given: fencepost.Lease = lease
         given.check()
     assert_type(locks.acquire("account/42", renew=False).release(), bool)

@@ -1,5 +1,7 @@
 """Signed tokens: what was not granted is not believed."""
 
+import pickle
+
 import pytest
 
 import fencepost
@@ -7,7 +9,7 @@ from fencepost.errors import ConfigError, ForgedToken
 from fencepost.events import Event
 from fencepost.guards.memory import Guard
 from fencepost.guards.policy import Policy
-from fencepost.lease import Signed
+from fencepost.lease import Access
 from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost.signing import Keys
 
@@ -24,7 +26,9 @@ def test_a_lease_that_was_signed_passes_and_a_made_up_token_does_not() -> None:
     with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
         door.read("thing", lease)
         door.write("thing", "x", lease)
-        for offer in (MAX_TOKEN, Stamp(MAX_TOKEN, 1, "mallory"), Signed(Stamp(MAX_TOKEN, 1, "m"), lease.signature)):
+        signature = lease.access().signature
+        mallory = Stamp(MAX_TOKEN, 1, "mallory")
+        for offer in (MAX_TOKEN, mallory, Access("thing", mallory, signature)):
             with pytest.raises(ForgedToken):
                 door.write("thing", "forged", offer)
             with pytest.raises(ForgedToken):
@@ -47,12 +51,26 @@ async def test_the_asyncio_face_signs_too() -> None:
 def test_a_signature_travels_with_the_stamp() -> None:
     keys = Keys({"k1": OLD})
     with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
-        headers = lease.headers()
+        headers = lease.access().headers
         stamp = Stamp(int(headers["X-Fence-Token"]), int(headers["X-Fence-Seq"]), headers["X-Fence-Holder"])
-        assert guard(keys).write("thing", "x", Signed(stamp, headers["X-Fence-Signature"]))
-        assert guard(keys).write("other", "x", keys.signed("other", lease))
+        assert guard(keys).write("thing", "x", Access("thing", stamp, headers["X-Fence-Signature"]))
+        assert guard(keys).write("other", "x", lease.access("other"))
         with pytest.raises(ForgedToken):
-            guard(keys).write("other", "x", Signed(stamp, headers["X-Fence-Signature"]))
+            guard(keys).write("other", "x", Access("other", stamp, headers["X-Fence-Signature"]))
+
+
+def test_an_access_is_a_value_and_the_same_on_every_retry() -> None:
+    keys = Keys({"k1": OLD})
+    with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
+        access = lease.access("thing/7")
+        assert access.headers == access.headers
+        assert pickle.loads(pickle.dumps(access)) == access
+        assert len({access, lease.access("thing/7")}) == 2, "each call is an access of its own"
+        door = guard(keys)
+        assert door.write("thing/7", "x", access)
+        assert not door.write("thing/7", "x", access), "it was made before"
+        with pytest.raises(ConfigError, match=r"this access is to 'thing/7', not to 'thing/8'; take lease.access"):
+            door.write("thing/8", "x", access)
 
 
 @pytest.mark.parametrize(

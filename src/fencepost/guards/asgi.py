@@ -7,7 +7,7 @@ A request to a guarded resource without a token gets 428, a malformed one 400. T
 ``scope["fencepost"]``; the service admits it in the transaction of its own write, and what it raises becomes 409:
 
     with conn:
-        sqlite.admit(conn, request.scope["fencepost"].resource, request.scope["fencepost"].offer)
+        sqlite.admit(conn, request.scope["fencepost"].resource, request.scope["fencepost"].access)
         conn.execute(...)
 
 A service that keeps nothing gives ``marks=``, and each request is judged before it is served: best effort.
@@ -17,13 +17,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeAlias
 
-from fencepost.errors import ConfigError, Refused
+from fencepost.errors import ConfigError, Refused, refusal
 from fencepost.events import Action, Hook
 from fencepost.guards import headers as http
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import Access
+from fencepost.rule import Verdict
 
 __all__ = ["Fence", "Fenced"]
 
@@ -34,10 +35,18 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Fenced(NamedTuple):
-    """A guarded request: its resource, and the stamp that came with it."""
+    """A guarded request: its resource, and the access that its headers tell of."""
 
     resource: str
-    offer: Offer | None
+    sent: Access | None
+    """None if the request came without a token."""
+
+    @property
+    def access(self) -> Access:
+        """The access, for a guard of the service's own; MissingToken if the request came without a token."""
+        if self.sent is None:
+            raise refusal(Verdict.MISSING, self.resource, None, None)
+        return self.sent
 
 
 class Fence:
@@ -88,14 +97,14 @@ class Fence:
         headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         action: Action = "enter" if scope["method"] in http.SAFE else "write"
         try:
-            offer = http.offer(lambda name: [value for each, value in headers if each == name.lower().encode()])
-            scope["fencepost"] = Fenced(resource, offer)
-            if offer is None and action == "enter":
+            access = http.access(resource, lambda name: [v for each, v in headers if each == name.lower().encode()])
+            scope["fencepost"] = Fenced(resource, access)
+            if access is None and action == "enter":
                 return
             # Whether there is a token, and who signed it, can be told without a mark.
-            access = Access("http", resource, offer, action, self._hooks, self._policy, inherit=False)
-            if access.judged and self._marks is not None and offer is not None:
-                await asyncio.to_thread(self._marks, resource, offer, action, self._hooks, self._policy)
+            judgement = Judgement("http", resource, access, action, self._hooks, self._policy)
+            if judgement.judged and self._marks is not None and access is not None:
+                await asyncio.to_thread(self._marks, resource, access, action, self._hooks, self._policy)
         except ConfigError as error:
             raise _Malformed(error) from error
 

@@ -13,9 +13,9 @@ from fencepost import check
 from fencepost.errors import BackendError
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.envelope import Content
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict, raised
 
 _TRIES = 200
@@ -33,7 +33,7 @@ class Guard(ABC):
     """Bytes by resource, each with its mark; any thread may call, and any process.
 
     Every method raises the Refused of the verdict, and then nothing was changed; BackendError, ambiguous if the
-    write may have been made all the same: then retry it with the same stamp. ConfigError for a name or an offer that
+    write may have been made all the same: then retry it with the same stamp. ConfigError for a name or a lease that
     cannot be one. Inside ``with lock:`` the lease need not be passed. They block: in asyncio code, call them with
     asyncio.to_thread, which takes the lease along.
     """
@@ -56,25 +56,27 @@ class Guard(ABC):
         """Keep others away meanwhile, where the store can."""
         return nullcontext()
 
-    def write(self, resource: str, data: bytes, offer: Offer | None = None) -> bool:
+    def write(self, resource: str, data: bytes, lease: FenceOrAmbient = AMBIENT) -> bool:
         """Keep ``data``. True if this call did it, False if it is a replay of the write that did."""
-        return self._change(resource, lambda _: data, offer, hashlib.sha256(data).hexdigest())
+        return self._change(resource, lambda _: data, lease, hashlib.sha256(data).hexdigest())
 
-    def delete(self, resource: str, offer: Offer | None = None) -> bool:
+    def delete(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> bool:
         """Remove the value; its mark stays, so that older holders remain refused. As ``write`` otherwise."""
-        return self._change(resource, lambda _: None, offer, "gone")
+        return self._change(resource, lambda _: None, lease, "gone")
 
-    def update(self, resource: str, change: Callable[[bytes | None], bytes | None], offer: Offer | None = None) -> None:
+    def update(
+        self, resource: str, change: Callable[[bytes | None], bytes | None], lease: FenceOrAmbient = AMBIENT
+    ) -> None:
         """Read, change and write as one access: what ``change`` was given is what its answer replaces.
 
         It may be called several times, when others write meanwhile.
         """
         # The mark remembers this very call: if the store did not say that it was made, it is found all the same.
-        self._change(resource, change, offer, f"update {secrets.token_hex(8)}")
+        self._change(resource, change, lease, f"update {secrets.token_hex(8)}")
 
-    def read(self, resource: str, offer: Offer | None = None) -> bytes | None:
+    def read(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> bytes | None:
         """Enter, and return the value of that very moment; None if there is none."""
-        access = self._access(resource, offer, "enter")
+        access = self._access(resource, lease, "enter")
         with self._hold(resource):
             for _ in self._tries(resource):
                 content, version = self._load(resource)
@@ -88,9 +90,9 @@ class Guard(ABC):
                     return content.value
         raise AssertionError("unreachable")
 
-    def enter(self, resource: str, offer: Offer | None = None) -> None:
+    def enter(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> None:
         """Raise the mark without writing: from here on every older holder is refused."""
-        self.read(resource, offer)
+        self.read(resource, lease)
 
     def peek(self, resource: str) -> bytes | None:
         """The value as it is, without entering: for those who will not write it back."""
@@ -114,17 +116,17 @@ class Guard(ABC):
                     return after
         raise AssertionError("unreachable")
 
-    def _access(self, resource: str, offer: Offer | None, action: Action) -> Access:
-        return Access(self.source, resource, offer, action, self._hooks, self._policy)
+    def _access(self, resource: str, lease: FenceOrAmbient, action: Action) -> Judgement:
+        return Judgement(self.source, resource, lease, action, self._hooks, self._policy)
 
     def _change(
         self,
         resource: str,
         change: Callable[[bytes | None], bytes | None],
-        offer: Offer | None,
+        lease: FenceOrAmbient,
         digest: str,
     ) -> bool:
-        access = self._access(resource, offer, "write")
+        access = self._access(resource, lease, "write")
         stamp: Stamp | None = None
         with access.turn(), self._hold(resource):
             for attempt in self._tries(resource):

@@ -15,9 +15,9 @@ from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
 from fencepost.sql.connections import is_async, is_sqlite, kind, sqlalchemy_connection
 from fencepost.sql.postgres import alone, tuples
@@ -33,7 +33,7 @@ def write(
     table: str,
     key: Mapping[str, Any],
     values: Mapping[str, Any],
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     epoch: str = EPOCH,
     hooks: Iterable[Hook] = (),
@@ -42,10 +42,10 @@ def write(
     """Update the row that ``key`` finds, and its epoch, unless a newer token was there.
 
     Raises StaleToken if one was, and LookupError if there is no such row; then nothing was changed. LookupError, too,
-    if there are several: then roll back. Without an offer, the lease of the ``with lock:`` around here is taken, if its
+    if there are several: then roll back. Without a lease, the lease of the ``with lock:`` around here is taken, if its
     name is ``table/key``.
     """
-    access = Access("column", _resource(table, key), offer, "write", hooks, policy)
+    access = Judgement("column", _resource(table, key), lease, "write", hooks, policy)
     plain = _update(table, values, key), [*values.values(), *key.values()]
     if not access.judged:
         return _changed(_run(conn, *plain), table, key)
@@ -66,7 +66,7 @@ def read(
     table: str,
     key: Mapping[str, Any],
     columns: Iterable[str],
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     epoch: str = EPOCH,
     hooks: Iterable[Hook] = (),
@@ -77,7 +77,7 @@ def read(
     Raises as ``write`` does. Write in the same transaction: after it, the row is open to whoever comes. ConfigError
     outside one.
     """
-    access = Access("column", _resource(table, key), offer, "enter", hooks, policy)
+    access = Judgement("column", _resource(table, key), lease, "enter", hooks, policy)
     before = _epoch(conn, table, key, epoch)
     if access.judged:
         _require_transaction(conn)

@@ -24,7 +24,7 @@ from fencepost.events import Hook
 from fencepost.guards import cas
 from fencepost.guards.envelope import Content, pack, unpack
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Verdict, raised
 
 __all__ = ["Guard", "Ticket"]
@@ -94,12 +94,12 @@ class Guard(cas.Guard):
         self._turn = 0
         self._idle: deque[http.client.HTTPConnection] = deque()  # shared by threads, each of which takes one
 
-    def ticket(self, resource: str, offer: Offer | None = None) -> Ticket | None:
+    def ticket(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> Ticket | None:
         """What admits one transaction of yours; None where the policy lets everything pass.
 
         Raises the Refused of the verdict.
         """
-        access = self._access(resource, offer, "write")
+        access = self._access(resource, lease, "write")
         if not access.judged:
             return None
         content, (revision, *_) = self._load(resource)
@@ -112,14 +112,14 @@ class Guard(cas.Guard):
     def transact(
         self,
         resource: str,
-        offer: Offer | None = None,
+        lease: FenceOrAmbient = AMBIENT,
         *,
         compare: Sequence[Json] = (),
         success: Sequence[Json] = (),
     ) -> Json | None:
         """Run a transaction of yours, in the gateway's JSON: its answer, or None if your ``compare`` did not hold."""
         for _ in self._tries(resource):
-            ticket = self.ticket(resource, offer)
+            ticket = self.ticket(resource, lease)
             fence, raises = ([ticket.compare], [ticket.put]) if ticket else ([], [])
             answer = self._ask("txn", {"compare": [*fence, *compare], "success": [*success, *raises]})
             if answer.get("succeeded"):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
-from fencepost.lease import Signed
+from fencepost.lease import Access
 from fencepost.rule import Stamp, Verdict
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -35,8 +35,8 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def offer(values: Callable[[str], Sequence[str]]) -> Stamp | Signed | None:
-    """The stamp in a request's headers, of which ``values`` gives all by one name, decoded as latin-1.
+def access(resource: str, values: Callable[[str], Sequence[str]]) -> Access | None:
+    """The access that a request's headers tell of, of which ``values`` gives all by one name, decoded as latin-1.
 
     None without a token; ConfigError if it is malformed.
     """
@@ -54,7 +54,7 @@ def offer(values: Callable[[str], Sequence[str]]) -> Stamp | Signed | None:
         raise ConfigError("X-Fence-Holder must be UTF-8") from None
     number = check.token(_number(token, "X-Fence-Token"))
     stamp = Stamp(number, 1 if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
-    return stamp if signature is None else Signed(stamp, signature)
+    return Access(resource, stamp, signature or "")
 
 
 def refusal(error: Refused) -> Answer:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencepost import ambient, check
-from fencepost.errors import refusal
+from fencepost.errors import ConfigError, refusal
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.policy import STRICT, Policy
-from fencepost.lease import BaseLease, Offer, Signed, entry, stamp
+from fencepost.lease import AMBIENT, Access, BaseLease, FenceOrAmbient, entry, stamp
 from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
@@ -26,12 +26,11 @@ class Decision(NamedTuple):
     mark: Stamp | None
 
 
-class Access:
+class Judgement:
     """One access on its way through a guard.
 
-    Made before the store is asked anything. Without an offer, the lease held around the caller speaks
-    for it, unless it came from outside and cannot ``inherit`` one. Raises MissingToken or ForgedToken where
-    the policy refuses those; ConfigError for a name or an offer that cannot be one.
+    Made before the store is asked anything. Raises MissingToken, also if ``lease`` is None, or ForgedToken where
+    the policy refuses those; ConfigError for a name or a lease that cannot be one.
     """
 
     __slots__ = ("_hooks", "_offer", "_policy", "_resource", "_source", "_stance", "action", "judged")
@@ -40,16 +39,18 @@ class Access:
         self,
         source: str,
         resource: str,
-        offer: Offer | None,
+        lease: FenceOrAmbient | None,
         action: Action,
         hooks: Iterable[Hook] = (),
         policy: Policy | None = None,
-        *,
-        inherit: bool = True,
     ) -> None:
         self._source = source
         self._resource = check.name(resource, "resource")
-        self._offer = ambient.find(resource) if offer is None and inherit else offer
+        self._offer = ambient.find(resource) if lease is AMBIENT else lease
+        if isinstance(self._offer, Access) and self._offer.resource != self._resource:
+            raise ConfigError(
+                f"this access is to {self._offer.resource!r}, not to {resource!r}; take lease.access({resource!r})"
+            )
         self.action = action
         self._hooks = hooks
         self._policy = policy
@@ -133,8 +134,10 @@ class Access:
             return True
         claim, signature, name = entry(self._offer), "", self._resource
         if isinstance(self._offer, BaseLease):
-            signature, name = self._offer.signature, self._offer.name
-        elif isinstance(self._offer, Signed):
+            name = self._offer.name
+            if self._offer._sign is not None:
+                signature = self._offer._sign(name, claim.token, claim.holder)
+        elif isinstance(self._offer, Access):
             signature = self._offer.signature
         if keys.verify(name, claim, signature):
             return True

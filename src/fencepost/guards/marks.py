@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from fencepost.events import Action, Hook
 from fencepost.guards import sqlite
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import Fence
 from fencepost.sql.sqlite import patiently
 
 __all__ = ["Marks"]
@@ -33,14 +33,14 @@ class Marks:
             raise
 
     def __call__(
-        self, resource: str, offer: Offer, action: Action, hooks: Iterable[Hook] = (), policy: Policy | None = None
+        self, resource: str, lease: Fence, action: Action, hooks: Iterable[Hook] = (), policy: Policy | None = None
     ) -> None:
         """Raise the mark, durably. Raises the Refused of the verdict; a repeated stamp is refused too."""
         call = sqlite.admit if action == "write" else sqlite.enter
         with self._gate:
             self._conn.execute("BEGIN IMMEDIATE")
             try:
-                call(self._conn, resource, offer, hooks=hooks, policy=policy)
+                call(self._conn, resource, lease, hooks=hooks, policy=policy)
             finally:
                 self._conn.execute("COMMIT")
 

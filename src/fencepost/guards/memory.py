@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from fencepost.events import Action, Hook
-from fencepost.guards.judgement import Access, Decision
+from fencepost.guards.judgement import Decision, Judgement
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp
 
 __all__ = ["Guard"]
@@ -19,7 +19,7 @@ class Guard(Generic[V]):
     """Values by resource, each behind its mark; any thread may call.
 
     Every method raises the Refused of the verdict, and then nothing was changed; ConfigError for a
-    name or an offer that cannot be one. Inside ``with lock:`` the lease need not be passed.
+    name or a lease that cannot be one. Inside ``with lock:`` the lease need not be passed.
 
         guard = Guard[bytes]()
         before = guard.read("account/42", lease)
@@ -33,35 +33,35 @@ class Guard(Generic[V]):
         self._marks: dict[str, Stamp] = {}
         self._values: dict[str, V] = {}
 
-    def write(self, resource: str, value: V, offer: Offer | None = None) -> bool:
+    def write(self, resource: str, value: V, lease: FenceOrAmbient = AMBIENT) -> bool:
         """Keep ``value``. True if this call did it, False if it is a replay of the write that did."""
-        return self._write(resource, lambda _: value, offer)
+        return self._write(resource, lambda _: value, lease)
 
-    def update(self, resource: str, change: Callable[[V | None], V], offer: Offer | None = None) -> bool:
+    def update(self, resource: str, change: Callable[[V | None], V], lease: FenceOrAmbient = AMBIENT) -> bool:
         """Read, change and write as one access: what ``change`` was given is what its answer replaces."""
-        return self._write(resource, change, offer)
+        return self._write(resource, change, lease)
 
-    def read(self, resource: str, offer: Offer | None = None) -> V | None:
+    def read(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> V | None:
         """Enter, then return the value; None if there is none."""
-        access = self._access(resource, offer, "enter")
+        access = self._access(resource, lease, "enter")
         with self._lock:
             self._decide(access, resource, None)
             return self._values.get(resource)
 
-    def enter(self, resource: str, offer: Offer | None = None) -> None:
+    def enter(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> None:
         """Raise the mark without writing: from here on every older holder is refused."""
-        self.read(resource, offer)
+        self.read(resource, lease)
 
     def mark(self, resource: str) -> Stamp | None:
         """The largest stamp admitted so far."""
         with self._lock:
             return self._marks.get(resource)
 
-    def _access(self, resource: str, offer: Offer | None, action: Action) -> Access:
-        return Access("memory", resource, offer, action, self._hooks, self._policy)
+    def _access(self, resource: str, lease: FenceOrAmbient, action: Action) -> Judgement:
+        return Judgement("memory", resource, lease, action, self._hooks, self._policy)
 
-    def _write(self, resource: str, change: Callable[[V | None], V], offer: Offer | None) -> bool:
-        access = self._access(resource, offer, "write")
+    def _write(self, resource: str, change: Callable[[V | None], V], lease: FenceOrAmbient) -> bool:
+        access = self._access(resource, lease, "write")
         with self._lock:
             value = change(self._values.get(resource))
             decision = self._decide(access, resource, value)
@@ -69,7 +69,7 @@ class Guard(Generic[V]):
                 self._values[resource] = value
             return decision.fresh
 
-    def _decide(self, access: Access, resource: str, value: V | None) -> Decision:
+    def _decide(self, access: Judgement, resource: str, value: V | None) -> Decision:
         mark = self._marks.get(resource)
         if not access.judged:
             return Decision(True, mark)

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 from fencepost import check
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
 from fencepost.sql.connections import Fenced
 from fencepost.sql.postgres import alone, ask, on, state
@@ -47,7 +47,7 @@ _PATIENCE = "SELECT set_config('lock_timeout', %s, true)"
 def admit(
     conn: Any,
     resource: str,
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     payload: bytes | None = None,
     hooks: Iterable[Hook] = (),
@@ -56,7 +56,7 @@ def admit(
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
     One round trip, two on first use and on refusal; it locks the mark's row until the transaction ends.
-    Without an offer, the lease of the ``with lock:`` around here is taken. Without a payload every repeated
+    Without a lease, the lease of the ``with lock:`` around here is taken. Without a payload every repeated
     stamp is refused, so whoever gets past this line may write. With the write's payload, a retry of the same
     write is recognised: True means write, False means that it is in the database already, and must not be
     made again.
@@ -65,18 +65,18 @@ def admit(
     outside a transaction, or in a database that was not prepared.
     """
     digest = None if payload is None else sha256(payload).digest()
-    access = Access("postgres", resource, offer, "write", hooks, policy)
+    access = Judgement("postgres", resource, lease, "write", hooks, policy)
     return on(conn, lambda conn: _pass(conn, resource, access, digest))
 
 
 def admit_all(
-    conn: Any, offers: Mapping[str, Offer | None], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
+    conn: Any, leases: Mapping[str, Fence], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
 ) -> Any:
     """Admit one write to each of several resources, always in the same order, so that nobody deadlocks.
 
     Raises as ``admit`` does: then roll back.
     """
-    accesses = [(each, Access("postgres", each, offers[each], "write", hooks, policy)) for each in sorted(offers)]
+    accesses = [(each, Judgement("postgres", each, leases[each], "write", hooks, policy)) for each in sorted(leases)]
 
     async def all(conn: Any) -> None:
         for resource, access in accesses:
@@ -88,13 +88,13 @@ def admit_all(
 def enter(
     conn: Any,
     resource: str,
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> Any:
     """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
-    access = Access("postgres", resource, offer, "enter", hooks, policy)
+    access = Judgement("postgres", resource, lease, "enter", hooks, policy)
 
     async def enter(conn: Any) -> None:
         await _pass(conn, resource, access, None)
@@ -103,14 +103,14 @@ def enter(
 
 
 def fenced(
-    conn: C, resource: str, offer: Offer | None = None, *, hooks: Iterable[Hook] = (), policy: Policy | None = None
+    conn: C, resource: str, lease: FenceOrAmbient = AMBIENT, *, hooks: Iterable[Hook] = (), policy: Policy | None = None
 ) -> Fenced[C]:
     """A whole transaction for reading, changing and writing: admitted before it can read, committed at the end.
 
     with postgres.fenced(conn, "account/42", lease):
         ...
     """
-    return Fenced(conn, lambda conn: admit(conn, resource, offer, hooks=hooks, policy=policy))
+    return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
 def locked(conn: Any, name: str, *, timeout: float | timedelta | None = None) -> Any:
@@ -219,7 +219,7 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
     ]
 
 
-async def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) -> bool:
+async def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | None) -> bool:
     if not access.judged:
         return True
     _require_transaction(conn)

@@ -1,8 +1,8 @@
 """A guard for Redis: any command of yours runs inside the script that admits it.
 
     guard = redis.Guard(client)
-    guard.execute("HSET", "account:42", "balance", 50, offer=lease)
-    guard.read("HGETALL", "account:42", offer=lease)
+    guard.execute("HSET", "account:42", "balance", 50, lease=lease)
+    guard.read("HGETALL", "account:42", lease=lease)
 
 The client is redis-py's, blocking or asyncio (then everything is awaited), of one server or of a Cluster. The mark is
 a hash beside the data, in the same slot. It must not be evicted: a maxmemory-policy of allkeys-* forgets who
@@ -18,10 +18,10 @@ from fencepost import check
 from fencepost.driver import run
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
 from fencepost.guards.redis_client import Link, Part, Script, encoded, text
-from fencepost.lease import Offer
+from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
 
 __all__ = ["Done", "Guard"]
@@ -59,21 +59,21 @@ class Guard:
         self._hooks = tuple(hooks)
         self._policy = policy
 
-    def execute(self, *command: Part, offer: Offer | None = None, resource: str | None = None) -> Any:
+    def execute(self, *command: Part, lease: FenceOrAmbient = AMBIENT, resource: str | None = None) -> Any:
         """Run a command if its holder has not been replaced: Done(reply, replayed)."""
-        return self._face(self._execute(command, offer, resource))
+        return self._face(self._execute(command, lease, resource))
 
-    def read(self, *command: Part, offer: Offer | None = None, resource: str | None = None) -> Any:
+    def read(self, *command: Part, lease: FenceOrAmbient = AMBIENT, resource: str | None = None) -> Any:
         """Enter, and run a command that only reads, in one step: its reply."""
-        return self._face(self._read(command, offer, resource))
+        return self._face(self._read(command, lease, resource))
 
-    def enter(self, resource: str, offer: Offer | None = None) -> Any:
+    def enter(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> Any:
         """Raise the mark without writing: from here on every older holder is refused."""
-        return self._face(self._enter(resource, offer))
+        return self._face(self._enter(resource, lease))
 
-    def update(self, key: str, change: Callable[[Any], Part], offer: Offer | None = None) -> Any:
+    def update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient = AMBIENT) -> Any:
         """Read a string, change it and write it as one access: what ``change`` was given is what is replaced."""
-        return self._face(self._update(key, change, offer))
+        return self._face(self._update(key, change, lease))
 
     def mark(self, resource: str) -> Any:
         """The largest stamp admitted so far; None if there is none."""
@@ -86,38 +86,38 @@ class Guard:
     def _face(self, job: Any) -> Any:
         return job if self.link.is_async else run(job)
 
-    async def _execute(self, command: Sequence[Part], offer: Offer | None, resource: str | None) -> Done:
+    async def _execute(self, command: Sequence[Part], lease: FenceOrAmbient, resource: str | None) -> Done:
         keys, _ = await self.link.keys(command)
         name = text(keys[0]) if resource is None else resource
-        access = Access("redis", name, offer, "write", self._hooks, self._policy)
+        access = Judgement("redis", name, lease, "write", self._hooks, self._policy)
         if not access.judged:
             return Done(await self.link.ask(*command))
         digest = hashlib.sha256(repr([encoded(part) for part in command]).encode()).hexdigest()
         with access.turn(blocking=not self.link.is_async):
             return await self._pass(access, name, keys, command, digest)
 
-    async def _read(self, command: Sequence[Part], offer: Offer | None, resource: str | None) -> Any:
+    async def _read(self, command: Sequence[Part], lease: FenceOrAmbient, resource: str | None) -> Any:
         keys, reads = await self.link.keys(command)
         if not reads:
             raise ConfigError(f"{text(command[0])} writes, and entering is no leave to write; use execute()")
         name = text(keys[0]) if resource is None else resource
-        access = Access("redis", name, offer, "enter", self._hooks, self._policy)
+        access = Judgement("redis", name, lease, "enter", self._hooks, self._policy)
         if not access.judged:
             return await self.link.ask(*command)
         return (await self._pass(access, name, keys, command, "")).reply
 
-    async def _enter(self, resource: str, offer: Offer | None) -> None:
-        access = Access("redis", resource, offer, "enter", self._hooks, self._policy)
+    async def _enter(self, resource: str, lease: FenceOrAmbient) -> None:
+        access = Judgement("redis", resource, lease, "enter", self._hooks, self._policy)
         if access.judged:
             await self._pass(access, resource, (), (), "")
 
-    async def _update(self, key: str, change: Callable[[Any], Part], offer: Offer | None) -> Done:
+    async def _update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient) -> Done:
         # The mark remembers this very call: a client that sends it twice, for the first answer was lost, made it once.
         digest = f"update {secrets.token_hex(8)}"
         while True:
             before, held = await self.link.value(key)
             after = change(before)
-            access = Access("redis", key, offer, "write", self._hooks, self._policy)
+            access = Judgement("redis", key, lease, "write", self._hooks, self._policy)
             if not access.judged:
                 return Done(await self.link.ask("SET", key, after))
             expected = b"-" if held is None else b"=" + held
@@ -142,7 +142,7 @@ class Guard:
 
     async def _pass(
         self,
-        access: Access,
+        access: Judgement,
         resource: str,
         keys: Sequence[Part],
         command: Sequence[Part],

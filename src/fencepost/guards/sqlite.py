@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar, overload
 from fencepost import check
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
-from fencepost.lease import Offer
+from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp
 from fencepost.sql.connections import Fenced, through
 from fencepost.sql.sqlite import Table, cursor, link, locked
@@ -47,7 +47,7 @@ _KEEP = "INSERT OR REPLACE INTO fencepost_mark (resource, token, seq, holder, di
 def admit(
     conn: sqlite3.Connection,
     resource: str,
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     payload: None = None,
     hooks: Iterable[Hook] = (),
@@ -57,7 +57,7 @@ def admit(
 def admit(
     conn: sqlite3.Connection,
     resource: str,
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     payload: bytes,
     hooks: Iterable[Hook] = (),
@@ -67,7 +67,7 @@ def admit(
 def admit(
     conn: Any,
     resource: str,
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     payload: bytes | None = None,
     hooks: Iterable[Hook] = (),
@@ -76,7 +76,7 @@ def admit(
 def admit(
     conn: Any,
     resource: str,
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     payload: bytes | None = None,
     hooks: Iterable[Hook] = (),
@@ -84,7 +84,7 @@ def admit(
 ) -> Any:
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
-    Without an offer, the lease of the ``with lock:`` around here is taken. Without a payload every
+    Without a lease, the lease of the ``with lock:`` around here is taken. Without a payload every
     repeated stamp is refused, so whoever gets past this line may write. With the write's payload, a
     retry of the same write is recognised: True means write, False means that it is in the database
     already, and must not be made again.
@@ -93,15 +93,15 @@ def admit(
     transaction; BackendError if the database's write lock cannot be had.
     """
     digest = None if payload is None else sha256(payload).digest()
-    access = Access("sqlite", resource, offer, "write", hooks, policy)
+    access = Judgement("sqlite", resource, lease, "write", hooks, policy)
     return through(conn, lambda conn: _pass(conn, resource, access, digest))
 
 
 def admit_all(
-    conn: Any, offers: Mapping[str, Offer | None], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
+    conn: Any, leases: Mapping[str, Fence], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
 ) -> Any:
     """Admit one write to each of several resources. Raises as ``admit`` does: then roll back."""
-    accesses = [(each, Access("sqlite", each, offers[each], "write", hooks, policy)) for each in sorted(offers)]
+    accesses = [(each, Judgement("sqlite", each, leases[each], "write", hooks, policy)) for each in sorted(leases)]
 
     def all(conn: Any) -> None:
         for resource, access in accesses:
@@ -113,13 +113,13 @@ def admit_all(
 def enter(
     conn: Any,
     resource: str,
-    offer: Offer | None = None,
+    lease: FenceOrAmbient = AMBIENT,
     *,
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> Any:
     """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
-    access = Access("sqlite", resource, offer, "enter", hooks, policy)
+    access = Judgement("sqlite", resource, lease, "enter", hooks, policy)
 
     def enter(conn: Any) -> None:
         _pass(conn, resource, access, None)
@@ -128,14 +128,14 @@ def enter(
 
 
 def fenced(
-    conn: C, resource: str, offer: Offer | None = None, *, hooks: Iterable[Hook] = (), policy: Policy | None = None
+    conn: C, resource: str, lease: FenceOrAmbient = AMBIENT, *, hooks: Iterable[Hook] = (), policy: Policy | None = None
 ) -> Fenced[C]:
     """A whole transaction for reading, changing and writing: admitted before it can read, committed at the end.
 
     with sqlite.fenced(conn, "account/42", lease):
         ...
     """
-    return Fenced(conn, lambda conn: admit(conn, resource, offer, hooks=hooks, policy=policy))
+    return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
 @overload
@@ -191,7 +191,7 @@ def ddl(table: str | None = None, *, column: str | None = None) -> list[str]:
     ]
 
 
-def _pass(conn: Any, resource: str, access: Access, digest: bytes | None) -> bool:
+def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | None) -> bool:
     if not access.judged:
         return True
     found = locked(conn, _MARKS)

@@ -15,7 +15,7 @@ from fencepost.errors import ConfigError, Refused
 from fencepost.events import Action, Hook
 from fencepost.guards import headers as http
 from fencepost.guards.asgi import Fenced
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 
@@ -79,13 +79,13 @@ class Fence:
             return [] if value is None else [value]
 
         action: Action = "enter" if environ["REQUEST_METHOD"] in http.SAFE else "write"
-        offer = http.offer(values)
-        environ["fencepost"] = Fenced(resource, offer)
-        if offer is None and action == "enter":
+        access = http.access(resource, values)
+        environ["fencepost"] = Fenced(resource, access)
+        if access is None and action == "enter":
             return
-        access = Access("http", resource, offer, action, self._hooks, self._policy, inherit=False)
-        if access.judged and self._marks is not None and offer is not None:
-            self._marks(resource, offer, action, self._hooks, self._policy)
+        judgement = Judgement("http", resource, access, action, self._hooks, self._policy)
+        if judgement.judged and self._marks is not None and access is not None:
+            self._marks(resource, access, action, self._hooks, self._policy)
 
 
 class _Body:

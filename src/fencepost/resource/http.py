@@ -14,7 +14,6 @@ from starlette.types import Scope
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
 from fencepost.guards import headers as http
-from fencepost.lease import Signed
 from fencepost.rule import Stamp
 
 MAX_HEAD = 16 << 10
@@ -36,10 +35,10 @@ def key(raw: bytes) -> str:
     return check.name(text, "resource")
 
 
-def offer(headers: Headers) -> Stamp | None:
+def offer(key: str, headers: Headers) -> Stamp | None:
     """The stamp in a request's headers, None without a token; ConfigError if it is malformed."""
-    found = http.offer(headers.getlist)
-    return found.stamp if isinstance(found, Signed) else found
+    found = http.access(key, headers.getlist)
+    return found.stamp if found else None
 
 
 def too_large(scope: Scope) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fencepost.address import masked, parse
 from fencepost.errors import ConfigError
 from fencepost.events import Hook, Hooks
-from fencepost.guards.judgement import Access
+from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
 from fencepost.registry import find
 from fencepost.resource.commits import GROUP, Writer
@@ -96,7 +96,7 @@ class Store:
         self._writer.close()
 
     def _bare(self, key: str, hook: Hook) -> None:
-        Access(self.name, key, None, "write", (hook,), self._policy, inherit=False)
+        Judgement(self.name, key, None, "write", (hook,), self._policy)
 
     def _find(self, key: str) -> Found:
         try:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fencepost import check
@@ -47,9 +48,10 @@ class Task:
     """The connection, inside the transaction that also records the step; None for an external step."""
     lease: BaseLease
 
+    @cached_property
     def headers(self) -> dict[str, str]:
         """For requests to other services: the key, and the stamp by which a guard there refuses a zombie."""
-        return {**self.lease.headers(), "Idempotency-Key": self.key}
+        return {**self.lease.access().headers, "Idempotency-Key": self.key}
 
 
 @dataclass(frozen=True)

@@ -186,8 +186,8 @@ from fencepost.guards.redis import Guard
 guard = Guard(redis.Redis.from_url("$data"))
 locks = fencepost.connect("$locks", ttl=$ttl)
 with locks.lock("account:42") as lease:
-    balance = int(guard.read("GET", "account:42", offer=lease) or 100)
-    guard.execute("SET", "account:42", balance - 10, offer=lease)
+    balance = int(guard.read("GET", "account:42", lease=lease) or 100)
+    guard.execute("SET", "account:42", balance - 10, lease=lease)
 """,
     ),
     ("lease", "etcd"): (
@@ -238,7 +238,7 @@ import fencepost
 # The service is behind guards.asgi or guards.wsgi, or is 'fencepost resource'.
 locks = fencepost.connect("$locks", ttl=$ttl)
 with locks.lock("account/42") as lease:
-    request = urllib.request.Request("$data/r/account/42", b"90", lease.headers(), method="PUT")
+    request = urllib.request.Request("$data/r/account/42", b"90", lease.access("account/42").headers, method="PUT")
     urllib.request.urlopen(request)  # 409 if this holder was replaced
 """,
     ),
@@ -264,7 +264,7 @@ import fencepost
 locks = fencepost.connect("$locks", ttl=$ttl)
 with locks.lock("account/42") as lease:
     lease.check()  # right before each call: a holder that knows it was replaced stops here
-    print("POST with", lease.headers()["Idempotency-Key"])  # their API can tell a retry by it, if it looks
+    print("POST with", lease.access().headers["Idempotency-Key"])  # their API can tell a retry by it, if it looks
 """,
     ),
 }

@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
     def headers(self) -> dict[str, str]:
         """The next access's stamp, if there is a token."""
-        return self.lease.headers() if isinstance(self.lease, BaseLease) else {}
+        return self.lease.access().headers if isinstance(self.lease, BaseLease) else {}
 
 
 class Client(ABC):

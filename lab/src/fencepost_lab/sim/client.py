@@ -6,7 +6,8 @@ from typing import Any
 
 from fencepost.errors import BackendError, FencepostError, LeaseLost, QueueFull
 from fencepost.events import Event
-from fencepost.lease import BaseLease
+from fencepost.lease import BaseLease, entry
+from fencepost.lease import stamp as stamp_of
 from fencepost.locks import Core
 from fencepost.rule import Stamp
 from fencepost_lab.sim.backends import Embedded, GetThenDelete, Quorum, Remote
@@ -185,7 +186,7 @@ class Client:
         """Read the resource; with full fencing that enters."""
         await self._heed()
         lease, asked = self.lease, round(self.world.now, 6)
-        stamp = None if lease is None else lease.entry()
+        stamp = None if lease is None else entry(lease)
         answer = await self._ask("read", stamp)
         if answer is None or answer[0] == "refused":
             await self._ended("read", stamp, asked, answer, 1)
@@ -198,7 +199,7 @@ class Client:
         await self._heed()
         lease, asked = self.lease, round(self.world.now, 6)
         value, base = self._value or (None, None)
-        stamp = None if lease is None else lease.stamp()
+        stamp = None if lease is None else stamp_of(lease)
         number = self._resource.value if value is None else value
         answer, attempts = None, 0
         while answer is None and attempts <= self._settings.retries:

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 from fencepost.driver import Signal
 from fencepost.errors import BackendError, NotAcquired
 from fencepost.fleet.group import Group, Owned
-from fencepost.lease import BaseLease
+from fencepost.lease import BaseLease, entry
+from fencepost.lease import stamp as stamp_of
 from fencepost.locks import Core
 from fencepost.rule import Stamp
 from fencepost_lab.sim.backends import Remote
@@ -143,13 +144,13 @@ class Worker:
     async def _work(self, owned: Owned[BaseLease]) -> None:
         nap: Callable[[], float] = lambda: self._size.ttl * self.world.rng.uniform(0.1, 0.6)  # noqa: E731 - a dice
         while not owned._stopping():
-            found = await self._ask("enter", owned, owned.lease.entry())
+            found = await self._ask("enter", owned, entry(owned.lease))
             if found is not None and found["verdict"] != "admit":
                 break
             await self.driver.sleep(nap())
             if found is None:
                 continue
-            stamp, value, base = owned.lease.stamp(), found["value"] + 1, found["version"]
+            stamp, value, base = stamp_of(owned.lease), found["value"] + 1, found["version"]
             answer, attempts = None, 0
             while answer is None and attempts <= _RETRIES:
                 attempts += 1

@@ -90,7 +90,7 @@ class Worker:
             self._pause()
         self._step("read")
         fenced = job.fence and job.enter
-        reply = client.read(job.key, lease.headers() if fenced else None)
+        reply = client.read(job.key, lease.access(job.key).headers if fenced else None)
         if reply.status in _REFUSED:
             return self._refused("read", lease, reply)
         text = "" if reply.status == 404 else _expect(reply).body.decode("utf-8", "replace")
@@ -101,7 +101,7 @@ class Worker:
         self._step("write")
         value = _edited(job, text, number)
         write = {"token": lease.token, "value": value, "fenced": job.fence, "number": number, "of": job.writes}
-        client.send(job.key, value.encode(), lease.headers() if job.fence else None)
+        client.send(job.key, value.encode(), lease.access(job.key).headers if job.fence else None)
         self._say("sent", **write)
         if pause_at is PauseAt.AFTER_SEND:
             self._pause()
