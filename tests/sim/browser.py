@@ -199,15 +199,35 @@ def serving(started: ThreadingHTTPServer) -> Iterator[str]:
             thread.join()
 
 
-def wait_score(browser: Browser, **wanted: str) -> None:
-    """Until the scoreboard says so."""
+def score(**wanted: str) -> str:
+    """The expression that is true once the scoreboard says so."""
     parts = (
         f"document.querySelector('[data-score={name}]')?.innerText === {json.dumps(value)}"
         for name, value in wanted.items()
     )
-    browser.wait(" && ".join(parts))
+    return " && ".join(parts)
+
+
+def says(css: str, words: str) -> str:
+    """The expression that is true once it says so there, among other things."""
+    return f"document.querySelector({json.dumps(css)})?.innerText.includes({json.dumps(words)})"
+
+
+def wait_score(browser: Browser, **wanted: str) -> None:
+    browser.wait(score(**wanted))
 
 
 def wait_words(browser: Browser, css: str, words: str) -> None:
-    """Until it says so there, among other things."""
-    browser.wait(f"document.querySelector({json.dumps(css)})?.innerText.includes({json.dumps(words)})")
+    browser.wait(says(css, words))
+
+
+def step_until(browser: Browser, condition: str) -> None:
+    """Go event by event, so that nothing passes unseen, however slow this machine is."""
+
+    def step() -> bool:
+        if browser.run(f"return Boolean({condition})"):
+            return True
+        browser.click("#next")
+        return False
+
+    until(step, condition, poll=0.03)

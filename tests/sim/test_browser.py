@@ -11,7 +11,7 @@ from fencepost_lab.sim import parse, run
 from fencepost_lab.sim.guided import guided, variant
 from fencepost_lab.sim.serve import server
 from fencepost_lab.sim.site import export
-from tests.sim.browser import Browser, serving, wait_score, wait_words
+from tests.sim.browser import Browser, says, score, serving, step_until, wait_score, wait_words
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'
 
@@ -105,14 +105,10 @@ def test_the_page_says_how_to_begin_and_it_goes_as_it_says(browser: Browser, pag
     browser.click(CARD.format("A", "pause"))
     browser.click(CARD.format("B", "acquire"))
     wait_words(browser, "#log", "B asks for the lock")
-    browser.choose("#speed", "8")
-    wait_score(browser, holder="B", token="2")
-    browser.choose("#speed", "0.1")  # the end of the scenario must not come between two clicks
+    step_until(browser, score(holder="B", token="2"))
     browser.click(CARD.format("B", "write"))
     wait_score(browser, accepted="1")
-    browser.choose("#speed", "8")
-    wait_words(browser, "#log", "A goes on")
-    browser.choose("#speed", "0.1")
+    step_until(browser, says("#log", "A goes on"))
     browser.click(CARD.format("A", "write"))
     wait_score(browser, accepted="2", corrupted="1")
     browser.click("#play")
