@@ -60,7 +60,7 @@ def durable_transaction() -> Iterator[Sides]:
 def command() -> Iterator[Sides]:
     lease = _lease()
     with Redis() as server, redis_py.from_url(server.url) as client:
-        guard = redis.Guard(client)
+        guard = redis.RedisGuard(client)
         yield {
             "guarded": lambda: guard.execute("SET", "account/1", "value", lease=lease),
             "bare": lambda: client.set("account/1", "value"),

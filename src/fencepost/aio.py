@@ -299,9 +299,9 @@ class Locks:
         """The locks held right now whose names begin with ``prefix``."""
         return await self._core.list(prefix)
 
-    async def evict(self, name: str) -> Status | None:
-        """Take a lock from its holder by force; the hold that was ended. Its guard refuses it from then on."""
-        return await self._core.evict(name)
+    async def break_lock(self, name: str) -> Status | None:
+        """Take a lock from its holder by force; the hold that was ended, None if nobody held it."""
+        return await self._core.break_lock(name)
 
     async def bump(self, name: str, *, above: int) -> None:
         """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history."""

@@ -187,7 +187,7 @@ class Backend(ABC):
         await self.driver.sleep(LOOK)
 
     @abstractmethod
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         """Take the lock from its holder by force and hand it on; the hold that was ended, if any."""
 
     @abstractmethod

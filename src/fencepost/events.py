@@ -23,7 +23,7 @@ Kind: TypeAlias = Literal[
     "not_owner",  # a release that found the lock no longer its own, and changed nothing
     "decision",  # a guard judged one access: verdict, enforced, action, seen; detail: its mode
     "override",  # a guard was told to let everything pass for a while; seconds, detail: how long and why
-    "reset",  # a mark was raised by hand; seen: the mark's token before
+    "raise_mark",  # a mark was raised by hand; seen: the mark's token before
 ]
 
 Action: TypeAlias = Literal["write", "enter"]

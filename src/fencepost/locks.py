@@ -361,9 +361,9 @@ class Core(Generic[L]):
         """The held locks whose names begin with ``prefix``."""
         return await self._open.status(prefix=prefix and check.name(prefix, "prefix"))
 
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         """Take the lock from its holder; the hold that was ended."""
-        return await self._open.evict(check.name(name))
+        return await self._open.break_lock(check.name(name))
 
     async def bump(self, name: str, above: int) -> None:
         """Make every later token of ``name`` larger than ``above``."""

@@ -6,7 +6,7 @@ refuses what it cannot verify.
 
     keys = Keys({"2026": secret})
     locks = fencepost.connect(url, keys=keys)           # its leases are signed
-    guard = memory.Guard(policy=Policy(keys=keys))      # and nothing else is let in
+    guard = memory.MemoryGuard(policy=Policy(keys=keys))      # and nothing else is let in
 """
 
 import hmac

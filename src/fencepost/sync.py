@@ -300,9 +300,9 @@ class Locks:
         """The locks held right now whose names begin with ``prefix``."""
         return call(self._core.list, prefix)
 
-    def evict(self, name: str) -> Status | None:
-        """Take a lock from its holder by force; the hold that was ended. Its guard refuses it from then on."""
-        return call(self._core.evict, name)
+    def break_lock(self, name: str) -> Status | None:
+        """Take a lock from its holder by force; the hold that was ended, None if nobody held it."""
+        return call(self._core.break_lock, name)
 
     def bump(self, name: str, *, above: int) -> None:
         """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history."""

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fencepost.cli.app import app
 from fencepost.guards import file, postgres, sqlite
 from fencepost.guards import redis as redis_guard
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.guards.policy import Policy
 from fencepost.hooks.audit import Audit
 from fencepost.hooks.audit import read as read_audit
@@ -43,7 +43,7 @@ class TestReport:
         self.path = tmp_path / "audit.jsonl"
         self.policy = Policy("shadow")
         self.tokens = itertools.count(100)
-        self.guard = Guard[str]([Audit(self.path, sync="never")], self.policy)
+        self.guard = MemoryGuard[str]([Audit(self.path, sync="never")], self.policy)
 
     def report(self, *options: str) -> Any:
         done = Done("report", str(self.path), "--decisions", "50", "--json", *options)
@@ -159,8 +159,8 @@ def test_install_guards_an_sqlite_table_by_its_epoch(tmp_path: Path) -> None:
         (("install", "redis://localhost"), "postgresql:// and sqlite:"),
         (("install", "sqlite:x.db", "t", "--resource", "t/{id}"), "use --column"),
         (("install", "postgresql://localhost/x", "t", "--print"), "either resource= or column="),
-        (("reset", "ftp://x", "thing", "--above", "5", "--reason", "r", "--audit", "{tmp}/a"), "no marks in 'ftp'"),
-        (("reset", "file://{tmp}", "thing", "--above", "5", "--reason", " ", "--audit", "{tmp}/a"), "needs a reason"),
+        (("raise", "ftp://x", "thing", "--to", "5", "--reason", "r", "--audit", "{tmp}/a"), "no marks in 'ftp'"),
+        (("raise", "file://{tmp}", "thing", "--to", "5", "--reason", " ", "--audit", "{tmp}/a"), "needs a reason"),
     ],
 )
 def test_wrong_usage_names_the_next_step(arguments: tuple[str, ...], complaint: str, tmp_path: Path) -> None:
@@ -169,16 +169,16 @@ def test_wrong_usage_names_the_next_step(arguments: tuple[str, ...], complaint: 
     assert complaint in done.err.replace("resource=, such as 'account/{id}', or", "resource= or")
 
 
-def test_reset_raises_a_mark_never_lowers_one_and_is_audited(
+def test_raise_lifts_a_mark_never_lowers_one_and_is_audited(
     tmp_path: Path, postgres_url: str, redis_server: Endpoint, thing: str
 ) -> None:
     audit = tmp_path / "audit.jsonl"
     lite = tmp_path / "app.sqlite3"
 
-    def reset(url: str, above: int) -> Any:
+    def lift(url: str, to: int) -> Any:
         reason = f"restored {url[:4]}"
-        options = ("--above", str(above), "--reason", reason, "--audit", str(audit), "--json")
-        done = Done("reset", url, thing, *options)
+        options = ("--to", str(to), "--reason", reason, "--audit", str(audit), "--json")
+        done = Done("raise", url, thing, *options)
         assert done.code == 0, done.err
         return done.json["mark"]
 
@@ -190,15 +190,15 @@ def test_reset_raises_a_mark_never_lowers_one_and_is_audited(
         marks: dict[str, Callable[[], Any]] = {
             f"sqlite://{lite}": lambda: sqlite.mark(conn, thing),
             postgres_url: lambda: postgres.mark(pg, thing),
-            redis_server.url: lambda: redis_guard.Guard(client).mark(thing),
-            f"file://{tmp_path}/files": lambda: file.Guard(tmp_path / "files").mark(thing),
+            redis_server.url: lambda: redis_guard.RedisGuard(client).mark(thing),
+            f"file://{tmp_path}/files": lambda: file.FileGuard(tmp_path / "files").mark(thing),
         }
         for url, mark in marks.items():
-            assert [reset(url, 50), reset(url, 20)] == ["50", "50"]
+            assert [lift(url, 50), lift(url, 20)] == ["50", "50"]
             assert mark() == Stamp(50)
     told = [(fact["kind"], fact["token"], fact.get("seen"), fact["detail"]) for fact in read_audit(audit)]
     assert told == [
         line
         for url in marks
-        for line in (("reset", 50, None, f"restored {url[:4]}"), ("reset", 20, 50, f"restored {url[:4]}"))
+        for line in (("raise_mark", 50, None, f"restored {url[:4]}"), ("raise_mark", 20, 50, f"restored {url[:4]}"))
     ]

@@ -217,7 +217,7 @@ def test_the_lease_is_renewed_for_as_long_as_the_command_runs(runner: Runner, lo
 
 def test_a_lost_lease_ends_the_command_long_before_the_grace_period_is_over(runner: Runner, locks: sync.Locks) -> None:
     process, child = runner.sleeper("--ttl", "600ms", "--grace", "1h", traps="trap 'echo asked; exit 3' TERM")
-    locks.evict("job")
+    locks.break_lock("job")
     assert process.wait() == 76, process.story
     ends(child)
     assert process.line() == "asked"
@@ -229,7 +229,7 @@ def test_a_command_that_will_not_end_is_killed_after_the_grace_period(runner: Ru
     script = "trap '' TERM; echo $$; sh -c 'echo $$; while :; do read x; done'; sleep 60"
     process = runner.start("--ttl", "600ms", "--grace", "100ms", command=["sh", "-c", script])
     child, grandchild = int(process.line()), int(process.line())
-    locks.evict("job")
+    locks.break_lock("job")
     assert process.wait() == 76, process.story
     ends(child)
     ends(grandchild)

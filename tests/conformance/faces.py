@@ -105,8 +105,8 @@ class Client:
         found: list[Status] = await self._call(self.raw.list, prefix)
         return found
 
-    async def evict(self, name: str) -> Status | None:
-        ended: Status | None = await self._call(self.raw.evict, name)
+    async def break_lock(self, name: str) -> Status | None:
+        ended: Status | None = await self._call(self.raw.break_lock, name)
         return ended
 
     async def bump(self, name: str, *, above: int) -> None:

@@ -66,7 +66,7 @@ class PerThread(Generic[C]):
 
 class Memory:
     def __init__(self, _: str, stack: ExitStack, policy: Policy | None) -> None:
-        self._guard = memory.Guard[bytes](policy=policy)
+        self._guard = memory.MemoryGuard[bytes](policy=policy)
         self.write = self._guard.write
         self.read = self._guard.read
 
@@ -136,7 +136,7 @@ class Redis:
         url, self._prefix = address.split("#")
         self._client = redis_py.from_url(url)
         stack.callback(self._client.close)
-        self._guard = redis.Guard(self._client, prefix=f"{self._prefix}:mark:", policy=policy)
+        self._guard = redis.RedisGuard(self._client, prefix=f"{self._prefix}:mark:", policy=policy)
 
     def write(self, resource: str, data: bytes, offer: Fence) -> bool:
         done: redis.Done = self._guard.execute("SET", self._data(resource), data, lease=offer, resource=resource)
@@ -169,12 +169,14 @@ class Swapped:
 
 
 def File(folder: str, stack: ExitStack, policy: Policy | None) -> Guarded:
-    return Swapped(file.Guard(folder, policy=policy))
+    return Swapped(file.FileGuard(folder, policy=policy))
 
 
 def Etcd(address: str, stack: ExitStack, policy: Policy | None) -> Guarded:
     url, prefix = address.split("#")
-    guard = etcd.Guard(url.replace("etcd:", "http:"), prefix=f"{prefix}/data/", marks=f"{prefix}/mark/", policy=policy)
+    guard = etcd.EtcdGuard(
+        url.replace("etcd:", "http:"), prefix=f"{prefix}/data/", marks=f"{prefix}/mark/", policy=policy
+    )
     stack.callback(guard.close)
     return Swapped(guard)
 
@@ -183,7 +185,7 @@ def S3(address: str, stack: ExitStack, policy: Policy | None) -> Guarded:
     url, bucket = address.split("#")
     client = s3_client(url)
     stack.callback(client.close)
-    return Swapped(s3.Guard(client, bucket, policy=policy))
+    return Swapped(s3.S3Guard(client, bucket, policy=policy))
 
 
 class Http:

@@ -31,7 +31,7 @@ async def the_body_is_cancelled_where_it_stands(store: Store) -> None:
     async def work() -> None:
         async with client.raw.lock(store.name, ttl=store.kept):
             reached.append("before")
-            await client.evict(store.name)
+            await client.break_lock(store.name)
             await asyncio.sleep(store.long)
             reached.append("after")
 
@@ -47,7 +47,7 @@ async def a_body_that_swallows_the_cancellation_still_raises(store: Store) -> No
 
     async def work() -> None:
         async with client.raw.lock(store.name, ttl=store.kept):
-            await client.evict(store.name)
+            await client.break_lock(store.name)
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(store.long)
 
@@ -64,7 +64,7 @@ async def a_body_that_ends_before_its_next_await_still_raises(store: Store) -> N
             told = asyncio.Event()
             lease._on_loss.append(told.set)
             with contextlib.suppress(asyncio.CancelledError):
-                await client.evict(store.name)
+                await client.break_lock(store.name)
                 await told.wait()
 
     with pytest.raises(LeaseLost):
@@ -98,7 +98,7 @@ async def a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(store:
             async with client.raw.lock(store.name, ttl=store.kept) as lease:
                 task = this_task()
                 lease._on_loss.append(lambda: task.cancel("from outside"))
-                await client.evict(store.name)
+                await client.break_lock(store.name)
                 await asyncio.sleep(store.long)
         finally:
             left.append(this_task().cancelling())
@@ -114,7 +114,7 @@ async def a_cancellation_from_outside_is_kept_when_the_body_has_just_ended(store
     async def work() -> None:
         async with client.raw.lock(store.name, ttl=store.kept):
             try:
-                await client.evict(store.name)
+                await client.break_lock(store.name)
                 await asyncio.sleep(store.long)
             except asyncio.CancelledError:
                 this_task().cancel("from outside")
@@ -129,7 +129,7 @@ async def an_outer_lease_lost_inside_an_inner_block(store: Store) -> None:
 
     async def work() -> None:
         async with client.raw.lock(outer, ttl=store.kept), client.raw.lock(inner):
-            await client.evict(outer)
+            await client.break_lock(outer)
             await asyncio.sleep(store.long)
 
     with pytest.raises(LeaseLost) as raised:
@@ -145,7 +145,7 @@ async def an_inner_lease_lost_leaves_the_outer_one_alone(store: Store) -> None:
 
     async def work() -> None:
         async with client.raw.lock(inner, ttl=store.kept):
-            await client.evict(inner)
+            await client.break_lock(inner)
             await asyncio.sleep(store.long)
 
     async with client.raw.lock(outer) as kept:
@@ -163,8 +163,8 @@ async def both_leases_lost_at_once(store: Store) -> None:
 
     async def work() -> None:
         async with client.raw.lock(outer, ttl=store.kept) as first, client.raw.lock(inner, ttl=store.kept) as second:
-            await client.evict(outer)
-            await client.evict(inner)
+            await client.break_lock(outer)
+            await client.break_lock(inner)
             while not (first.lost and second.lost):
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0.001)
@@ -179,7 +179,7 @@ async def an_asyncio_timeout_around_a_block_is_not_confused_with_a_loss(store: S
 
     async def lose() -> None:
         async with asyncio.timeout(store.patience), client.raw.lock(store.name, ttl=store.kept):
-            await client.evict(store.name)
+            await client.break_lock(store.name)
             await asyncio.sleep(store.long)
 
     async def be_late() -> None:
@@ -201,7 +201,7 @@ async def an_asyncio_timeout_around_a_block_is_not_confused_with_a_loss(store: S
 async def a_plain_lease_cancels_nobody(store: Store) -> None:
     client = store.connect()
     lease: aio.Lease = await client.raw.acquire(store.name, ttl=store.kept)
-    await client.evict(store.name)
+    await client.break_lock(store.name)
     assert await lease.ended.wait(store.patience)
     await nothing_pending()
 

@@ -24,7 +24,7 @@ async def test_closed_locks_tell_and_change_nothing(store: Store) -> None:
     here = store.connect()
     await here.try_acquire(store.name)
     await here.close()
-    for call in (here.status, here.list, here.evict):
+    for call in (here.status, here.list, here.break_lock):
         with pytest.raises(ConfigError, match="closed"):
             await call(store.name)
     with pytest.raises(ConfigError, match="closed"):

@@ -61,7 +61,7 @@ async def test_a_decorated_coroutine_is_cancelled_by_loss(store: Store) -> None:
 
     @client.raw.lock(store.name, ttl=store.short)  # type: ignore[untyped-decorator]  # both faces are Any here
     async def work() -> None:
-        await client.evict(store.name)
+        await client.break_lock(store.name)
         await asyncio.sleep(store.long)
 
     with pytest.raises(LeaseLost):

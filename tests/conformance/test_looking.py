@@ -39,23 +39,23 @@ async def test_list_agrees_with_status(store: Store) -> None:
     status = await client.status(store.name)
     assert status is not None
     assert (listed.holder, listed.token, listed.waiters) == (status.holder, status.token, status.waiters)
-    await client.evict(store.name)
+    await client.break_lock(store.name)
     assert await (await waiter).release()
 
 
-async def test_evict_ends_the_hold_and_tells_whose_it_was(store: Store) -> None:
+async def test_breaking_a_lock_ends_the_hold_and_tells_whose_it_was(store: Store) -> None:
     here, there = store.connect(), store.connect()
     lease = await here.acquire(store.name)
-    ended = await there.evict(store.name)
+    ended = await there.break_lock(store.name)
     assert ended is not None
     assert (ended.name, ended.holder, ended.token) == (store.name, lease.holder, lease.token)
-    assert await there.evict(store.name) is None
+    assert await there.break_lock(store.name) is None
     new = await there.try_acquire(store.name)
     assert new is not None
     assert new.token > lease.token
 
 
-async def test_evict_of_a_free_lock_changes_nothing(store: Store) -> None:
+async def test_breaking_a_free_lock_changes_nothing(store: Store) -> None:
     client = store.connect()
-    assert await client.evict(store.name) is None
+    assert await client.break_lock(store.name) is None
     assert await client.status(store.name) is None

@@ -16,7 +16,7 @@ async def lost_is_false_while_it_is_held_and_true_once_it_is_not(store: Store) -
     assert lease.lost is False
     assert await lease.wait_lost(0.01) is False
     lease.check()
-    await client.evict(store.name)
+    await client.break_lock(store.name)
     assert await lease.wait_lost(store.patience) is True
     assert lease.lost is True
     with pytest.raises(LeaseLost):
@@ -27,7 +27,7 @@ async def all_who_wait_for_the_loss_are_told(store: Store) -> None:
     client = store.connect()
     lease = await client.acquire(store.name, ttl=store.kept)
     told = [asyncio.create_task(lease.wait_lost(store.patience)) for _ in range(5)]
-    await client.evict(store.name)
+    await client.break_lock(store.name)
     assert all(await asyncio.gather(*told))
 
 
@@ -45,7 +45,7 @@ async def leaving_the_block_of_a_lost_lease_raises(store: Store) -> None:
     client = store.connect(hooks=[events.append])
 
     async def body(lease: Hold) -> None:
-        await client.evict(store.name)
+        await client.break_lock(store.name)
         await lease.wait_lost(store.patience)
 
     with pytest.raises(LeaseLost) as raised:
@@ -60,7 +60,7 @@ async def a_loss_that_only_the_release_notices_raises_too(store: Store) -> None:
     client, other = store.connect(), store.connect()
 
     async def body(lease: Hold) -> None:
-        await other.evict(store.name)
+        await other.break_lock(store.name)
 
     with pytest.raises(LeaseLost):
         await client.block(store.name, body, ttl=store.long)
@@ -70,7 +70,7 @@ async def the_bodys_own_error_goes_before_the_loss(store: Store) -> None:
     client = store.connect()
 
     async def body(lease: Hold) -> None:
-        await client.evict(store.name)
+        await client.break_lock(store.name)
         try:
             await lease.wait_lost(store.patience)
         finally:
@@ -95,7 +95,7 @@ async def a_lost_block_does_not_hurt_the_new_holder(store: Store) -> None:
     taken: list[Hold] = []
 
     async def body(lease: Hold) -> None:
-        await other.evict(store.name)
+        await other.break_lock(store.name)
         taken.append(await other.acquire(store.name))
 
     with pytest.raises(LeaseLost):
@@ -119,7 +119,7 @@ async def a_loss_is_told_once(store: Store) -> None:
     events: list[Event] = []
     client, other = store.connect(hooks=[events.append]), store.connect()
     lease = await client.acquire(store.name, ttl=store.kept)
-    await other.evict(store.name)
+    await other.break_lock(store.name)
     assert await lease.wait_lost(store.patience)
 
     await store.until(lambda: "lost" in [event.kind for event in events], "the event")
@@ -131,7 +131,7 @@ async def a_loss_is_told_once(store: Store) -> None:
 async def the_evicted_holder_learns_of_it_by_its_next_renewal(store: Store) -> None:
     here, there = store.connect(), store.connect()
     lease = await here.acquire(store.name, ttl=store.kept)
-    await there.evict(store.name)
+    await there.break_lock(store.name)
     new = await there.acquire(store.name)
     assert await lease.wait_lost(store.patience)
     new.check()

@@ -81,7 +81,7 @@ async def test_what_cannot_be_a_name_is_refused_everywhere(store: Store) -> None
         "acquire": client.acquire,
         "try_acquire": client.try_acquire,
         "status": client.status,
-        "evict": client.evict,
+        "break_lock": client.break_lock,
         "bump": lambda name: client.bump(name, above=5),
     }
     for what, name in REFUSED.items():

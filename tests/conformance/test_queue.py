@@ -118,7 +118,7 @@ async def test_eviction_hands_the_lock_to_the_next_waiter(store: Store) -> None:
     holder = await here.acquire(store.name)
     line = Line(store)
     first = await line.add(there)
-    ended = await here.evict(store.name)
+    ended = await here.break_lock(store.name)
     assert ended is not None
     assert (ended.holder, ended.token) == (holder.holder, holder.token)
     lease = await first

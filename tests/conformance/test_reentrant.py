@@ -207,7 +207,7 @@ async def test_a_lost_lease_is_told_at_every_level(store: Store) -> None:
     told: list[str] = []
 
     def lose() -> None:
-        ended = asyncio.run_coroutine_threadsafe(other.evict(store.name), loop).result()
+        ended = asyncio.run_coroutine_threadsafe(other.break_lock(store.name), loop).result()
         assert ended is not None
 
     def blocking() -> None:
@@ -237,7 +237,7 @@ async def test_loss_cancels_the_innermost_block_and_is_told_at_every_level(store
 
     async def lose() -> None:
         async with lock:
-            assert await other.evict(store.name) is not None
+            assert await other.break_lock(store.name) is not None
             await asyncio.sleep(store.long)
 
     async def whole() -> None:
@@ -267,7 +267,7 @@ async def test_loss_after_an_inner_block_cancels_the_outer_one(store: Store) -> 
         async with lock:
             async with lock:
                 pass
-            assert await other.evict(store.name) is not None
+            assert await other.break_lock(store.name) is not None
             await asyncio.sleep(store.long)
 
     with pytest.raises(LeaseLost):

@@ -38,7 +38,7 @@ async def test_the_stores_own_release_asks_for_holder_and_token(store: Store) ->
 async def test_a_release_of_a_lock_that_nobody_has_had_is_false(store: Store) -> None:
     client = store.connect()
     lease = await client.acquire(store.name)
-    await client.evict(store.name)
+    await client.break_lock(store.name)
     assert await lease.release() is False
     assert await client.status(store.name) is None
 

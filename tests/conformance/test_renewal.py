@@ -90,7 +90,7 @@ async def test_leases_are_kept_past_their_ttl(store: Store, caplog: pytest.LogCa
 async def test_renewing_an_evicted_lease_says_lost_and_brings_nothing_back(store: Store) -> None:
     client = store.connect()
     lease = await client.acquire(store.name)
-    await client.evict(store.name)
+    await client.break_lock(store.name)
     with pytest.raises(LeaseLost):
         await lease.renew()
     assert lease.lost

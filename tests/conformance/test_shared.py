@@ -211,10 +211,10 @@ async def test_cancelling_at_any_await_leaves_nothing_behind(store: Store) -> No
                 break
 
 
-async def test_evicting_ends_every_share(store: Store) -> None:
+async def test_breaking_the_lock_ends_every_share(store: Store) -> None:
     here, there = store.connect(), store.connect()
     leases = [await here.share(store.name, ttl=store.kept), await there.share(store.name, ttl=store.kept)]
-    ended = await there.evict(store.name)
+    ended = await there.break_lock(store.name)
     assert ended is not None
     assert set(ended.sharers) == {lease.holder for lease in leases}
     alone = await there.acquire(store.name, timeout=store.long)

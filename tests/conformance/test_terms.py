@@ -119,7 +119,7 @@ async def test_after_a_loss_the_loop_runs_for_election_again(store: Store) -> No
     here, there = store.connect(), store.connect()
     async with terms(here, store.name, ttl=store.kept, metadata="m") as mine:
         first = await anext(mine)
-        assert await there.evict(store.name)
+        assert await there.break_lock(store.name)
         assert await here._call(first.ended.wait, store.patience)
         with pytest.raises(LeaseLost):
             first.check()
@@ -139,7 +139,7 @@ async def test_losing_the_term_cancels_its_block_and_the_loop_goes_on(store: Sto
                 led.append(term.token)
                 if len(led) == 2:
                     break
-                await there.evict(store.name)
+                await there.break_lock(store.name)
                 await asyncio.wait_for(asyncio.Event().wait(), store.patience)
                 raise AssertionError("it is cancelled there")
             assert ambient.held() == ()
@@ -156,7 +156,7 @@ async def test_a_term_lost_on_the_way_to_its_block_cancels_that_at_once(store: S
             led.append(term.token)
             if len(led) == 2:
                 break
-            await there.evict(store.name)
+            await there.break_lock(store.name)
             await asyncio.wait_for(term.ended.wait(), store.patience)
             async with term:
                 await asyncio.wait_for(asyncio.Event().wait(), store.patience)
@@ -210,7 +210,7 @@ async def test_a_blocks_own_lease_lost_ends_the_term_and_not_the_loop(store: Sto
                 led.append(term.token)
                 if len(led) == 2:
                     break
-                there.raw.evict(store.name)
+                there.raw.break_lock(store.name)
                 assert term.ended.wait(store.patience)
                 term.check()
         return led
@@ -253,7 +253,7 @@ async def test_observers_see_a_hand_over(store: Store) -> None:
         waiting = asyncio.create_task(anext(theirs))
         await store.queue(watcher, 1)
         change = asyncio.create_task(anext(seen))
-        await watcher.evict(store.name)
+        await watcher.break_lock(store.name)
         await waiting
         leader = await change
         if leader is None:  # a store without a line is free for a moment

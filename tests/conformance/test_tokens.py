@@ -39,7 +39,7 @@ async def test_tokens_grow_when_every_client_reconnects(store: Store) -> None:
 async def test_tokens_grow_across_eviction(store: Store) -> None:
     client = store.connect()
     first = await client.acquire(store.name)
-    await client.evict(store.name)
+    await client.break_lock(store.name)
     second = await store.free(client)
     assert first.token < second.token
 

@@ -138,7 +138,7 @@ def test_a_loss_ends_the_wait_for_it_long_before_the_deadline(where: str) -> Non
     ):
         until(lambda: numbers(mine) == [0], "it is owned")
         (owned,) = mine
-        locks.evict("orders/0")
+        locks.break_lock("orders/0")
         with pytest.raises(LeaseLost):
             owned.lease.renew()
         assert owned.stop
@@ -157,7 +157,7 @@ def test_a_lost_partition_is_told_and_taken_again(connect: Callable[[], sync.Loc
     diary, admin = Diary(), connect()
     with Partitions(connect(), "orders", 2, assign=diary.assign, revoke=diary.revoke) as mine:
         until(lambda: len(numbers(mine)) == 2, "both")
-        assert admin.evict("orders/1")
+        assert admin.break_lock("orders/1")
         until(lambda: diary.of(1) == ["assign", "lost", "assign"], "it comes back under another token")
         assert diary.of(0) == ["assign"]
 
@@ -166,7 +166,7 @@ def test_a_worker_that_lost_its_membership_joins_again(connect: Callable[[], syn
     admin = connect()
     with Partitions(connect(), "orders", 2, member="w") as mine:
         until(lambda: len(numbers(mine)) == 2, "both")
-        gone = admin.evict(member_lock("orders", 2, "w"))
+        gone = admin.break_lock(member_lock("orders", 2, "w"))
         assert gone
         until(lambda: admin.status(member_lock("orders", 2, "w")), "it is a member again")
         until(lambda: len(numbers(mine)) == 2, "it owns both still, or again")
@@ -383,7 +383,7 @@ async def test_losing_a_partition_cancels_its_work(where: str) -> None:
         running = asyncio.create_task(mine.run(work))
         await until_async(lambda: numbers(mine) == [0], "it is owned")
         (first,) = [partition.token for partition in mine]
-        await locks.evict("orders/0")
+        await locks.break_lock("orders/0")
         await until_async(lambda: [p for p in mine if p.token > first], "it is owned again")
         assert ends == ["cancelled"]
         mine.stop()

@@ -9,7 +9,7 @@ import pytest
 from fencepost.errors import NotAcquired
 from fencepost.fleet import group, plan
 from fencepost.fleet.plan import shares
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost_lab.history.format import digest
 from fencepost_lab.sim import fleet
 from fencepost_lab.sim.fleet import Fleet, Size, facts, play
@@ -73,8 +73,8 @@ def found(seeds: range) -> set[str]:
 
 
 def test_a_resource_that_admits_everybody_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Guard, "enter", lambda *_: None)
-    monkeypatch.setattr(Guard, "write", lambda *_: True)
+    monkeypatch.setattr(MemoryGuard, "enter", lambda *_: None)
+    monkeypatch.setattr(MemoryGuard, "write", lambda *_: True)
     assert found(range(5)) == {"data"}
 
 

@@ -9,6 +9,7 @@ import fencepost
 from fencepost.driver import settle
 from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
 from fencepost.rule import Stamp
+from fencepost.sql.connections import is_async
 from tests.harness.connections import KINDS, Kind, execute
 from tests.harness.waiting import run
 
@@ -120,13 +121,11 @@ async def withdraw(kind: Kind, conn: Any, thing: str, offer: Any, then: Callable
         then()
 
     fenced = kind.guard.fenced(conn, thing, offer)
-    try:
-        with fenced:
-            await body()
-    except ConfigError as error:
-        if "async with" not in str(error):
-            raise
+    if is_async(conn):
         async with fenced:
+            await body()
+    else:
+        with fenced:
             await body()
 
 
@@ -136,9 +135,34 @@ def test_inside_a_lock_the_lease_is_found(play: Callable[[Scenario], None]) -> N
             async with kind.transaction(conn):
                 await settle(kind.guard.admit(conn, thing))
             async with kind.transaction(conn):
-                await settle(kind.guard.admit_all(conn, {f"{thing}/b": None, f"{thing}/a": None}))
+                await settle(kind.guard.admit_all(conn, {f"{thing}/b": lease, f"{thing}/a": lease}))
             assert await mark(kind, conn, thing) == Stamp(lease.token, 1, lease.holder)
             assert await mark(kind, conn, f"{thing}/a") == Stamp(lease.token, 2, lease.holder)
+
+    play(scenario)
+
+
+def test_the_guard_for_the_other_kind_of_connection_refuses_it(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        calls: dict[str, Callable[[], Any]] = {
+            "admit": lambda: kind.twin.admit(conn, thing, 5),
+            "admit_all": lambda: kind.twin.admit_all(conn, {thing: 5}),
+            "enter": lambda: kind.twin.enter(conn, thing, 5),
+            "fenced": lambda: kind.twin.fenced(conn, thing, 5),
+            "mark": lambda: kind.twin.mark(conn, thing),
+            "raise_mark": lambda: kind.twin.raise_mark(conn, thing, to=5),
+        }
+        if kind.twin.__name__.endswith("postgres"):
+            calls |= {
+                "locked": lambda: kind.twin.locked(conn, thing),
+                "install": lambda: kind.twin.install(conn),
+            }
+        assert {*calls, "ddl"} == set(kind.twin.__all__)
+        for name, call in calls.items():
+            with pytest.raises(ConfigError, match=kind.guard.__name__.replace(".", r"\.")):
+                # The blocking one refuses at once: what nobody awaits must not look as if it had guarded anything.
+                call() if is_async(conn) else await settle(call())
+            assert name
 
     play(scenario)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken
-from fencepost.guards.etcd import Guard, text
+from fencepost.guards.etcd import EtcdGuard, text
 from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
 from fencepost_lab.servers import Etcd, http_json
@@ -20,8 +20,8 @@ from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture
-def guard(etcd_server: Endpoint) -> Iterator[Guard]:
-    guard = Guard(etcd_server.url.replace("etcd:", "http:"))
+def guard(etcd_server: Endpoint) -> Iterator[EtcdGuard]:
+    guard = EtcdGuard(etcd_server.url.replace("etcd:", "http:"))
     yield guard
     guard.close()
 
@@ -34,7 +34,7 @@ def absent(key: str) -> dict[str, Any]:
     return {"key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
 
 
-def test_a_transaction_of_one_s_own_is_fenced(guard: Guard, thing: str) -> None:
+def test_a_transaction_of_one_s_own_is_fenced(guard: EtcdGuard, thing: str) -> None:
     answer = guard.transact(thing, 5, success=[put(f"{thing}/a", "1"), put(f"{thing}/b", "2")])
     assert answer is not None
     assert (guard.peek(f"{thing}/a"), guard.peek(f"{thing}/b"), guard.mark(thing)) == (b"1", b"2", Stamp(5))
@@ -43,13 +43,13 @@ def test_a_transaction_of_one_s_own_is_fenced(guard: Guard, thing: str) -> None:
     assert guard.peek(f"{thing}/a") == b"1"
 
 
-def test_a_compare_of_one_s_own_that_fails_changes_nothing(guard: Guard, thing: str) -> None:
+def test_a_compare_of_one_s_own_that_fails_changes_nothing(guard: EtcdGuard, thing: str) -> None:
     guard.transact(thing, 5, success=[put(thing, "1")])
     assert guard.transact(thing, 6, compare=[absent(thing)], success=[put(thing, "2")]) is None
     assert (guard.peek(thing), guard.mark(thing)) == (b"1", Stamp(5))
 
 
-def test_a_ticket_fits_into_the_transaction_of_any_client(guard: Guard, etcd_server: Endpoint, thing: str) -> None:
+def test_a_ticket_fits_into_the_transaction_of_any_client(guard: EtcdGuard, etcd_server: Endpoint, thing: str) -> None:
     port = int(etcd_server.url.rpartition(":")[2])
     ticket, rival = guard.ticket(thing, 5), guard.ticket(thing, 6)
     assert ticket is not None
@@ -64,11 +64,11 @@ def test_a_ticket_fits_into_the_transaction_of_any_client(guard: Guard, etcd_ser
     assert (guard.peek(thing), guard.mark(thing)) == (b"6", Stamp(6))
     with pytest.raises(StaleToken):
         guard.ticket(thing, 5)
-    unguarded = Guard(etcd_server.url.replace("etcd:", "http:"), policy=Policy("off"))
+    unguarded = EtcdGuard(etcd_server.url.replace("etcd:", "http:"), policy=Policy("off"))
     assert unguarded.ticket(thing, 5) is None
 
 
-def test_transactions_of_many_threads_are_all_made(guard: Guard, thing: str) -> None:
+def test_transactions_of_many_threads_are_all_made(guard: EtcdGuard, thing: str) -> None:
     held = lease_of("lock", "ann", 5)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: guard.transact(thing, held, success=[put(f"{thing}/{n}", "x")]), range(12)))
@@ -77,9 +77,9 @@ def test_transactions_of_many_threads_are_all_made(guard: Guard, thing: str) -> 
 
 def test_somebody_who_enters_between_reading_and_writing_is_noticed(etcd_server: Endpoint, thing: str) -> None:
     url = etcd_server.url.replace("etcd:", "http:")
-    newer = Guard(url)
+    newer = EtcdGuard(url)
 
-    class Overtaken(Guard):
+    class Overtaken(EtcdGuard):
         def _load(self, resource: str) -> Any:
             found = super()._load(resource)
             if newer.mark(resource) != Stamp(7, 0):
@@ -99,7 +99,7 @@ def test_a_restart_costs_no_more_than_the_connections(thing: str) -> None:
     together = threading.Barrier(8)
     tokens = itertools.count(1)
     with Etcd() as server:
-        own = Guard(f"http://{server.address}")
+        own = EtcdGuard(f"http://{server.address}")
 
         def write(number: int) -> None:
             together.wait(PATIENCE)
@@ -118,14 +118,14 @@ def test_a_restart_costs_no_more_than_the_connections(thing: str) -> None:
         own.close()
 
 
-def test_entering_does_not_touch_the_value(guard: Guard, thing: str) -> None:
+def test_entering_does_not_touch_the_value(guard: EtcdGuard, thing: str) -> None:
     guard.write(thing, b"x", 5)
     before = guard._load(thing).version[1]
     guard.enter(thing, 6)
     assert guard._load(thing).version[1] == before
 
 
-def test_deleting_leaves_the_mark(guard: Guard, thing: str) -> None:
+def test_deleting_leaves_the_mark(guard: EtcdGuard, thing: str) -> None:
     guard.write(thing, b"x", 5)
     guard.delete(thing, 6)
     assert (guard.peek(thing), guard.mark(thing)) == (None, Stamp(6))
@@ -133,7 +133,7 @@ def test_deleting_leaves_the_mark(guard: Guard, thing: str) -> None:
 
 def test_a_server_that_is_gone_is_told_apart_from_one_that_may_have_written(thing: str) -> None:
     with Etcd() as server:
-        guard = Guard("http://127.0.0.1:1", f"http://{server.address}", timeout=0.5)
+        guard = EtcdGuard("http://127.0.0.1:1", f"http://{server.address}", timeout=0.5)
         guard.write(thing, b"x", 5)
         with server.paused(), pytest.raises(BackendError) as caught:
             guard.write(thing, b"y", 6)
@@ -150,11 +150,11 @@ def test_a_server_that_is_gone_is_told_apart_from_one_that_may_have_written(thin
 @pytest.mark.parametrize("endpoints", [(), ("localhost:2379",), ("etcd://localhost:2379",)])
 def test_endpoints_are_urls(endpoints: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="http://"):
-        Guard(*endpoints)
+        EtcdGuard(*endpoints)
 
 
-def test_a_leap_in_shadow_leaves_a_guard_that_works(guard: Guard, etcd_server: Endpoint, thing: str) -> None:
-    lenient = Guard(etcd_server.url.replace("etcd:", "http:"), policy=Policy("shadow", max_jump=10, max_first=10))
+def test_a_leap_in_shadow_leaves_a_guard_that_works(guard: EtcdGuard, etcd_server: Endpoint, thing: str) -> None:
+    lenient = EtcdGuard(etcd_server.url.replace("etcd:", "http:"), policy=Policy("shadow", max_jump=10, max_first=10))
     lenient.transact(thing, 100, success=[put(thing, "1")])
     assert (lenient.peek(thing), lenient.mark(thing)) == (b"1", None)
     lenient.close()
@@ -162,7 +162,7 @@ def test_a_leap_in_shadow_leaves_a_guard_that_works(guard: Guard, etcd_server: E
     assert guard.mark(thing) == Stamp(5)
 
 
-def test_no_value_takes_the_place_of_a_mark(guard: Guard, thing: str) -> None:
+def test_no_value_takes_the_place_of_a_mark(guard: EtcdGuard, thing: str) -> None:
     guard.write(thing, b"new", 9)
     with pytest.raises(ConfigError, match="place of a mark"):
         guard.write(f"fencepost/mark/{thing}", b"", 1)
@@ -175,5 +175,5 @@ def test_no_value_takes_the_place_of_a_mark(guard: Guard, thing: str) -> None:
 )
 def test_an_endpoint_that_cannot_be_meant_is_told_without_its_password(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="Authorization") as caught:
-        Guard(endpoint)
+        EtcdGuard(endpoint)
     assert "secret" not in str(caught.value)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken, TokenClash
-from fencepost.guards.file import Guard
+from fencepost.guards.file import FileGuard
 from fencepost.rule import Stamp
 from tests.harness.child import Child
 from tests.harness.leases import lease as lease_of
 
 WRITER = """
 import os, signal, sys
-from fencepost.guards.file import Guard
+from fencepost.guards.file import FileGuard
 from fencepost.rule import Stamp
 
 where, folder = sys.argv[1:]
@@ -25,13 +25,13 @@ def dying(*args):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*args)
 setattr(os, where, dying)
-Guard(folder).write("thing", b"new", Stamp(9, 1, "bob"))
+FileGuard(folder).write("thing", b"new", Stamp(9, 1, "bob"))
 """
 
 
 @pytest.mark.parametrize("where", ["fsync", "replace"])
 def test_killed_before_the_rename_neither_value_nor_mark_moved(tmp_path: Path, where: str) -> None:
-    guard = Guard(tmp_path)
+    guard = FileGuard(tmp_path)
     guard.write("thing", b"old", Stamp(5, 1, "ann"))
     with Child.python("-c", WRITER, where, tmp_path) as killed:
         assert killed.wait() == -signal.SIGKILL, killed.story
@@ -41,26 +41,26 @@ def test_killed_before_the_rename_neither_value_nor_mark_moved(tmp_path: Path, w
 
 def test_updates_of_many_processes_lose_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys; from fencepost.guards.file import Guard; from fencepost.guards.policy import Policy\n"
-        "guard = Guard(sys.argv[1], policy=Policy('off'))\n"
+        "import sys; from fencepost.guards.file import FileGuard; from fencepost.guards.policy import Policy\n"
+        "guard = FileGuard(sys.argv[1], policy=Policy('off'))\n"
         "for _ in range(50): guard.update('thing', lambda before: b'%d' % (int(before or 0) + 1))"
     )
     with ExitStack() as stack:
         writers = [stack.enter_context(Child.python("-c", program, tmp_path)) for _ in range(4)]
         for writer in writers:
             writer.succeed()
-    assert Guard(tmp_path).peek("thing") == b"200"
+    assert FileGuard(tmp_path).peek("thing") == b"200"
 
 
 def test_updates_of_threads_under_one_lease_lose_nothing(tmp_path: Path) -> None:
-    guard, held = Guard(tmp_path), lease_of("lock", "ann", 5)
+    guard, held = FileGuard(tmp_path), lease_of("lock", "ann", 5)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: guard.update("thing", lambda before: b"%d" % (int(before or 0) + 1), held), range(40)))
     assert guard.peek("thing") == b"40"
 
 
 def test_names_stay_inside_the_folder(tmp_path: Path) -> None:
-    guard = Guard(tmp_path / "guarded")
+    guard = FileGuard(tmp_path / "guarded")
     for name in ("..", "../out", "/etc/out", ".", "a" * 512, "ä" * 200):
         guard.write(name, name.encode(), 5)
         assert guard.path(name).parent == tmp_path / "guarded"
@@ -69,7 +69,7 @@ def test_names_stay_inside_the_folder(tmp_path: Path) -> None:
 
 
 def test_deleting_leaves_the_mark(tmp_path: Path) -> None:
-    guard = Guard(tmp_path)
+    guard = FileGuard(tmp_path)
     guard.write("thing", b"x", 5)
     guard.delete("thing", 6)
     assert (guard.peek("thing"), guard.mark("thing")) == (None, Stamp(6))
@@ -78,21 +78,21 @@ def test_deleting_leaves_the_mark(tmp_path: Path) -> None:
 
 
 def test_a_reset_raises_and_never_lowers(tmp_path: Path) -> None:
-    guard = Guard(tmp_path)
+    guard = FileGuard(tmp_path)
     guard.write("thing", b"x", 5)
-    assert guard.reset("thing", 50) == Stamp(50)
-    assert guard.reset("thing", 20) == Stamp(50)
+    assert guard.raise_mark("thing", to=50) == Stamp(50)
+    assert guard.raise_mark("thing", to=20) == Stamp(50)
     with pytest.raises(StaleToken):
         guard.write("thing", b"y", 50)
     assert guard.peek("thing") == b"x"
     guard.write("thing", b"z", Stamp(51, 1, "ann"))
-    assert guard.reset("thing", 51) == Stamp(51), "refused from now on, whoever has it"
+    assert guard.raise_mark("thing", to=51) == Stamp(51), "refused from now on, whoever has it"
     with pytest.raises(TokenClash):
         guard.write("thing", b"y", Stamp(51, 2, "ann"))
 
 
 def test_a_damaged_mark_lets_nobody_in(tmp_path: Path) -> None:
-    guard = Guard(tmp_path)
+    guard = FileGuard(tmp_path)
     guard.write("thing", b"x", 5)
     path = guard.path("thing")
     path.write_bytes(path.read_bytes().replace(b'"token":"5"', b'"token":"five"'))
@@ -105,12 +105,12 @@ def test_an_error_of_the_caller_s_own_comes_through(tmp_path: Path) -> None:
         raise PermissionError("mine")
 
     with pytest.raises(PermissionError, match="mine"):
-        Guard(tmp_path).update("thing", change, 5)
-    assert Guard(tmp_path).mark("thing") is None
+        FileGuard(tmp_path).update("thing", change, 5)
+    assert FileGuard(tmp_path).mark("thing") is None
 
 
 def test_a_folder_that_is_gone_is_no_empty_one(tmp_path: Path) -> None:
-    guard = Guard(tmp_path / "values")
+    guard = FileGuard(tmp_path / "values")
     guard.write("thing", b"x", 5)
     (tmp_path / "values").rename(tmp_path / "elsewhere")
     for ask in (lambda: guard.write("thing", b"y", 4), lambda: guard.mark("thing"), lambda: guard.peek("thing")):
@@ -127,7 +127,7 @@ def test_a_change_may_write_other_resources_and_not_its_own(tmp_path: Path) -> N
         return guard.read("thing", held)
 
     held = lease_of("lock", "ann", 5)
-    guard = Guard(tmp_path)
+    guard = FileGuard(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(guard.update, "thing", move, held).result(timeout=30)
         with pytest.raises(ConfigError, match="waits for the change"):

@@ -44,8 +44,8 @@ def test_the_lock_is_held_until_the_transaction_ends(
                     return True
 
             async with kind.transaction(conn):
-                await settle(postgres.locked(conn, thing))
-                await settle(postgres.locked(conn, thing))
+                await settle(kind.guard.locked(conn, thing))
+                await settle(kind.guard.locked(conn, thing))
                 assert not free()
                 await execute(conn, "SELECT 1")
                 assert not free()
@@ -53,7 +53,7 @@ def test_the_lock_is_held_until_the_transaction_ends(
 
             async def fail() -> None:
                 async with kind.transaction(conn):
-                    await settle(postgres.locked(conn, thing))
+                    await settle(kind.guard.locked(conn, thing))
                     raise RuntimeError
 
             with pytest.raises(RuntimeError):
@@ -69,9 +69,9 @@ def test_waiting_ends_at_the_timeout(play: Callable[[Scenario], None], postgres_
             postgres.locked(other, thing)
             with pytest.raises(NotAcquired, match=thing):
                 async with kind.transaction(conn):
-                    await settle(postgres.locked(conn, thing, timeout=0.05))
+                    await settle(kind.guard.locked(conn, thing, timeout=0.05))
         async with kind.transaction(conn):
-            await settle(postgres.locked(conn, thing, timeout=5))
+            await settle(kind.guard.locked(conn, thing, timeout=5))
             assert await execute(conn, "SELECT current_setting('lock_timeout')") == [("0",)], "as it was before"
 
     play(scenario)
@@ -81,7 +81,7 @@ def test_outside_a_transaction_it_would_hold_nothing(play: Callable[[Scenario], 
     async def scenario(kind: Kind, conn: Any) -> None:
         if kind.loose:
             with pytest.raises(ConfigError, match="no transaction"):
-                await settle(postgres.locked(conn, thing))
+                await settle(kind.guard.locked(conn, thing))
 
     play(scenario)
 

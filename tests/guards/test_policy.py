@@ -8,22 +8,22 @@ import pytest
 
 from fencepost.errors import ConfigError, MissingToken, StaleToken, TokenLeap
 from fencepost.events import Event
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.guards.policy import Policy, place
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 
 
-def guarded(mode: Any, **options: Any) -> tuple[Guard[str], Policy, list[Event]]:
+def guarded(mode: Any, **options: Any) -> tuple[MemoryGuard[str], Policy, list[Event]]:
     told: list[Event] = []
     policy = Policy(mode, **options)
-    return Guard[str]([told.append], policy), policy, told
+    return MemoryGuard[str]([told.append], policy), policy, told
 
 
 def seen(told: list[Event]) -> list[tuple[str | None, bool | None]]:
     return [(event.verdict, event.enforced) for event in told]
 
 
-def try_all(guard: Guard[str]) -> list[str]:
+def try_all(guard: MemoryGuard[str]) -> list[str]:
     """A write, a stale one, and one without a token: what became of each."""
     outcomes = []
     for number, offer in enumerate((5, 4, None)):

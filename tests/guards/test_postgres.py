@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fencepost.errors import ConfigError, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
-from fencepost.guards import column, postgres
+from fencepost.guards import aio, column, postgres
 from fencepost.guards.policy import Policy
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from fencepost_lab.servers.processes import program
@@ -125,7 +125,7 @@ async def test_whatever_cursors_a_connection_makes_it_is_fenced(postgres_url: st
         postgres.admit(conn, thing, 5)
         assert postgres.mark(conn, thing) == Stamp(5)
     async with await psycopg.AsyncConnection.connect(postgres_url, cursor_factory=psycopg.AsyncRawCursor) as later:
-        await postgres.admit(later, thing, 6)
+        await aio.postgres.admit(later, thing, 6)
 
 
 def test_every_decision_is_told_with_the_mark_before_it(pg: Conn, thing: str) -> None:
@@ -157,15 +157,18 @@ def test_a_leap_is_refused(pg: Conn, thing: str) -> None:
 def test_a_reset_raises_and_never_lowers(pg: Conn, thing: str) -> None:
     told: list[Event] = []
     with pg.transaction():
-        assert postgres.reset(pg, thing, 50, hooks=[told.append]) == Stamp(50)
-        assert postgres.reset(pg, thing, 20, hooks=[told.append]) == Stamp(50)
+        assert postgres.raise_mark(pg, thing, to=50, hooks=[told.append]) == Stamp(50)
+        assert postgres.raise_mark(pg, thing, to=20, hooks=[told.append]) == Stamp(50)
         with pytest.raises(StaleToken):
             postgres.admit(pg, thing, 50)
         postgres.admit(pg, thing, Stamp(51, 1, "ann"))
-        assert postgres.reset(pg, thing, 51) == Stamp(51), "refused from now on, whoever has it"
+        assert postgres.raise_mark(pg, thing, to=51) == Stamp(51), "refused from now on, whoever has it"
         with pytest.raises(TokenClash):
             postgres.admit(pg, thing, Stamp(51, 2, "ann"))
-    assert [(event.kind, event.token, event.seen) for event in told] == [("reset", 50, None), ("reset", 20, 50)]
+    assert [(event.kind, event.token, event.seen) for event in told] == [
+        ("raise_mark", 50, None),
+        ("raise_mark", 20, 50),
+    ]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

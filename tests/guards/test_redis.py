@@ -13,8 +13,9 @@ from redis.asyncio import RedisCluster as AsyncRedisCluster
 import fencepost
 from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
+from fencepost.guards import aio
 from fencepost.guards.policy import Policy
-from fencepost.guards.redis import Done, Guard
+from fencepost.guards.redis import Done, RedisGuard
 from fencepost.lease import BaseLease
 from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost_lab.faults.proxy import Proxy
@@ -31,15 +32,15 @@ def client(redis_server: Endpoint) -> Iterator[Any]:
 
 
 @pytest.fixture
-def guard(client: Any) -> Guard:
-    return Guard(client)
+def guard(client: Any) -> RedisGuard:
+    return RedisGuard(client)
 
 
 def lease(token: int, holder: str = "ann") -> BaseLease:
     return lease_of("lock", holder, token)
 
 
-def test_any_command_runs_inside_the_script(guard: Guard, client: Any, thing: str) -> None:
+def test_any_command_runs_inside_the_script(guard: RedisGuard, client: Any, thing: str) -> None:
     held = lease(5)
     assert guard.execute("HSET", thing, "a", 1, "b", 2, lease=held) == Done(2)
     assert guard.execute("HINCRBY", thing, "a", 41, lease=held) == Done(42)
@@ -51,7 +52,7 @@ def test_any_command_runs_inside_the_script(guard: Guard, client: Any, thing: st
         guard.execute("HSET", thing, "a", 0, lease=4)
 
 
-def test_commands_whose_keys_move_are_understood(guard: Guard, client: Any, thing: str) -> None:
+def test_commands_whose_keys_move_are_understood(guard: RedisGuard, client: Any, thing: str) -> None:
     client.zadd(f"{thing}:1", {"x": 1})
     client.zadd(f"{thing}:2", {"y": 2})
     guard.execute("ZUNIONSTORE", thing, 2, f"{thing}:1", f"{thing}:2", lease=5)
@@ -62,12 +63,12 @@ def test_commands_whose_keys_move_are_understood(guard: Guard, client: Any, thin
 
 
 @pytest.mark.parametrize("command", [("PING",), ("NOSUCHCOMMAND", "a"), ()])
-def test_what_names_no_key_cannot_be_guarded(guard: Guard, command: tuple[str, ...]) -> None:
+def test_what_names_no_key_cannot_be_guarded(guard: RedisGuard, command: tuple[str, ...]) -> None:
     with pytest.raises((ConfigError, redis.ResponseError)):
         guard.execute(*command, lease=5)
 
 
-def test_a_command_that_fails_leaves_the_mark(guard: Guard, client: Any, thing: str) -> None:
+def test_a_command_that_fails_leaves_the_mark(guard: RedisGuard, client: Any, thing: str) -> None:
     client.set(thing, "text")
     guard.enter(thing, Stamp(5, 1, "ann"))
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
@@ -76,13 +77,13 @@ def test_a_command_that_fails_leaves_the_mark(guard: Guard, client: Any, thing: 
     assert client.get(thing) == b"text"
 
 
-def test_reading_is_no_leave_to_write(guard: Guard, thing: str) -> None:
+def test_reading_is_no_leave_to_write(guard: RedisGuard, thing: str) -> None:
     with pytest.raises(ConfigError, match="writes"):
         guard.read("SET", thing, 1, lease=5)
     assert guard.mark(thing) is None
 
 
-def test_a_retry_is_recognised_by_the_whole_command(guard: Guard, client: Any, thing: str) -> None:
+def test_a_retry_is_recognised_by_the_whole_command(guard: RedisGuard, client: Any, thing: str) -> None:
     offer = Stamp(5, 1, "ann")
     assert guard.execute("INCRBY", thing, 7, lease=offer) == Done(7)
     assert guard.execute("INCRBY", thing, 7, lease=offer) == Done(None, replayed=True)
@@ -91,14 +92,14 @@ def test_a_retry_is_recognised_by_the_whole_command(guard: Guard, client: Any, t
     assert client.get(thing) == b"7"
 
 
-def test_the_script_is_loaded_again_when_the_server_forgot_it(guard: Guard, client: Any, thing: str) -> None:
+def test_the_script_is_loaded_again_when_the_server_forgot_it(guard: RedisGuard, client: Any, thing: str) -> None:
     guard.execute("SET", thing, 1, lease=5)
     client.script_flush()
     guard.execute("SET", thing, 2, lease=6)
     assert client.get(thing) == b"2"
 
 
-def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: Guard, client: Any, thing: str) -> None:
+def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: RedisGuard, client: Any, thing: str) -> None:
     held = lease(5)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: guard.update(thing, lambda before: int(before or 0) + 1, held), range(40)))
@@ -108,7 +109,7 @@ def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: Guard, clie
 def test_the_policy_holds_here_too(client: Any, thing: str) -> None:
     told: list[Event] = []
     policy = Policy("enforce", max_jump=10, max_first=10)
-    guard = Guard(client, hooks=[told.append], policy=policy)
+    guard = RedisGuard(client, hooks=[told.append], policy=policy)
     with pytest.raises(TokenLeap):
         guard.execute("SET", thing, 0, lease=MAX_TOKEN)
     guard.execute("SET", thing, 1, lease=8)
@@ -125,19 +126,19 @@ def test_the_policy_holds_here_too(client: Any, thing: str) -> None:
     ]  # fmt: skip
 
 
-def test_a_reset_raises_and_never_lowers(guard: Guard, thing: str) -> None:
+def test_a_reset_raises_and_never_lowers(guard: RedisGuard, thing: str) -> None:
     guard.execute("SET", thing, 1, lease=5)
-    assert guard.reset(thing, 50) == Stamp(50)
-    assert guard.reset(thing, 20) == Stamp(50)
+    assert guard.raise_mark(thing, to=50) == Stamp(50)
+    assert guard.raise_mark(thing, to=20) == Stamp(50)
     with pytest.raises(StaleToken):
         guard.execute("SET", thing, 1, lease=50)
     guard.execute("SET", thing, 1, lease=Stamp(2**53 + 1, 1, "ann"))
-    assert guard.reset(thing, 2**53 + 1) == Stamp(2**53 + 1), "refused from now on, whoever has it"
+    assert guard.raise_mark(thing, to=2**53 + 1) == Stamp(2**53 + 1), "refused from now on, whoever has it"
     with pytest.raises(TokenClash):
         guard.execute("SET", thing, 2, lease=Stamp(2**53 + 1, 2, "ann"))
 
 
-def test_inside_a_lock_the_lease_is_found(guard: Guard, client: Any, thing: str) -> None:
+def test_inside_a_lock_the_lease_is_found(guard: RedisGuard, client: Any, thing: str) -> None:
     with fencepost.connect("memory://guards") as locks, locks.lock(thing) as held:
         guard.execute("SET", thing, 1)
         assert guard.mark(thing) == Stamp(held.token, 1, held.holder)
@@ -146,7 +147,7 @@ def test_inside_a_lock_the_lease_is_found(guard: Guard, client: Any, thing: str)
 @pytest.mark.parametrize("options", [{"decode_responses": True}, {"protocol": 3}, {"protocol": 2}], ids=str)
 def test_the_client_s_own_settings_do_not_matter(redis_server: Endpoint, thing: str, options: Any) -> None:
     with redis.from_url(redis_server.url, **options) as client:
-        guard = Guard(client)
+        guard = RedisGuard(client)
         guard.execute("SET", thing, "x", lease=Stamp(5, 1, "änn"))
         assert guard.mark(thing) == Stamp(5, 1, "änn")
         with pytest.raises(StaleToken):
@@ -155,7 +156,9 @@ def test_the_client_s_own_settings_do_not_matter(redis_server: Endpoint, thing: 
 
 async def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) -> None:
     async with AsyncRedis.from_url(redis_server.url) as client:
-        guard = Guard(client)
+        with pytest.raises(ConfigError, match=r"use fencepost\.guards\.aio\.RedisGuard"):
+            RedisGuard(client)
+        guard = aio.RedisGuard(client)
         assert not (await guard.execute("SET", thing, "x", lease=lease(5))).replayed
         assert await guard.read("GET", thing, lease=lease(5)) == b"x"
         await guard.update(thing, lambda before: before + b"y", Stamp(5, 9, "ann"))
@@ -164,12 +167,12 @@ async def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) 
             await guard.execute("SET", thing, "z", lease=4)
         assert await guard.mark(thing) == Stamp(5, 9, "ann")
         await guard.enter(thing, 6)
-        assert await guard.reset(thing, 7) == Stamp(7)
+        assert await guard.raise_mark(thing, to=7) == Stamp(7)
 
 
 def test_a_server_that_does_not_answer_leaves_it_open(thing: str) -> None:
     with Redis() as server, redis.from_url(server.url, socket_timeout=0.2, retry=None) as client:
-        guard = Guard(client)
+        guard = RedisGuard(client)
         offer = Stamp(5, 1, "ann")
         guard.execute("INCRBY", thing, 0, lease=1)
         with server.paused(), pytest.raises(BackendError) as caught:
@@ -181,7 +184,7 @@ def test_a_server_that_does_not_answer_leaves_it_open(thing: str) -> None:
 
 
 def test_on_a_cluster_the_mark_lies_in_the_slot_of_the_data(cluster: Any, thing: str) -> None:
-    guard = Guard(cluster)
+    guard = RedisGuard(cluster)
     for key in (thing, f"a:{{{thing}}}:b", f"{thing}{{"):
         guard.execute("SET", key, "x", lease=lease(5))
         assert guard.read("GET", key, lease=lease(5)) == b"x"
@@ -190,7 +193,7 @@ def test_on_a_cluster_the_mark_lies_in_the_slot_of_the_data(cluster: Any, thing:
 
 
 def test_on_a_cluster_keys_of_another_slot_are_refused(cluster: Any, thing: str) -> None:
-    guard = Guard(cluster)
+    guard = RedisGuard(cluster)
     with pytest.raises(ConfigError, match="another slot"):
         guard.execute("SET", f"{thing}/other", "x", lease=5, resource=thing)
     guard.execute("MSET", f"{{{thing}}}:a", 1, f"{{{thing}}}:b", 2, lease=5, resource=thing)
@@ -202,13 +205,13 @@ def test_on_a_cluster_keys_of_another_slot_are_refused(cluster: Any, thing: str)
 async def test_an_asyncio_client_of_a_cluster_works_too(cluster: Any, thing: str) -> None:
     node = cluster.get_default_node()
     async with AsyncRedisCluster(host=node.host, port=node.port) as client:
-        guard = Guard(client)
+        guard = aio.RedisGuard(client)
         await guard.execute("SET", thing, "x", lease=5)
         with pytest.raises(StaleToken):
             await guard.execute("SET", thing, "x", lease=4)
 
 
-def test_marks_of_different_resources_never_share_a_key(guard: Guard) -> None:
+def test_marks_of_different_resources_never_share_a_key(guard: RedisGuard) -> None:
     names = [f"{secrets.token_hex(3)}{tail}" for tail in ("", "{a}", "{a", "a}", "{}", "}{")]
     names += [f"{{a}}{name}" for name in names]
     assert len({guard.link.key("mark:", name) for name in names}) == len(names)
@@ -218,7 +221,7 @@ def test_an_update_whose_answer_was_lost_is_made_once(redis_server: Endpoint, cl
     with Proxy(int(redis_server.url.rpartition(":")[2].partition("/")[0])) as proxy:
         for mode in ("strict", "shadow"):
             with redis.Redis(port=proxy.port) as retrying:  # as redis-py does by itself
-                guard = Guard(retrying, policy=Policy(mode))
+                guard = RedisGuard(retrying, policy=Policy(mode))
                 guard.update(thing, lambda before: int(before or 0) + 1, lease(5))
                 before = int(client.get(thing))
                 proxy.drop_after(b"EVALSHA")
@@ -240,19 +243,19 @@ def test_an_update_of_what_the_client_decodes_its_own_way_ends(
     raw, seen = b"\xe9\xff", list[str]()
     client.set(thing, raw)
     with redis.from_url(redis_server.url, decode_responses=True, **options) as own:
-        Guard(own).update(thing, change, lease(5))
+        RedisGuard(own).update(thing, change, lease(5))
     assert seen == [raw.decode(options.get("encoding", "utf-8"), options.get("encoding_errors", "strict"))]
     assert client.get(thing) == b"changed"
 
 
-def test_a_key_that_is_no_text_needs_a_name(guard: Guard, client: Any, thing: str) -> None:
+def test_a_key_that_is_no_text_needs_a_name(guard: RedisGuard, client: Any, thing: str) -> None:
     with pytest.raises(ConfigError, match="give resource="):
         guard.execute("SET", b"\xff" + thing.encode(), 1, lease=5)
     guard.execute("SET", b"\xff" + thing.encode(), 1, lease=5, resource=thing)
     assert client.get(b"\xff" + thing.encode()) == b"1"
 
 
-def test_nobody_writes_over_a_mark(guard: Guard, client: Any, thing: str) -> None:
+def test_nobody_writes_over_a_mark(guard: RedisGuard, client: Any, thing: str) -> None:
     guard.execute("SET", thing, "new", lease=9)
     (mark,) = client.keys(f"fencepost:mark:*{thing}")
     with pytest.raises(ConfigError, match="over a mark"):

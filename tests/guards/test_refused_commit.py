@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import fencepost
-from fencepost.guards import sqlite
+from fencepost.guards import aio, sqlite
 from fencepost.once import once
 from fencepost.saga import Compensated, Saga, Step, Task
 
@@ -64,7 +64,7 @@ async def test_nor_in_asyncio(tmp_path: Path) -> None:
             async with once(conn, "1"):
                 await conn.execute(ORPHAN)
         with pytest.raises(IntegrityError):
-            async with sqlite.fenced(conn, "thing", 5):
+            async with aio.sqlite.fenced(conn, "thing", 5):
                 await conn.execute(ORPHAN)
         async with conn.begin():
             await conn.execute(PARENT)

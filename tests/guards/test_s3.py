@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from fencepost.errors import BackendError, ReplayMismatch, StaleToken
 from fencepost.guards.policy import Policy
-from fencepost.guards.s3 import Guard
+from fencepost.guards.s3 import S3Guard
 from fencepost.rule import Stamp
 from fencepost_lab.faults.proxy import Proxy
 from tests.harness.leases import lease as lease_of
@@ -32,8 +32,8 @@ def client(object_store: ObjectStore, bucket: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def guard(client: Any, bucket: str) -> Guard:
-    return Guard(client, bucket)
+def guard(client: Any, bucket: str) -> S3Guard:
+    return S3Guard(client, bucket)
 
 
 @pytest.fixture
@@ -70,7 +70,9 @@ def test_a_mark_in_the_metadata_lets_a_zombie_pass(client: Any, bucket: str, thi
     assert client.get_object(Bucket=bucket, Key=thing)["Body"].read() == b"zombie", "token 2's write is lost"
 
 
-def test_equal_bytes_of_a_newer_holder_keep_the_zombie_out(guard: Guard, client: Any, bucket: str, thing: str) -> None:
+def test_equal_bytes_of_a_newer_holder_keep_the_zombie_out(
+    guard: S3Guard, client: Any, bucket: str, thing: str
+) -> None:
     guard.write(thing, b"same", Stamp(1, 1, "zombie"))
     before = client.head_object(Bucket=bucket, Key=thing)["ETag"]
     guard.write(thing, b"same", Stamp(2, 1, "holder"))
@@ -83,7 +85,7 @@ def test_equal_bytes_of_a_newer_holder_keep_the_zombie_out(guard: Guard, client:
 
 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "PreconditionFailed"])
-def test_a_conflict_is_settled_by_reading_again(guard: Guard, store: ObjectStore, thing: str, code: str) -> None:
+def test_a_conflict_is_settled_by_reading_again(guard: S3Guard, store: ObjectStore, thing: str, code: str) -> None:
     hits: list[str] = []
     store.fault = first_puts(3, code, hits)
     assert guard.write(thing, b"x", 5) is True
@@ -94,10 +96,10 @@ def test_a_conflict_is_settled_by_reading_again(guard: Guard, store: ObjectStore
 
 
 def test_a_conflict_with_a_newer_holder_ends_in_stale(
-    guard: Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+    guard: S3Guard, client: Any, bucket: str, store: ObjectStore, thing: str
 ) -> None:
     guard.write(thing, b"first", 5)
-    newer = Guard(client, bucket)
+    newer = S3Guard(client, bucket)
     fault, hits = store, list[str]()
 
     def overtake() -> None:
@@ -112,9 +114,9 @@ def test_a_conflict_with_a_newer_holder_ends_in_stale(
 
 
 def test_a_write_that_was_made_though_the_store_said_otherwise_is_found_again(
-    guard: Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+    guard: S3Guard, client: Any, bucket: str, store: ObjectStore, thing: str
 ) -> None:
-    offer, other = Stamp(5, 1, "ann"), Guard(client, bucket)
+    offer, other = Stamp(5, 1, "ann"), S3Guard(client, bucket)
 
     def made() -> None:
         store.fault = None
@@ -131,30 +133,30 @@ def test_a_write_that_was_made_though_the_store_said_otherwise_is_found_again(
 def test_an_update_whose_answer_was_lost_is_made_once(
     store: ObjectStore, client: Any, bucket: str, thing: str, mode: str
 ) -> None:
-    Guard(client, bucket).write(thing, b"1", Stamp(4, 1, "ann"))
+    S3Guard(client, bucket).write(thing, b"1", Stamp(4, 1, "ann"))
     with (
         Proxy(int(store.url.rpartition(":")[2])) as proxy,
         closing(s3_client(f"http://{proxy.address}", attempts=3)) as own,
     ):
         proxy.drop_after(b"fencepost 1 ")
-        guard = Guard(own, bucket, policy=Policy(mode))
+        guard = S3Guard(own, bucket, policy=Policy(mode))
         guard.update(thing, lambda before: b"%d" % (int(before or 0) + 1), lease_of("a", "ann", 5))
         assert not proxy._traps, "the answer was to be lost"
-    assert Guard(client, bucket).peek(thing) == b"2"
+    assert S3Guard(client, bucket).peek(thing) == b"2"
 
 
-def test_a_store_that_fails_leaves_it_open(guard: Guard, store: ObjectStore, thing: str) -> None:
+def test_a_store_that_fails_leaves_it_open(guard: S3Guard, store: ObjectStore, thing: str) -> None:
     store.fault = first_puts(1, "InternalError", [])
     with pytest.raises(BackendError) as caught:
         guard.write(thing, b"x", Stamp(5, 1, "ann"))
     assert caught.value.ambiguous
     assert guard.write(thing, b"x", Stamp(5, 1, "ann")) is True
     with pytest.raises(BackendError) as caught:
-        Guard(s3_client(store.url), "nosuchbucket").read(thing, 5)
+        S3Guard(s3_client(store.url), "nosuchbucket").read(thing, 5)
     assert not caught.value.ambiguous
 
 
-def test_deleting_leaves_the_mark(guard: Guard, thing: str) -> None:
+def test_deleting_leaves_the_mark(guard: S3Guard, thing: str) -> None:
     guard.write(thing, b"x", 5)
     guard.delete(thing, 6)
     assert (guard.peek(thing), guard.mark(thing)) == (None, Stamp(6))
@@ -165,7 +167,7 @@ def test_deleting_leaves_the_mark(guard: Guard, thing: str) -> None:
     assert guard.peek(thing) == b"again"
 
 
-def test_an_object_from_before_the_guard_is_taken_over(guard: Guard, client: Any, bucket: str, thing: str) -> None:
+def test_an_object_from_before_the_guard_is_taken_over(guard: S3Guard, client: Any, bucket: str, thing: str) -> None:
     client.put_object(Bucket=bucket, Key=thing, Body=b"plain")
     assert (guard.peek(thing), guard.mark(thing)) == (b"plain", None)
     assert guard.read(thing, 5) == b"plain"
@@ -175,7 +177,7 @@ def test_an_object_from_before_the_guard_is_taken_over(guard: Guard, client: Any
 
 
 def test_an_object_that_vanishes_in_between_is_made_anew(
-    guard: Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+    guard: S3Guard, client: Any, bucket: str, store: ObjectStore, thing: str
 ) -> None:
     guard.write(thing, b"x", 5)
 
@@ -188,14 +190,14 @@ def test_an_object_that_vanishes_in_between_is_made_anew(
     assert guard.peek(thing) == b"y"
 
 
-def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: Guard, thing: str) -> None:
+def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: S3Guard, thing: str) -> None:
     held = lease_of("lock", "ann", 5)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: guard.update(thing, lambda before: (before or b"") + b".", held), range(12)))
     assert guard.peek(thing) == b"." * 12
 
 
-def test_what_is_stored_says_what_it_is(guard: Guard, client: Any, bucket: str, thing: str) -> None:
+def test_what_is_stored_says_what_it_is(guard: S3Guard, client: Any, bucket: str, thing: str) -> None:
     guard.write(thing, b"value", Stamp(2**63 - 1, 2, "ann"))
     raw = client.get_object(Bucket=bucket, Key=thing)["Body"].read()
     head, _, value = raw.partition(b"\n")

@@ -179,8 +179,8 @@ def test_every_decision_is_told_and_a_clash_is_logged_loudly(
 def test_a_reset_refuses_the_token_it_names_whoever_has_it(conn: sqlite3.Connection) -> None:
     with conn:
         sqlite.admit(conn, "thing", Stamp(5, 1, "ann"))
-        assert sqlite.reset(conn, "thing", 5) == Stamp(5)
-        assert sqlite.reset(conn, "thing", 4) == Stamp(5), "never lowered"
+        assert sqlite.raise_mark(conn, "thing", to=5) == Stamp(5)
+        assert sqlite.raise_mark(conn, "thing", to=4) == Stamp(5), "never lowered"
         with pytest.raises(TokenClash):
             sqlite.admit(conn, "thing", Stamp(5, 2, "ann"))
         sqlite.admit(conn, "thing", Stamp(6, 1, "bob"))

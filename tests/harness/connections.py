@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from fencepost.driver import settle
-from fencepost.guards import postgres, sqlite
+from fencepost.guards import aio, postgres, sqlite
 
 Opened = AbstractAsyncContextManager[Any]
 
@@ -29,10 +29,17 @@ class Kind:
     """A kind of connection to one kind of database; ``begin`` is how its users open a transaction."""
 
     guard: ModuleType
+    """The guard for it: of `fencepost.guards`, or its twin for asyncio."""
     open: Callable[[str], Opened]
     begin: Callable[[Any], Any]
     loose: bool = False
     """Whether a connection can be in no transaction at all."""
+
+    @property
+    def twin(self) -> ModuleType:
+        """The guard that must refuse such a connection."""
+        pairs = {postgres: aio.postgres, sqlite: aio.sqlite}
+        return pairs.get(self.guard) or {there: here for here, there in pairs.items()}[self.guard]
 
     @asynccontextmanager
     async def transaction(self, conn: Any) -> AsyncIterator[None]:
@@ -161,16 +168,16 @@ def _plain(conn: sqlite3.Connection) -> Any:
 
 KINDS: dict[str, Kind] = {
     "psycopg": Kind(postgres, _psycopg, _own, loose=True),
-    "psycopg-async": Kind(postgres, _psycopg_async, _own, loose=True),
+    "psycopg-async": Kind(aio.postgres, _psycopg_async, _own, loose=True),
     "postgres-alchemy": Kind(postgres, _alchemy("postgresql+psycopg"), _begin),
     "postgres-alchemy-session": Kind(postgres, _alchemy("postgresql+psycopg", session=True), _begin),
-    "postgres-alchemy-async": Kind(postgres, _alchemy_async("postgresql+psycopg"), _begin),
-    "postgres-alchemy-async-session": Kind(postgres, _alchemy_async("postgresql+psycopg", session=True), _begin),
+    "postgres-alchemy-async": Kind(aio.postgres, _alchemy_async("postgresql+psycopg"), _begin),
+    "postgres-alchemy-async-session": Kind(aio.postgres, _alchemy_async("postgresql+psycopg", session=True), _begin),
     "postgres-django": Kind(postgres, _django("postgres"), _atomic, loose=True),
     "sqlite3": Kind(sqlite, _sqlite3, _plain),
     "sqlite-alchemy": Kind(sqlite, _alchemy("sqlite"), _begin),
     "sqlite-alchemy-session": Kind(sqlite, _alchemy("sqlite", session=True), _begin),
-    "sqlite-alchemy-async": Kind(sqlite, _alchemy_async("sqlite+aiosqlite"), _begin),
-    "sqlite-alchemy-async-session": Kind(sqlite, _alchemy_async("sqlite+aiosqlite", session=True), _begin),
+    "sqlite-alchemy-async": Kind(aio.sqlite, _alchemy_async("sqlite+aiosqlite"), _begin),
+    "sqlite-alchemy-async-session": Kind(aio.sqlite, _alchemy_async("sqlite+aiosqlite", session=True), _begin),
     "sqlite-django": Kind(sqlite, _django("sqlite"), _atomic, loose=True),
 }

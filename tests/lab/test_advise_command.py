@@ -118,7 +118,7 @@ def test_etcd_from_a_consensus_store(tmp_path: Path, etcd_server: Endpoint) -> N
     address = etcd_server.url.replace("etcd://", "http://")
     found = printed(*ANSWERS["lease", "etcd"], "--survive", "--data", address, "--backend", etcd_server.url)
     assert (found["rung"], found["block"], found["store"]) == ("consensus", ["lease", "etcd"], "etcd")
-    with closing(etcd.Guard(address)) as guard:
+    with closing(etcd.EtcdGuard(address)) as guard:
         before = int(guard.peek("account/42") or 100)
         play(found["code"], tmp_path)
         assert guard.peek("account/42") == b"%d" % (before - 20)
@@ -129,7 +129,7 @@ def test_files_from_a_quorum(tmp_path: Path, redlock_servers: Endpoint) -> None:
     found = printed(*ANSWERS["lease", "file"], *options)
     assert (found["rung"], found["block"]) == ("quorum", ["lease", "file"])
     play(found["code"], tmp_path)
-    assert file.Guard(tmp_path / "state").peek("account/42") == b"80"
+    assert file.FileGuard(tmp_path / "state").peek("account/42") == b"80"
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_an_object_store(tmp_path: Path, object_store: ObjectStore) -> None:
     assert found["block"] == ["lease", "s3"]
     account = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     play(found["code"], tmp_path, {**account, "AWS_ENDPOINT_URL": object_store.url})
-    assert s3.Guard(client, "advised").peek("account/42") == b"80"
+    assert s3.S3Guard(client, "advised").peek("account/42") == b"80"
 
 
 def test_http(tmp_path: Path) -> None:

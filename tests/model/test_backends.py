@@ -168,10 +168,10 @@ class BackendMachine(RuleBasedStateMachine):
                 self.model.locks[hold.name].expires = self.model.now + hold.ttl
 
     @rule(name=NAMES)
-    def evict(self, name: str) -> None:
+    def break_lock(self, name: str) -> None:
         lock = self.model.locks.get(name)
         held = lock is not None and self.model.now < lock.expires
-        ended = run(self.other.evict(name))
+        ended = run(self.other.break_lock(name))
         assert (ended is not None) is held
         if held:
             assert lock is not None

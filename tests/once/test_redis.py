@@ -12,7 +12,8 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from fencepost.errors import BackendError, ConfigError
-from fencepost.guards.redis import Guard
+from fencepost.guards import aio
+from fencepost.guards.redis import RedisGuard
 from fencepost.once import Commands, once
 from tests.harness.isolated import isolated
 from tests.harness.mortal import Fate, lives
@@ -33,7 +34,7 @@ def tag() -> str:
 
 
 def test_the_second_attempt_gets_the_result_of_the_first(client: Any, tag: str) -> None:
-    guard = Guard(client)
+    guard = RedisGuard(client)
     for attempt in range(3):
         with once(guard, f"pay/{tag}") as run:
             assert run.done is (attempt > 0)
@@ -48,17 +49,17 @@ def test_the_second_attempt_gets_the_result_of_the_first(client: Any, tag: str) 
 
 async def test_asyncio_and_a_limited_memory(redis_server: Endpoint, tag: str) -> None:
     async with redis.asyncio.Redis.from_url(redis_server.url) as client:
-        async with once(Guard(client), tag, keep=600) as run:
+        async with once(aio.RedisGuard(client), tag, keep=600) as run:
             run.execute("INCR", f"n:{tag}")
             run.result = "é"
-        async with once(Guard(client), tag) as again:
+        async with once(aio.RedisGuard(client), tag) as again:
             assert (again.done, again.result) == (True, "é")
         (key,) = await client.keys(f"fencepost:run:*{tag}")
         assert 0 < await client.pttl(key) <= 600_000
 
 
 def test_a_cluster_wants_one_hash_tag(cluster: Any, tag: str) -> None:
-    guard = Guard(cluster)
+    guard = RedisGuard(cluster)
     with once(guard, f"pay/{{{tag}}}") as run:
         run.execute("INCR", f"n:{{{tag}}}")
         run.execute("SADD", f"s:{{{tag}}}", "a")
@@ -73,7 +74,7 @@ def test_of_many_at_once_one_makes_it_and_all_know(client: Any, redis_server: En
 
     def attempt(number: int) -> None:
         with redis.Redis.from_url(redis_server.url) as own:
-            with once(Guard(own), tag) as run:
+            with once(RedisGuard(own), tag) as run:
                 together.wait(PATIENCE)
                 assert not run.done, "all of them are in their block before the first leaves it"
                 run.execute("INCR", f"n:{tag}")
@@ -89,22 +90,22 @@ def test_of_many_at_once_one_makes_it_and_all_know(client: Any, redis_server: En
 
 def test_a_block_that_raises_sends_nothing(client: Any, tag: str) -> None:
     def attempt() -> None:
-        with once(Guard(client), tag) as run:
+        with once(RedisGuard(client), tag) as run:
             run.execute("INCR", f"n:{tag}")
             raise LookupError
 
     with pytest.raises(LookupError):
         attempt()
-    with once(Guard(client), tag) as run:
+    with once(RedisGuard(client), tag) as run:
         assert not run.done
     assert client.get(f"n:{tag}") is None
 
 
 def test_a_first_command_that_fails_leaves_the_run_open(client: Any, tag: str) -> None:
     client.set(f"text:{tag}", "x")
-    with pytest.raises(ResponseError, match="not an integer"), once(Guard(client), tag) as run:
+    with pytest.raises(ResponseError, match="not an integer"), once(RedisGuard(client), tag) as run:
         run.execute("INCR", f"text:{tag}")
-    with once(Guard(client), tag) as run:
+    with once(RedisGuard(client), tag) as run:
         assert not run.done
 
 
@@ -112,7 +113,7 @@ def test_a_later_command_that_fails_is_remembered_for_nothing_can_be_taken_back(
     client.set(f"text:{tag}", "x")
 
     def attempt() -> None:
-        with once(Guard(client), tag) as run:
+        with once(RedisGuard(client), tag) as run:
             run.execute("INCR", f"n:{tag}")
             run.execute("LPUSH", f"text:{tag}", "y")
 
@@ -129,10 +130,10 @@ def test_a_command_that_no_script_can_hand_on_is_refused_before_anything_is_done
         run.execute("INCR", f"{tag}:n")
         run.execute("RPUSH", f"{tag}:l", *range(count))
 
-    with pytest.raises(ConfigError, match="7000 parts"), once(Guard(client), tag) as run:
+    with pytest.raises(ConfigError, match="7000 parts"), once(RedisGuard(client), tag) as run:
         push(run, 8000)
     assert client.exists(f"{tag}:n", f"{tag}:l") == 0
-    with once(Guard(client), tag) as run:
+    with once(RedisGuard(client), tag) as run:
         push(run, 6998)
     assert run.replies == [1, 6998]
 
@@ -150,14 +151,14 @@ def test_a_lost_answer_is_made_good_by_another_attempt(client: Any, redis_server
     with Deaf.from_url(redis_server.url) as deaf:
 
         def attempt() -> None:
-            with once(Guard(deaf), tag) as run:
+            with once(RedisGuard(deaf), tag) as run:
                 run.execute("INCR", f"n:{tag}")
                 run.result = "made"
 
         with pytest.raises(BackendError, match="may have been made") as caught:
             attempt()
         assert caught.value.ambiguous
-    with once(Guard(client), tag) as run:
+    with once(RedisGuard(client), tag) as run:
         assert (run.done, run.result) == (True, "made")
     assert client.get(f"n:{tag}") == "1"
 
@@ -183,12 +184,12 @@ def killed_around_its_script(redis_server: Endpoint, tag: str, when: str) -> Non
     def attempt(fate: Fate) -> None:
         with Mortal.from_url(redis_server.url) as mortal:
             mortal.fate = fate
-            with once(Guard(mortal), tag) as run:
+            with once(RedisGuard(mortal), tag) as run:
                 if not run.done:
                     run.execute("INCR", f"n:{tag}")
 
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
-        with once(Guard(client), f"warm/{tag}"):
+        with once(RedisGuard(client), f"warm/{tag}"):
             pass  # the script is known from here on
         assert not lives(attempt, (when, 1))
         assert client.get(f"n:{tag}") == (None if when == "before" else "1")
@@ -197,8 +198,8 @@ def killed_around_its_script(redis_server: Endpoint, tag: str, when: str) -> Non
 
 
 def test_what_cannot_be_meant_is_refused(client: Any, tag: str) -> None:
-    with pytest.raises(ConfigError, match=r"guards\.redis\.Guard\(client\)"):
+    with pytest.raises(ConfigError, match=r"guards\.RedisGuard\(client\)"):
         once(client, tag)
     for never in (0, -1):
         with pytest.raises(ConfigError, match="keep must"):
-            once(Guard(client), tag, keep=never)
+            once(RedisGuard(client), tag, keep=never)

@@ -43,7 +43,7 @@ class World:
     def free(self, id: str) -> None:
         """What the end of the ttl does, only sooner."""
         with self.locks() as locks:
-            locks.evict(f"saga/order/{id}")
+            locks.break_lock(f"saga/order/{id}")
 
     def saga(self, fate: Fate, *, fails: bool) -> Saga:
         def local(name: str) -> Step:

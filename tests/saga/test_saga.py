@@ -89,7 +89,7 @@ def test_a_coordinator_that_lost_its_lease_moves_nothing_and_the_step_did_not_fa
     def taken(task: Task) -> None:
         if not said:
             said.append("taken")
-            locks.evict(f"saga/order/{task.id}")
+            locks.break_lock(f"saga/order/{task.id}")
             with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as other:
                 saga.run(locks, other, task.id)
             say(task)

@@ -7,7 +7,7 @@ from typing import assert_type
 import fencepost
 from fencepost import aio, errors, sync
 from fencepost.backend import Status
-from fencepost.guards.redis import Guard
+from fencepost.guards.redis import RedisGuard
 from fencepost.once import Commands, Run, once
 from fencepost.rule import Stamp, Verdict, judge
 
@@ -23,7 +23,7 @@ def the_errors(error: errors.StaleToken) -> None:
     assert_type(family[0].verdict, Verdict)
 
 
-def run_once(conn: object, guard: Guard) -> None:
+def run_once(conn: object, guard: RedisGuard) -> None:
     with once(conn, "billing/2026-11") as run:
         assert_type(run, Run)
         assert_type(run.done, bool)

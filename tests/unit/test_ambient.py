@@ -8,16 +8,16 @@ import pytest
 import fencepost
 from fencepost import ambient
 from fencepost.errors import MissingToken, StaleToken
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.rule import Stamp
 
 
 @pytest.fixture
-def guard() -> Guard[str]:
-    return Guard[str]()
+def guard() -> MemoryGuard[str]:
+    return MemoryGuard[str]()
 
 
-def test_the_lease_of_the_block_is_taken_and_none_outside(guard: Guard[str]) -> None:
+def test_the_lease_of_the_block_is_taken_and_none_outside(guard: MemoryGuard[str]) -> None:
     with fencepost.connect("memory://ambient") as locks:
         with locks.lock("thing") as lease:
             guard.read("thing")
@@ -30,7 +30,7 @@ def test_the_lease_of_the_block_is_taken_and_none_outside(guard: Guard[str]) -> 
     assert ambient.held() == ()
 
 
-def test_a_decorated_call_has_it_too(guard: Guard[str]) -> None:
+def test_a_decorated_call_has_it_too(guard: MemoryGuard[str]) -> None:
     with fencepost.connect("memory://ambient") as locks:
 
         @locks.lock("thing")
@@ -40,7 +40,7 @@ def test_a_decorated_call_has_it_too(guard: Guard[str]) -> None:
         assert job()
 
 
-def test_of_several_the_one_that_covers_the_resource_speaks(guard: Guard[str]) -> None:
+def test_of_several_the_one_that_covers_the_resource_speaks(guard: MemoryGuard[str]) -> None:
     with (
         fencepost.connect("memory://ambient") as locks,
         locks.lock("account") as wide,
@@ -60,12 +60,12 @@ def test_of_several_the_one_that_covers_the_resource_speaks(guard: Guard[str]) -
                 guard.write(stranger, "x")
 
 
-def test_a_zombie_is_judged_not_forgotten(guard: Guard[str]) -> None:
+def test_a_zombie_is_judged_not_forgotten(guard: MemoryGuard[str]) -> None:
     with fencepost.connect("memory://ambient") as locks:
 
         @locks.lock("thing")
         def zombie() -> None:
-            locks.evict("thing")
+            locks.break_lock("thing")
             with locks.lock("thing") as new:
                 guard.write("thing", "new", new)
             with pytest.raises(StaleToken):
@@ -75,7 +75,7 @@ def test_a_zombie_is_judged_not_forgotten(guard: Guard[str]) -> None:
             zombie()
 
 
-def test_threads_start_without_and_to_thread_takes_it_along(guard: Guard[str]) -> None:
+def test_threads_start_without_and_to_thread_takes_it_along(guard: MemoryGuard[str]) -> None:
     found: list[object] = []
     with fencepost.connect("memory://ambient") as locks, locks.lock("thing"):
         thread = threading.Thread(target=lambda: found.append(ambient.find("thing")))
@@ -91,7 +91,7 @@ def test_threads_start_without_and_to_thread_takes_it_along(guard: Guard[str]) -
     asyncio.run(scenario())
 
 
-async def test_tasks_keep_their_leases_apart(guard: Guard[str]) -> None:
+async def test_tasks_keep_their_leases_apart(guard: MemoryGuard[str]) -> None:
     async with fencepost.aio.connect("memory://ambient") as locks:
 
         async def worker(name: str) -> None:

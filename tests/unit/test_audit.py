@@ -29,7 +29,7 @@ def decision(number: int = 1, *, enforced: bool | None = None) -> Event:
 
 
 def test_every_decision_is_a_line_with_resource_token_and_verdict(path: Path) -> None:
-    guard = memory.Guard[bytes](hooks=[Audit(path)])
+    guard = memory.MemoryGuard[bytes](hooks=[Audit(path)])
     guard.write("thing", b"1", Stamp(MAX_TOKEN, 1, "ann"))
     with pytest.raises(StaleToken):
         guard.write("thing", b"2", Stamp(4, 1, "old"))

@@ -49,11 +49,11 @@ def test_a_deadline_that_passed_is_a_loss(locks: sync.Locks) -> None:
 
 def test_a_lock_that_somebody_broke_is_replaced_or_gone(locks: sync.Locks) -> None:
     lease = locks.acquire("a", renew=False)
-    locks.evict("a")
+    locks.break_lock("a")
     assert not lease.release()
     assert state(lease) == (True, True, False, Reason.REPLACED)
     lease = locks.acquire("a")
-    locks.evict("a")
+    locks.break_lock("a")
     with pytest.raises(LeaseLost):
         lease.renew()
     assert state(lease) == (True, True, False, Reason.GONE)
@@ -122,9 +122,9 @@ def test_a_lease_that_is_over_is_not_entered(locks: sync.Locks) -> None:
 
 def test_leaving_the_block_of_a_lost_lease_raises_unless_the_body_did(locks: sync.Locks) -> None:
     with pytest.raises(LeaseLost), locks.acquire("a", renew=False):
-        locks.evict("a")
+        locks.break_lock("a")
     with pytest.raises(ZeroDivisionError), locks.acquire("a", renew=False):  # noqa: PT012
-        locks.evict("a")
+        locks.break_lock("a")
         raise ZeroDivisionError
 
 

@@ -42,7 +42,7 @@ def test_another_thread_releases(locks: sync.Locks) -> None:
 def test_another_thread_is_told_of_the_loss(locks: sync.Locks) -> None:
     lock = locks.lock("a")
     aside(lock.__enter__)
-    locks.evict("a")
+    locks.break_lock("a")
     with pytest.raises(LeaseLost):
         lock.__exit__(None, None, None)
 
@@ -82,7 +82,7 @@ async def test_another_task_is_told_of_the_loss() -> None:
     async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
         lock = locks.lock("a")
         lease = await asyncio.create_task(lock.__aenter__())
-        await locks.evict("a")
+        await locks.break_lock("a")
         with pytest.raises(LeaseLost):
             await lease.renew()
         with pytest.raises(LeaseLost):

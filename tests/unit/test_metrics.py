@@ -78,7 +78,7 @@ def test_a_lock_s_life_is_counted(counted: Counted) -> None:
 
 
 def test_a_guard_s_decisions_are_counted(counted: Counted) -> None:
-    guard = memory.Guard[bytes](hooks=[counted.hook])
+    guard = memory.MemoryGuard[bytes](hooks=[counted.hook])
     guard.write("thing", b"1", Stamp(5, 2, "ann"))
     guard.read("thing", Stamp(5, 1, "ann"))
     guard.write("thing", b"1", Stamp(5, 2, "ann"))
@@ -109,7 +109,7 @@ def test_what_was_let_pass_against_the_rule_is_counted_apart(counted: Counted) -
 
 
 def test_no_label_names_a_lock_a_holder_or_a_token(counted: Counted) -> None:
-    guard = memory.Guard[bytes](hooks=[counted.hook])
+    guard = memory.MemoryGuard[bytes](hooks=[counted.hook])
     guard.write("the-resource", b"1", Stamp(123456789, 1, "the-holder"))
     counted.hook(Event(kind="acquired", name="the-lock", source="redis", token=123456789, holder="the-holder"))
     text = generate_latest(counted.registry).decode()

@@ -84,7 +84,7 @@ def test_a_lost_lease_and_an_acquire_in_vain_are_errors(seen: Seen) -> None:
 
 
 def test_a_decision_is_an_event_of_the_current_span(seen: Seen) -> None:
-    guard = memory.Guard[bytes](hooks=[seen.hook])
+    guard = memory.MemoryGuard[bytes](hooks=[seen.hook])
     guard.write("thing", b"1", Stamp(2**63 - 1, 1, "ann"))
     with seen.tracers.get_tracer("test").start_as_current_span("work"), pytest.raises(StaleToken):
         guard.write("thing", b"2", Stamp(4, 1, "old"))
@@ -95,7 +95,7 @@ def test_a_decision_is_an_event_of_the_current_span(seen: Seen) -> None:
 
 
 def test_the_counts_are_those_of_prometheus_and_no_attribute_names_a_lock(seen: Seen) -> None:
-    guard = memory.Guard[bytes](hooks=[seen.hook])
+    guard = memory.MemoryGuard[bytes](hooks=[seen.hook])
     guard.write("thing", b"1", Stamp(5, 1, "ann"))
     with pytest.raises(StaleToken):
         guard.write("thing", b"2", Stamp(4, 1, "old"))

@@ -151,7 +151,7 @@ def test_a_backend_reports_a_loss_from_any_thread(bench: Bench) -> None:
 
 def test_what_a_batch_says_of_each_lease_reaches_that_one(bench: Bench) -> None:
     kept, gone = bench.locks.acquire("kept"), bench.locks.acquire("gone")
-    bench.locks.evict("gone")
+    bench.locks.break_lock("gone")
     assert gone.ended.wait(PATIENCE)
     assert gone.reason is Reason.GONE
     renewed(bench, "kept")

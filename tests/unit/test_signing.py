@@ -7,7 +7,7 @@ import pytest
 import fencepost
 from fencepost.errors import ConfigError, ForgedToken
 from fencepost.events import Event
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.guards.policy import Policy
 from fencepost.lease import Access
 from fencepost.rule import MAX_TOKEN, Stamp
@@ -16,8 +16,8 @@ from fencepost.signing import Keys
 OLD, NEW = b"old " * 8, b"new " * 8
 
 
-def guard(keys: Keys, told: list[Event] | None = None, mode: str = "strict") -> Guard[str]:
-    return Guard[str]([] if told is None else [told.append], Policy(mode, keys=keys))
+def guard(keys: Keys, told: list[Event] | None = None, mode: str = "strict") -> MemoryGuard[str]:
+    return MemoryGuard[str]([] if told is None else [told.append], Policy(mode, keys=keys))
 
 
 def test_a_lease_that_was_signed_passes_and_a_made_up_token_does_not() -> None:

@@ -314,7 +314,7 @@ class Memory(Backend):
                 if not watching:
                     store.observers.pop(name, None)
 
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         found = await self.status(name)
         store = self._store
         with store.gate:

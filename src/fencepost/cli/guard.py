@@ -119,8 +119,8 @@ def install(
     print(f"installed{f', with a trigger on {table}' if table else ''}")
 
 
-@app.command()
-def reset(
+@app.command("raise")
+def raise_mark(
     url: Annotated[
         str,
         typer.Argument(
@@ -128,7 +128,7 @@ def reset(
         ),
     ],
     resource: Annotated[str, typer.Argument(help="The resource.")],
-    above: Annotated[int, typer.Option(help="Every token up to this one is refused from now on.")],
+    to: Annotated[int, typer.Option(help="Every token up to this one is refused from now on.")],
     reason: Annotated[str, typer.Option(help="Why, for the audit log.")],
     audit: Annotated[Path, typer.Option(envvar="FENCEPOST_AUDIT", help="The audit log; default: $FENCEPOST_AUDIT.")],
     as_json: Json = False,
@@ -137,14 +137,14 @@ def reset(
     from fencepost.hooks.audit import Audit
 
     if not reason.strip():
-        raise ConfigError("a reset needs a reason that whoever reads the audit log will understand")
+        raise ConfigError("raising a mark needs a reason that whoever reads the audit log will understand")
     log, seen = Audit(audit, sync="always"), list[Event]()
 
     def tell(event: Event) -> None:
         seen.append(event)
         log(replace(event, detail=reason))
 
-    mark = _raise(url, resource, above, [tell])
+    mark = _raise(url, resource, to, [tell])
     before = seen[-1].seen if seen else None
     if as_json:
         print(json.dumps({"resource": resource, "before": before, "mark": str(mark.token)}))
@@ -161,21 +161,21 @@ def _run(url: str, statements: list[str]) -> None:
             conn.execute(statement)
 
 
-def _raise(url: str, resource: str, above: int, hooks: Iterable[Hook]) -> Stamp:
+def _raise(url: str, resource: str, to: int, hooks: Iterable[Hook]) -> Stamp:
     """Raise a mark in the store behind ``url``; the mark now."""
     mark: Stamp
     if url.startswith(("postgres://", "postgresql://")):
         from fencepost.guards import postgres
 
         with connected(url) as conn:
-            mark = postgres.reset(conn, resource, above, hooks=hooks)
+            mark = postgres.raise_mark(conn, resource, to=to, hooks=hooks)
     elif url.startswith("sqlite:"):
         from fencepost.guards import sqlite
 
         with connected(url) as conn:
-            mark = sqlite.reset(conn, resource, above, hooks=hooks)
+            mark = sqlite.raise_mark(conn, resource, to=to, hooks=hooks)
     else:
-        mark = _guard(url, hooks).reset(resource, above)
+        mark = _guard(url, hooks).raise_mark(resource, to=to)
     return mark
 
 
@@ -185,21 +185,21 @@ def _guard(url: str, hooks: Iterable[Hook]) -> Any:
     if place.scheme in ("redis", "rediss"):
         import redis as client
 
-        from fencepost.guards import redis
+        from fencepost.guards import RedisGuard
 
-        return redis.Guard(client.from_url(url), hooks=hooks)
+        return RedisGuard(client.from_url(url), hooks=hooks)
     if place.scheme == "etcd":
-        from fencepost.guards import etcd
+        from fencepost.guards import EtcdGuard
 
-        return etcd.Guard(*(f"http://{host}" for host in place.netloc.split(",")), hooks=hooks)
+        return EtcdGuard(*(f"http://{host}" for host in place.netloc.split(",")), hooks=hooks)
     if place.scheme == "s3":
         import boto3
 
-        from fencepost.guards import s3
+        from fencepost.guards import S3Guard
 
-        return s3.Guard(boto3.client("s3"), place.netloc, prefix=place.path.removeprefix("/"), hooks=hooks)
+        return S3Guard(boto3.client("s3"), place.netloc, prefix=place.path.removeprefix("/"), hooks=hooks)
     if place.scheme == "file":
-        from fencepost.guards import file
+        from fencepost.guards import FileGuard
 
-        return file.Guard(place.path, hooks=hooks)
+        return FileGuard(place.path, hooks=hooks)
     raise ConfigError(f"no marks in {place.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")

@@ -99,7 +99,7 @@ def break_lock(
     import fencepost
 
     with fencepost.connect(backend) as locks:
-        ended = locks.evict(name)
+        ended = locks.break_lock(name)
     if as_json:
         print(json.dumps(ended and as_fact(ended), indent=2))
     else:

@@ -1,6 +1,38 @@
-"""Guards: doormen that refuse a write from a holder that has been replaced.
+"""Guards: they refuse a write from a holder that has been replaced.
 
-Each module guards one kind of resource and executes the rule in the same atomic step as the access.
+Each module guards one kind of resource and executes the rule in the same atomic step as the access. `postgres` and
+`sqlite` are functions for the caller's own transaction; the others are classes. `aio` has those of postgres, sqlite and
+Redis for asyncio. All of it is loaded when it is first named, so that a guard needs only its own client library.
 """
 
-__all__: list[str] = []
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fencepost.guards import aio, postgres, sqlite
+    from fencepost.guards.etcd import EtcdGuard
+    from fencepost.guards.file import FileGuard
+    from fencepost.guards.memory import MemoryGuard
+    from fencepost.guards.redis import RedisGuard
+    from fencepost.guards.s3 import S3Guard
+
+__all__ = [
+    "EtcdGuard",
+    "FileGuard",
+    "MemoryGuard",
+    "RedisGuard",
+    "S3Guard",
+    "aio",
+    "postgres",
+    "sqlite",
+]
+
+_CLASSES = {"EtcdGuard": "etcd", "FileGuard": "file", "MemoryGuard": "memory", "RedisGuard": "redis", "S3Guard": "s3"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CLASSES:
+        return getattr(importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -102,17 +102,17 @@ class Guard(ABC):
         """The largest stamp admitted so far."""
         return self._load(check.name(resource, "resource")).content.mark
 
-    def reset(self, resource: str, above: int) -> Stamp:
-        """Refuse every token up to ``above``. Raises a mark, never lowers one; the mark now."""
-        check.token(above)
+    def raise_mark(self, resource: str, *, to: int) -> Stamp:
+        """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
+        check.token(to)
         check.name(resource, "resource")
         with self._hold(resource):
             for _ in self._tries(resource):
                 (mark, _, value), version = self._load(resource)
-                after = mark if mark and mark.token > above else Stamp(above)
+                after = mark if mark and mark.token > to else Stamp(to)
                 if after == mark or self._save(resource, Content(after, None, value), version):
                     seen = mark.token if mark else None
-                    Hooks(self._hooks)(Event(kind="reset", name=resource, source=self.source, token=above, seen=seen))
+                    Hooks(self._hooks)(Event(kind="raise_mark", name=resource, source=self.source, token=to, seen=seen))
                     return after
         raise AssertionError("unreachable")
 

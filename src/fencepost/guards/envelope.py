@@ -46,7 +46,7 @@ def unpack(data: bytes) -> Content:
     except (ValueError, KeyError, TypeError):
         raise BackendError(
             f"the mark of a guarded value is damaged ({line[:60]!r}); restore it, then raise it with 'fencepost guard "
-            f"reset'",
+            f"raise'",
             backend="envelope",
             ambiguous=False,
         ) from None

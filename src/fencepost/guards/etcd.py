@@ -1,6 +1,6 @@
 """A guard for etcd: the mark is a key of its own, compared and raised in the same transaction as yours.
 
-    guard = etcd.Guard("http://127.0.0.1:2379")
+    guard = EtcdGuard("http://127.0.0.1:2379")
     guard.write("account/42", b"...", lease)                 # a value, plain under its key
     guard.transact("account/42", lease, success=[...])       # a transaction of your own, fenced
 
@@ -27,7 +27,7 @@ from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Verdict, raised
 
-__all__ = ["Guard", "Ticket"]
+__all__ = ["EtcdGuard", "Ticket"]
 
 Json = dict[str, Any]
 
@@ -59,7 +59,7 @@ class Ticket(NamedTuple):
         return {"requestPut": {"key": text(self.key), "value": text(self.value)}}
 
 
-class Guard(cas.Guard):
+class EtcdGuard(cas.Guard):
     """The guarded keys under ``prefix``; their marks are under ``marks``.
 
     ``endpoints`` are tried in turn. ``headers`` go with every request, such as an Authorization.

@@ -1,6 +1,6 @@
 """A guard for files: each is replaced as a whole, together with its mark, by whichever process comes.
 
-    guard = file.Guard("/var/lib/app/state")
+    guard = FileGuard("/var/lib/app/state")
     guard.write("account/42", b"...", lease)
 
 A lock file keeps processes of this host apart while one replaces the value: temporary file, fsync, rename, fsync of
@@ -24,12 +24,12 @@ from fencepost.guards import cas
 from fencepost.guards.envelope import Content, pack, unpack
 from fencepost.guards.policy import Policy
 
-__all__ = ["Guard"]
+__all__ = ["FileGuard"]
 
 _LONGEST = 180
 
 
-class Guard(cas.Guard):
+class FileGuard(cas.Guard):
     """The guarded files of one folder, which is made if it is missing. ``path`` says where a resource's is."""
 
     source = "file"

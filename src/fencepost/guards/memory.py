@@ -10,18 +10,18 @@ from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp
 
-__all__ = ["Guard"]
+__all__ = ["MemoryGuard"]
 
 V = TypeVar("V")
 
 
-class Guard(Generic[V]):
+class MemoryGuard(Generic[V]):
     """Values by resource, each behind its mark; any thread may call.
 
     Every method raises the Refused of the verdict, and then nothing was changed; ConfigError for a
     name or a lease that cannot be one. Inside ``with lock:`` the lease need not be passed.
 
-        guard = Guard[bytes]()
+        guard = MemoryGuard[bytes]()
         before = guard.read("account/42", lease)
         guard.write("account/42", b"after", lease)
     """

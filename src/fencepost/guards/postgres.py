@@ -4,17 +4,17 @@
         postgres.admit(conn, "account/42", lease)
         conn.execute("UPDATE account SET balance = %s WHERE id = 42", (balance,))
 
-``conn`` is a connection of psycopg or Django, or a Connection or Session of SQLAlchemy. With an asyncio one
-everything here is awaited. The database is prepared once, by ``fencepost guard install`` or ``install``: no
-statement here creates anything inside somebody's transaction. Errors of the driver come through as they are,
-for the transaction, and the decision to run it again, are the caller's.
+``conn`` is a connection of psycopg or Django, or a Connection or Session of SQLAlchemy; `fencepost.guards.aio.postgres`
+is for asyncio ones, which are refused here. The database is prepared once, by ``fencepost guard install`` or
+``install``: no statement here creates anything inside somebody's transaction. Errors of the driver come through as
+they are, for the transaction, and the decision to run it again, are the caller's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
 from importlib import resources
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from fencepost import check
 from fencepost.errors import ConfigError, NotAcquired
@@ -23,12 +23,18 @@ from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
-from fencepost.sql.connections import Fenced
+from fencepost.sql import BlockingConnection
+from fencepost.sql.connections import Fenced, require_blocking
 from fencepost.sql.postgres import alone, ask, on, state
 
-__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "mark", "reset"]
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "mark", "raise_mark"]
 
-C = TypeVar("C")
+C = TypeVar("C", bound=BlockingConnection)
+T = TypeVar("T")
+Job: TypeAlias = Callable[[Any], Coroutine[Any, Any, T]]
+"""What is done with a connection, once it is known whether that blocks."""
+
+_HERE = "guards.postgres"
 
 # A write that raises a mark which is there takes this one statement; whatever it does not find, the function judges.
 _RAISE = """UPDATE fencepost_mark
@@ -36,7 +42,7 @@ _RAISE = """UPDATE fencepost_mark
     WHERE resource = %s AND (token < %s OR (token = %s AND holder = %s AND seq < %s)) RETURNING before"""
 _JUDGE = "SELECT * FROM fencepost_judge(%s, %s, %s, %s, %s, %s, %s)"
 _MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %s"
-_RESET = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '') ON CONFLICT (resource)
+_RAISE_TO = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '') ON CONFLICT (resource)
     DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL, writer = NULL
     WHERE fencepost_mark.token <= excluded.token"""
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7378434))"
@@ -45,14 +51,14 @@ _PATIENCE = "SELECT set_config('lock_timeout', %s, true)"
 
 
 def admit(
-    conn: Any,
+    conn: BlockingConnection,
     resource: str,
     lease: FenceOrAmbient = AMBIENT,
     *,
     payload: bytes | None = None,
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
-) -> Any:
+) -> bool:
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
     One round trip, two on first use and on refusal; it locks the mark's row until the transaction ends.
@@ -62,44 +68,38 @@ def admit(
     made again.
 
     Raises the Refused of the verdict, and then nothing was changed and the transaction goes on; ConfigError
-    outside a transaction, or in a database that was not prepared.
+    outside a transaction, in a database that was not prepared, or for an asyncio connection.
     """
-    digest = None if payload is None else sha256(payload).digest()
-    access = Judgement("postgres", resource, lease, "write", hooks, policy)
-    return on(conn, lambda conn: _pass(conn, resource, access, digest))
+    require_blocking(conn, _HERE)
+    return on(conn, admitting(resource, lease, payload, hooks, policy))  # type: ignore[no-any-return]
 
 
 def admit_all(
-    conn: Any, leases: Mapping[str, Fence], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
-) -> Any:
+    conn: BlockingConnection,
+    leases: Mapping[str, Fence],
+    *,
+    hooks: Iterable[Hook] = (),
+    policy: Policy | None = None,
+) -> None:
     """Admit one write to each of several resources, always in the same order, so that nobody deadlocks.
 
     Raises as ``admit`` does: then roll back.
     """
-    accesses = [(each, Judgement("postgres", each, leases[each], "write", hooks, policy)) for each in sorted(leases)]
-
-    async def all(conn: Any) -> None:
-        for resource, access in accesses:
-            await _pass(conn, resource, access, None)
-
-    return on(conn, all)
+    require_blocking(conn, _HERE)
+    on(conn, admitting_all(leases, hooks, policy))
 
 
 def enter(
-    conn: Any,
+    conn: BlockingConnection,
     resource: str,
     lease: FenceOrAmbient = AMBIENT,
     *,
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
-) -> Any:
+) -> None:
     """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
-    access = Judgement("postgres", resource, lease, "enter", hooks, policy)
-
-    async def enter(conn: Any) -> None:
-        await _pass(conn, resource, access, None)
-
-    return on(conn, enter)
+    require_blocking(conn, _HERE)
+    on(conn, entering(resource, lease, hooks, policy))
 
 
 def fenced(
@@ -110,10 +110,11 @@ def fenced(
     with postgres.fenced(conn, "account/42", lease):
         ...
     """
+    require_blocking(conn, _HERE)
     return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
-def locked(conn: Any, name: str, *, timeout: float | timedelta | None = None) -> Any:
+def locked(conn: BlockingConnection, name: str, *, timeout: float | timedelta | None = None) -> None:
     """Return once this transaction alone holds the lock called ``name``; it does until it ends, however it ends.
 
     For data in this same database: lock and data then live and die in one transaction, so that there is no lease
@@ -123,76 +124,28 @@ def locked(conn: Any, name: str, *, timeout: float | timedelta | None = None) ->
     Raises NotAcquired after ``timeout`` seconds: with 0 the transaction goes on, else it must be rolled back.
     ConfigError outside a transaction.
     """
-    check.name(name)
-    patience = None if timeout is None else check.seconds(timeout, "timeout")
-
-    async def lock(conn: Any) -> None:
-        if alone(conn):
-            raise ConfigError(
-                f"lock {name!r} would be free again at once, for this connection is in no transaction; open one around "
-                f"locked() and what it protects"
-            )
-        if not await _lock(conn, name, patience):
-            raise NotAcquired(
-                name, patience or 0.0, f"lock {name!r} was not had in time: another transaction holds it; try again"
-            )
-
-    return on(conn, lock)
+    require_blocking(conn, _HERE)
+    on(conn, locking(name, timeout))
 
 
-async def _lock(conn: Any, name: str, patience: float | None) -> bool:
-    args = (name,)
-    if patience == 0:
-        return bool(cast(tuple[Any, ...], await ask(conn, _TRY_LOCK, args))[0])
-    if patience is None:
-        await ask(conn, _LOCK, args)
-        return True
-    before = cast(tuple[Any, ...], await ask(conn, "SELECT current_setting('lock_timeout')", ()))[0]
-    await ask(conn, _PATIENCE, (f"{max(1, round(patience * 1000))}ms",))
-    try:
-        await ask(conn, _LOCK, args)
-    except Exception as error:
-        if state(error) == "55P03":  # lock not available
-            return False
-        raise
-    await ask(conn, _PATIENCE, (before,))
-    return True
-
-
-def mark(conn: Any, resource: str) -> Any:
+def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
     """The largest stamp admitted so far, as this connection sees it; None if there is none."""
-
-    async def look(conn: Any) -> Stamp | None:
-        row = await ask(conn, _MARK, (resource,))
-        return Stamp(*row) if row else None
-
-    return on(conn, look)
+    require_blocking(conn, _HERE)
+    return cast(Stamp | None, on(conn, looking(resource)))
 
 
-def reset(conn: Any, resource: str, above: int, *, hooks: Iterable[Hook] = ()) -> Any:
-    """Refuse every token up to ``above`` from the commit on. Raises a mark, never lowers one; the mark now."""
-    check.token(above)
-    check.name(resource, "resource")
-
-    async def lift(conn: Any) -> Stamp:
-        before = await ask(conn, _MARK, (resource,))
-        await ask(conn, _RESET, (resource, above), answers=False)
-        seen = before[0] if before else None
-        Hooks(hooks)(Event(kind="reset", name=resource, source="postgres", token=above, seen=seen))
-        return Stamp(*cast(tuple[int, int, str], await ask(conn, _MARK, (resource,))))
-
-    return on(conn, lift)
+def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
+    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
+    require_blocking(conn, _HERE)
+    return cast(Stamp, on(conn, raising(resource, to, hooks)))
 
 
-def install(conn: Any, table: str | None = None, *, resource: str | None = None, column: str | None = None) -> Any:
+def install(
+    conn: BlockingConnection, table: str | None = None, *, resource: str | None = None, column: str | None = None
+) -> None:
     """Prepare the database in this transaction, and set a trigger on ``table`` if one is named; see ``ddl``."""
-    statements = ddl(table, resource=resource, column=column)
-
-    async def run_all(conn: Any) -> None:
-        for statement in statements:
-            await ask(conn, statement, None, answers=False)
-
-    return on(conn, run_all)
+    require_blocking(conn, _HERE)
+    on(conn, installing(ddl(table, resource=resource, column=column)))
 
 
 def ddl(table: str | None = None, *, resource: str | None = None, column: str | None = None) -> list[str]:
@@ -217,6 +170,105 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
         f"CREATE OR REPLACE TRIGGER {function} BEFORE {events} ON {name} FOR EACH ROW EXECUTE FUNCTION "
         f"{function}({literal})",
     ]
+
+
+# What the blocking functions above and those of `guards.aio.postgres` have in common: jobs for a connection.
+
+
+def admitting(
+    resource: str, lease: FenceOrAmbient, payload: bytes | None, hooks: Iterable[Hook], policy: Policy | None
+) -> Job[bool]:
+    digest = None if payload is None else sha256(payload).digest()
+    judgement = Judgement("postgres", resource, lease, "write", hooks, policy)
+    return lambda conn: _pass(conn, resource, judgement, digest)
+
+
+def admitting_all(leases: Mapping[str, Fence], hooks: Iterable[Hook], policy: Policy | None) -> Job[None]:
+    judgements = [(each, Judgement("postgres", each, leases[each], "write", hooks, policy)) for each in sorted(leases)]
+
+    async def all(conn: Any) -> None:
+        for resource, judgement in judgements:
+            await _pass(conn, resource, judgement, None)
+
+    return all
+
+
+def entering(resource: str, lease: FenceOrAmbient, hooks: Iterable[Hook], policy: Policy | None) -> Job[None]:
+    judgement = Judgement("postgres", resource, lease, "enter", hooks, policy)
+
+    async def enter(conn: Any) -> None:
+        await _pass(conn, resource, judgement, None)
+
+    return enter
+
+
+def locking(name: str, timeout: float | timedelta | None) -> Job[None]:
+    check.name(name)
+    patience = None if timeout is None else check.seconds(timeout, "timeout")
+
+    async def lock(conn: Any) -> None:
+        if alone(conn):
+            raise ConfigError(
+                f"lock {name!r} would be free again at once, for this connection is in no transaction; open one around "
+                f"locked() and what it protects"
+            )
+        if not await _lock(conn, name, patience):
+            raise NotAcquired(
+                name,
+                patience or 0.0,
+                f"could not acquire lock {name!r} in time: another transaction holds it; try again",
+            )
+
+    return lock
+
+
+def looking(resource: str) -> Job[Stamp | None]:
+    async def look(conn: Any) -> Stamp | None:
+        row = await ask(conn, _MARK, (resource,))
+        return Stamp(*row) if row else None
+
+    return look
+
+
+def raising(resource: str, to: int, hooks: Iterable[Hook]) -> Job[Stamp]:
+    check.token(to)
+    check.name(resource, "resource")
+
+    async def lift(conn: Any) -> Stamp:
+        before = await ask(conn, _MARK, (resource,))
+        await ask(conn, _RAISE_TO, (resource, to), answers=False)
+        seen = before[0] if before else None
+        Hooks(hooks)(Event(kind="raise_mark", name=resource, source="postgres", token=to, seen=seen))
+        return Stamp(*cast(tuple[int, int, str], await ask(conn, _MARK, (resource,))))
+
+    return lift
+
+
+def installing(statements: Sequence[str]) -> Job[None]:
+    async def install(conn: Any) -> None:
+        for statement in statements:
+            await ask(conn, statement, None, answers=False)
+
+    return install
+
+
+async def _lock(conn: Any, name: str, patience: float | None) -> bool:
+    args = (name,)
+    if patience == 0:
+        return bool(cast(tuple[Any, ...], await ask(conn, _TRY_LOCK, args))[0])
+    if patience is None:
+        await ask(conn, _LOCK, args)
+        return True
+    before = cast(tuple[Any, ...], await ask(conn, "SELECT current_setting('lock_timeout')", ()))[0]
+    await ask(conn, _PATIENCE, (f"{max(1, round(patience * 1000))}ms",))
+    try:
+        await ask(conn, _LOCK, args)
+    except Exception as error:
+        if state(error) == "55P03":  # lock not available
+            return False
+        raise
+    await ask(conn, _PATIENCE, (before,))
+    return True
 
 
 async def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | None) -> bool:

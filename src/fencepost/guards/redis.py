@@ -1,18 +1,18 @@
 """A guard for Redis: any command of yours runs inside the script that admits it.
 
-    guard = redis.Guard(client)
+    guard = RedisGuard(client)
     guard.execute("HSET", "account:42", "balance", 50, lease=lease)
     guard.read("HGETALL", "account:42", lease=lease)
 
-The client is redis-py's, blocking or asyncio (then everything is awaited), of one server or of a Cluster. The mark is
-a hash beside the data, in the same slot. It must not be evicted: a maxmemory-policy of allkeys-* forgets who
-was here, and so does a failover that loses the last writes.
+The client is redis-py's, of one server or of a Cluster; `fencepost.guards.aio.RedisGuard` is for its asyncio clients.
+The mark is a hash beside the data, in the same slot. It must not be evicted: a maxmemory-policy of allkeys-* forgets
+who was here, and so does a failover that loses the last writes.
 """
 
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fencepost import check
 from fencepost.driver import run
@@ -24,7 +24,7 @@ from fencepost.guards.redis_client import Link, Part, Script, encoded, text
 from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
 
-__all__ = ["Done", "Guard"]
+__all__ = ["BlockingRedis", "Done", "RedisGuard"]
 
 
 class Done(NamedTuple):
@@ -34,14 +34,15 @@ class Done(NamedTuple):
     replayed: bool = False
 
 
-class Guard:
-    """The guard of one client. The resource is the command's first key, unless one is named.
+class BlockingRedis(Protocol):
+    """redis-py's blocking clients, told by their shape."""
 
-    A command has at least one key, and all its keys share the resource's slot on a Cluster; ConfigError
-    otherwise. Its own errors come through as redis-py raises them, and then the mark is as it was. Raises the
-    Refused of the verdict, and then nothing was changed; BackendError, ambiguous, if the server did not answer:
-    retry with the same stamp.
-    """
+    def close(self) -> None: ...
+    def execute_command(self, *args: Any, **options: Any) -> Any: ...
+
+
+class BaseRedisGuard:
+    """What the guards for blocking and for asyncio clients share: everything but their faces."""
 
     def __init__(
         self,
@@ -58,33 +59,6 @@ class Guard:
         self._prefix = prefix
         self._hooks = tuple(hooks)
         self._policy = policy
-
-    def execute(self, *command: Part, lease: FenceOrAmbient = AMBIENT, resource: str | None = None) -> Any:
-        """Run a command if its holder has not been replaced: Done(reply, replayed)."""
-        return self._face(self._execute(command, lease, resource))
-
-    def read(self, *command: Part, lease: FenceOrAmbient = AMBIENT, resource: str | None = None) -> Any:
-        """Enter, and run a command that only reads, in one step: its reply."""
-        return self._face(self._read(command, lease, resource))
-
-    def enter(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> Any:
-        """Raise the mark without writing: from here on every older holder is refused."""
-        return self._face(self._enter(resource, lease))
-
-    def update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient = AMBIENT) -> Any:
-        """Read a string, change it and write it as one access: what ``change`` was given is what is replaced."""
-        return self._face(self._update(key, change, lease))
-
-    def mark(self, resource: str) -> Any:
-        """The largest stamp admitted so far; None if there is none."""
-        return self._face(self._mark(resource))
-
-    def reset(self, resource: str, above: int) -> Any:
-        """Refuse every token up to ``above``. Raises a mark, never lowers one; the mark now."""
-        return self._face(self._reset(resource, above))
-
-    def _face(self, job: Any) -> Any:
-        return job if self.link.is_async else run(job)
 
     async def _execute(self, command: Sequence[Part], lease: FenceOrAmbient, resource: str | None) -> Done:
         keys, _ = await self.link.keys(command)
@@ -130,12 +104,12 @@ class Guard:
         found = await self.link.ask("HMGET", self.link.key(self._prefix, resource), "token", "seq", "holder")
         return _stamp(found)
 
-    async def _reset(self, resource: str, above: int) -> Stamp:
+    async def _raise_mark(self, resource: str, to: int) -> Stamp:
         check.name(resource, "resource")
         before = await self._mark(resource)
-        await self.link.script(_RESET, [self.link.key(self._prefix, resource)], [check.token(above)])
+        await self.link.script(_RAISE_MARK, [self.link.key(self._prefix, resource)], [check.token(to)])
         seen = before.token if before else None
-        Hooks(self._hooks)(Event(kind="reset", name=resource, source="redis", token=above, seen=seen))
+        Hooks(self._hooks)(Event(kind="raise_mark", name=resource, source="redis", token=to, seen=seen))
         after = await self._mark(resource)
         assert after is not None, "the script has just set it"
         return after
@@ -164,8 +138,54 @@ class Guard:
         return Done(reply, not fresh)
 
 
+class RedisGuard(BaseRedisGuard):
+    """The guard of one blocking client of redis-py. The resource is the command's first key, unless one is named.
+
+    A command has at least one key, and all its keys share the resource's slot on a Cluster; ConfigError
+    otherwise. Its own errors come through as redis-py raises them, and then the mark is as it was. Raises the
+    Refused of the verdict, and then nothing was changed; BackendError, ambiguous, if the server did not answer:
+    retry with the same access.
+    """
+
+    def __init__(
+        self,
+        client: BlockingRedis,
+        *,
+        prefix: str = "fencepost:mark:",
+        hooks: Iterable[Hook] = (),
+        policy: Policy | None = None,
+    ) -> None:
+        super().__init__(client, prefix=prefix, hooks=hooks, policy=policy)
+        if self.link.is_async:
+            raise ConfigError("this client is asyncio's; use fencepost.guards.aio.RedisGuard")
+
+    def execute(self, *command: Part, lease: FenceOrAmbient = AMBIENT, resource: str | None = None) -> Done:
+        """Run a command if its holder has not been replaced: Done(reply, replayed)."""
+        return run(self._execute(command, lease, resource))
+
+    def read(self, *command: Part, lease: FenceOrAmbient = AMBIENT, resource: str | None = None) -> Any:
+        """Enter, and run a command that only reads, in one step: its reply."""
+        return run(self._read(command, lease, resource))
+
+    def enter(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> None:
+        """Raise the mark without writing: from here on every older holder is refused."""
+        run(self._enter(resource, lease))
+
+    def update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient = AMBIENT) -> Done:
+        """Read a string, change it and write it as one access: what ``change`` was given is what is replaced."""
+        return run(self._update(key, change, lease))
+
+    def mark(self, resource: str) -> Stamp | None:
+        """The largest stamp admitted so far; None if there is none."""
+        return run(self._mark(resource))
+
+    def raise_mark(self, resource: str, *, to: int) -> Stamp:
+        """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
+        return run(self._raise_mark(resource, to))
+
+
 _ADMIT = Script("fencepost.guards", "admit.lua")
-_RESET = Script("fencepost.guards", "reset.lua")
+_RAISE_MARK = Script("fencepost.guards", "raise_mark.lua")
 _CHANGED = Done(None)
 
 

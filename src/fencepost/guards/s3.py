@@ -1,6 +1,6 @@
 """A guard for S3 and what speaks its protocol: the mark is inside the object, and a write is conditional.
 
-    guard = s3.Guard(boto3.client("s3"), "bucket")
+    guard = S3Guard(boto3.client("s3"), "bucket")
     guard.write("reports/2026.csv", data, lease)
 
 An object holds a line with the mark, then the value (``envelope``). The mark must not be metadata: the ETag covers
@@ -18,14 +18,14 @@ from fencepost.guards import cas
 from fencepost.guards.envelope import Content, pack, unpack
 from fencepost.guards.policy import Policy
 
-__all__ = ["Guard"]
+__all__ = ["S3Guard"]
 
 _ABSENT = {"NoSuchKey", "404"}
 # Somebody was faster: 412, or 409 while both were under way, or 404 when the object to match is gone.
 _OVERTAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT}
 
 
-class Guard(cas.Guard):
+class S3Guard(cas.Guard):
     """The guarded objects of a bucket, under ``prefix`` if one is given. ``client`` is boto3's.
 
     ``delete`` leaves an object with nothing but the mark. An object without a mark, from before the guard, is

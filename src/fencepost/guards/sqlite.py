@@ -4,15 +4,15 @@
         sqlite.admit(conn, "account/42", lease)
         conn.execute("UPDATE account SET balance = ? WHERE id = 42", (balance,))
 
-``conn`` is a connection of sqlite3 or Django, a Connection or Session of SQLAlchemy, or one of its asyncio
-ones: then everything here is awaited. Marks are rows of the table ``fencepost_mark``, which the first
+``conn`` is a connection of sqlite3 or Django, or a Connection or Session of SQLAlchemy; `fencepost.guards.aio.sqlite`
+is for asyncio ones, which are refused here. Marks are rows of the table ``fencepost_mark``, which the first
 access creates.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar
 
 from fencepost import check
 from fencepost.errors import ConfigError
@@ -21,12 +21,18 @@ from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp
-from fencepost.sql.connections import Fenced, through
+from fencepost.sql import BlockingConnection
+from fencepost.sql.connections import Fenced, require_blocking
 from fencepost.sql.sqlite import Table, cursor, link, locked
 
-__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "mark", "reset"]
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "mark", "raise_mark"]
 
-C = TypeVar("C")
+C = TypeVar("C", bound=BlockingConnection)
+T = TypeVar("T")
+Job: TypeAlias = Callable[[Any], T]
+"""What is done with a connection that blocks."""
+
+_HERE = "guards.sqlite"
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS fencepost_mark (
@@ -43,45 +49,15 @@ _LOOK = "SELECT token, seq, CAST(holder AS BLOB), digest FROM fencepost_mark WHE
 _KEEP = "INSERT OR REPLACE INTO fencepost_mark (resource, token, seq, holder, digest) VALUES (?, ?, ?, ?, ?)"
 
 
-@overload
 def admit(
-    conn: sqlite3.Connection,
-    resource: str,
-    lease: FenceOrAmbient = AMBIENT,
-    *,
-    payload: None = None,
-    hooks: Iterable[Hook] = (),
-    policy: Policy | None = None,
-) -> Literal[True]: ...
-@overload
-def admit(
-    conn: sqlite3.Connection,
-    resource: str,
-    lease: FenceOrAmbient = AMBIENT,
-    *,
-    payload: bytes,
-    hooks: Iterable[Hook] = (),
-    policy: Policy | None = None,
-) -> bool: ...
-@overload
-def admit(
-    conn: Any,
+    conn: BlockingConnection,
     resource: str,
     lease: FenceOrAmbient = AMBIENT,
     *,
     payload: bytes | None = None,
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
-) -> Any: ...
-def admit(
-    conn: Any,
-    resource: str,
-    lease: FenceOrAmbient = AMBIENT,
-    *,
-    payload: bytes | None = None,
-    hooks: Iterable[Hook] = (),
-    policy: Policy | None = None,
-) -> Any:
+) -> bool:
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
     Without a lease, the lease of the ``with lock:`` around here is taken. Without a payload every
@@ -90,41 +66,35 @@ def admit(
     already, and must not be made again.
 
     Raises the Refused of the verdict, and then nothing was changed; ConfigError outside a
-    transaction; BackendError if the database's write lock cannot be had.
+    transaction, or for an asyncio connection; BackendError if the database's write lock cannot be had.
     """
-    digest = None if payload is None else sha256(payload).digest()
-    access = Judgement("sqlite", resource, lease, "write", hooks, policy)
-    return through(conn, lambda conn: _pass(conn, resource, access, digest))
+    require_blocking(conn, _HERE)
+    return admitting(resource, lease, payload, hooks, policy)(conn)
 
 
 def admit_all(
-    conn: Any, leases: Mapping[str, Fence], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
-) -> Any:
+    conn: BlockingConnection,
+    leases: Mapping[str, Fence],
+    *,
+    hooks: Iterable[Hook] = (),
+    policy: Policy | None = None,
+) -> None:
     """Admit one write to each of several resources. Raises as ``admit`` does: then roll back."""
-    accesses = [(each, Judgement("sqlite", each, leases[each], "write", hooks, policy)) for each in sorted(leases)]
-
-    def all(conn: Any) -> None:
-        for resource, access in accesses:
-            _pass(conn, resource, access, None)
-
-    return through(conn, all)
+    require_blocking(conn, _HERE)
+    admitting_all(leases, hooks, policy)(conn)
 
 
 def enter(
-    conn: Any,
+    conn: BlockingConnection,
     resource: str,
     lease: FenceOrAmbient = AMBIENT,
     *,
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
-) -> Any:
+) -> None:
     """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
-    access = Judgement("sqlite", resource, lease, "enter", hooks, policy)
-
-    def enter(conn: Any) -> None:
-        _pass(conn, resource, access, None)
-
-    return through(conn, enter)
+    require_blocking(conn, _HERE)
+    entering(resource, lease, hooks, policy)(conn)
 
 
 def fenced(
@@ -135,42 +105,20 @@ def fenced(
     with sqlite.fenced(conn, "account/42", lease):
         ...
     """
+    require_blocking(conn, _HERE)
     return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
-@overload
-def mark(conn: sqlite3.Connection, resource: str) -> Stamp | None: ...
-@overload
-def mark(conn: Any, resource: str) -> Any: ...
-def mark(conn: Any, resource: str) -> Any:
+def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
     """The largest stamp admitted so far, as this connection sees it; None if there is none."""
-
-    def look(conn: Any) -> Stamp | None:
-        try:
-            row = _look(cursor(link(conn)[0]), resource)
-        except sqlite3.OperationalError as error:
-            if not _MARKS.missing(error):
-                raise
-            return None
-        return row and row[0]
-
-    return through(conn, look)
+    require_blocking(conn, _HERE)
+    return looking(resource)(conn)
 
 
-def reset(conn: sqlite3.Connection, resource: str, above: int, *, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Refuse every token up to ``above`` from the commit on. Raises a mark, never lowers one; the mark now."""
-    check.token(above)
-    check.name(resource, "resource")
-    found = locked(conn, _MARKS)
-    row = _look(found, resource)
-    before = row[0] if row else None
-    after = before if before and before.token > above else Stamp(above)
-    if after is not before:
-        found.execute(_KEEP, (resource, *after, None))
-    Hooks(hooks)(
-        Event(kind="reset", name=resource, source="sqlite", token=above, seen=before.token if before else None)
-    )
-    return after
+def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
+    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
+    require_blocking(conn, _HERE)
+    return raising(resource, to, hooks)(conn)
 
 
 def ddl(table: str | None = None, *, column: str | None = None) -> list[str]:
@@ -189,6 +137,67 @@ def ddl(table: str | None = None, *, column: str | None = None) -> list[str]:
         f"WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0) BEGIN "
         f"SELECT RAISE(ABORT, 'fencepost: this UPDATE carries no newer fencing token'); END",
     ]
+
+
+# What the blocking functions above and those of `guards.aio.sqlite` have in common: jobs for a connection that blocks.
+
+
+def admitting(
+    resource: str, lease: FenceOrAmbient, payload: bytes | None, hooks: Iterable[Hook], policy: Policy | None
+) -> Job[bool]:
+    digest = None if payload is None else sha256(payload).digest()
+    judgement = Judgement("sqlite", resource, lease, "write", hooks, policy)
+    return lambda conn: _pass(conn, resource, judgement, digest)
+
+
+def admitting_all(leases: Mapping[str, Fence], hooks: Iterable[Hook], policy: Policy | None) -> Job[None]:
+    judgements = [(each, Judgement("sqlite", each, leases[each], "write", hooks, policy)) for each in sorted(leases)]
+
+    def all(conn: Any) -> None:
+        for resource, judgement in judgements:
+            _pass(conn, resource, judgement, None)
+
+    return all
+
+
+def entering(resource: str, lease: FenceOrAmbient, hooks: Iterable[Hook], policy: Policy | None) -> Job[None]:
+    judgement = Judgement("sqlite", resource, lease, "enter", hooks, policy)
+
+    def enter(conn: Any) -> None:
+        _pass(conn, resource, judgement, None)
+
+    return enter
+
+
+def looking(resource: str) -> Job[Stamp | None]:
+    def look(conn: Any) -> Stamp | None:
+        try:
+            row = _look(cursor(link(conn)[0]), resource)
+        except sqlite3.OperationalError as error:
+            if not _MARKS.missing(error):
+                raise
+            return None
+        return row and row[0]
+
+    return look
+
+
+def raising(resource: str, to: int, hooks: Iterable[Hook]) -> Job[Stamp]:
+    check.token(to)
+    check.name(resource, "resource")
+
+    def lift(conn: Any) -> Stamp:
+        found = locked(conn, _MARKS)
+        row = _look(found, resource)
+        before = row[0] if row else None
+        after = before if before and before.token > to else Stamp(to)
+        if after is not before:
+            found.execute(_KEEP, (resource, *after, None))
+        seen = before.token if before else None
+        Hooks(hooks)(Event(kind="raise_mark", name=resource, source="sqlite", token=to, seen=seen))
+        return after
+
+    return lift
 
 
 def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | None) -> bool:

@@ -11,7 +11,7 @@ _LEVELS = {
     "lost": logging.WARNING,
     "not_owner": logging.WARNING,
     "override": logging.WARNING,
-    "reset": logging.WARNING,
+    "raise_mark": logging.WARNING,
     "timeout": logging.INFO,
     "abandoned": logging.INFO,
     "unrenewed": logging.INFO,

@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from fencepost.driver import run as _run
 from fencepost.errors import ConfigError
-from fencepost.guards import redis
+from fencepost.guards.redis import BaseRedisGuard
 from fencepost.once.redis import Commands, Script
 from fencepost.once.run import Block, Run
 from fencepost.once.sql import Rows
@@ -25,14 +25,14 @@ __all__ = ["Block", "Commands", "Run", "once", "purge"]
 
 
 @overload
-def once(guard: redis.Guard, id: str, *, keep: float | timedelta | None = None) -> Block[Commands]: ...
+def once(guard: BaseRedisGuard, id: str, *, keep: float | timedelta | None = None) -> Block[Commands]: ...
 @overload
 def once(guard: Any, id: str) -> Block[Run]: ...
 def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block[Any]:
     """A block whose effect is made by the first attempt at the run called ``id``, and by no other.
 
     ``guard`` is a connection to SQLite or Postgres, as ``guards.sqlite`` and ``guards.postgres`` take, or a
-    ``guards.redis.Guard``. A connection that is in no transaction gets one, committed with the block; in one of
+    ``guards.RedisGuard``. A connection that is in no transaction gets one, committed with the block; in one of
     yours, run and effect commit with it. A block that raises changed nothing, and the run can be tried again. A
     second attempt waits while the first one's transaction is open. In Redis ``run.execute`` collects commands, which
     are carried out as the block ends unless another attempt was faster; ``keep`` is how long Redis remembers.
@@ -41,12 +41,12 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
     not prepared (``fencepost guard install URL``); BackendError if an earlier attempt was at work for longer than
     SQLite's timeout or Postgres's lock_timeout.
     """
-    if isinstance(guard, redis.Guard):
+    if isinstance(guard, BaseRedisGuard):
         return Script(guard, id, keep)
     if keep is not None:
         raise ConfigError("keep= is for Redis; a database remembers until purge()")
     if hasattr(guard, "register_script"):
-        raise ConfigError("once() takes a client of Redis inside a guard: once(guards.redis.Guard(client), ...)")
+        raise ConfigError("once() takes a client of Redis inside a guard: once(guards.RedisGuard(client), ...)")
     return Rows(guard, id)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError
-from fencepost.guards.redis import Guard
+from fencepost.guards.redis import BaseRedisGuard
 from fencepost.guards.redis_client import Part, text
 from fencepost.guards.redis_client import Script as _Source
 from fencepost.once.run import Block, Run
@@ -40,7 +40,7 @@ class Script(Block[Commands]):
     run is remembered as broken off, and this attempt and all later ones raise BackendError.
     """
 
-    def __init__(self, guard: Guard, id: str, keep: float | timedelta | None) -> None:
+    def __init__(self, guard: BaseRedisGuard, id: str, keep: float | timedelta | None) -> None:
         self._link = guard.link
         self._async = self._link.is_async
         self._run = Commands(id)

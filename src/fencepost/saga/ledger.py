@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from fencepost.driver import settle
-from fencepost.guards import postgres, sqlite
+from fencepost.guards import aio, postgres, sqlite
 from fencepost.lease import BaseLease
 from fencepost.once import rows
-from fencepost.sql.connections import is_sqlite, opened
+from fencepost.sql.connections import is_async, is_sqlite, opened
 from fencepost.sql.postgres import state
 from fencepost.sql.sqlite import Table
 
@@ -90,9 +89,8 @@ async def moving(conn: Any, start: Record, lease: BaseLease) -> AsyncIterator[Re
 
     Raises the Refused of a holder that was replaced: then nothing was changed.
     """
-    guard = sqlite if is_sqlite(conn) else postgres
     async with rows.own(conn):
-        await settle(guard.admit(conn, resource(start.saga, start.id), lease))
+        await _admit(conn, resource(start.saga, start.id), lease)
         row = await rows.ask(conn, SAGAS, _FIND, (start.saga, start.id))
         record = Record.read(start.saga, start.id, row) if row else start
         yield record
@@ -126,3 +124,11 @@ async def unfinished(conn: Any, saga: str) -> AsyncIterator[str]:
             return
         last = row[0]
         yield last
+
+
+async def _admit(conn: Any, name: str, lease: BaseLease) -> None:
+    """Admit a move through either kind of connection."""
+    if is_async(conn):
+        await (aio.sqlite if is_sqlite(conn) else aio.postgres).admit(conn, name, lease)
+    else:
+        (sqlite if is_sqlite(conn) else postgres).admit(conn, name, lease)

@@ -6,7 +6,7 @@ Nothing of theirs is imported before such a connection is there: psycopg (blocki
 
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -79,25 +79,36 @@ def is_sqlite(conn: Any) -> bool:
     return isinstance(conn, sqlite3.Connection)
 
 
+def require_blocking(conn: Any, module: str) -> None:
+    """ConfigError for an asyncio connection: what would have to be awaited, and is not, guards nothing."""
+    if is_async(conn):
+        raise ConfigError(f"this connection is asyncio's; use fencepost.{module.replace('guards.', 'guards.aio.')}")
+
+
+def require_asyncio(conn: Any, module: str) -> None:
+    """ConfigError for a connection that blocks."""
+    if not is_async(conn):
+        raise ConfigError(f"this connection blocks, and is not for asyncio; use fencepost.{module}")
+
+
+def _require_closed(conn: Any) -> None:
+    if opened(conn):
+        raise ConfigError(
+            "this connection is in a transaction already, which may have read before it was admitted; commit or "
+            "roll back first, or call admit() yourself before its first read"
+        )
+
+
 class Fenced(Generic[C]):
-    """A transaction that was admitted before it read anything, and that ends with its block.
+    """A transaction that was admitted before it read anything, and that ends with its block."""
 
-    Blocking connections take ``with``, asyncio ones ``async with``.
-    """
-
-    def __init__(self, conn: C, admit: Callable[[C], Any]) -> None:
-        if opened(conn):
-            raise ConfigError(
-                "this connection is in a transaction already, which may have read before it was admitted; commit or "
-                "roll back first, or call admit() yourself before its first read"
-            )
+    def __init__(self, conn: C, admit: Callable[[C], object]) -> None:
+        _require_closed(conn)
         self._conn = conn
         self._admit = admit
         self._begun: Any = None
 
     def __enter__(self) -> C:
-        if is_async(self._conn):
-            raise ConfigError("this connection is asyncio's; use 'async with'")
         self._begun = cast(AbstractContextManager[Any], begin(self._conn))
         self._begun.__enter__()
         try:
@@ -108,7 +119,7 @@ class Fenced(Generic[C]):
         return self._conn
 
     def __exit__(
-        self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         try:
             self._begun.__exit__(cause, error, trace)
@@ -116,20 +127,28 @@ class Fenced(Generic[C]):
             refused(self._conn)
             raise
 
+
+class AsyncFenced(Generic[C]):
+    """The same for an asyncio connection, with ``async with``."""
+
+    def __init__(self, conn: C, admit: Callable[[C], Coroutine[Any, Any, object]]) -> None:
+        _require_closed(conn)
+        self._conn = conn
+        self._admit = admit
+        self._begun: Any = None
+
     async def __aenter__(self) -> C:
-        if not is_async(self._conn):
-            raise ConfigError("this connection blocks; use 'with'")
         self._begun = cast(AbstractAsyncContextManager[Any], begin(self._conn))
         await self._begun.__aenter__()
         try:
-            await cast(Awaitable[Any], self._admit(self._conn))
+            await self._admit(self._conn)
         except BaseException:
             await self._begun.__aexit__(*sys.exc_info())
             raise
         return self._conn
 
     async def __aexit__(
-        self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         try:
             await self._begun.__aexit__(cause, error, trace)

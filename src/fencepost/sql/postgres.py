@@ -2,11 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fencepost.driver import run, settle
 from fencepost.errors import ConfigError
 from fencepost.sql.connections import kind, sqlalchemy_connection, through
+
+T = TypeVar("T")
 
 _MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
 
@@ -16,6 +18,11 @@ def on(conn: Any, job: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
     if kind(conn) == "psycopg-async":
         return job(conn)
     return through(conn, lambda conn: run(job(conn)))
+
+
+async def awaited(conn: Any, job: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    """The same for a connection that is asyncio's."""
+    return cast(T, await on(conn, job))
 
 
 async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: bool = True) -> tuple[Any, ...] | None:

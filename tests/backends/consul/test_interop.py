@@ -95,7 +95,7 @@ def test_while_fencepost_holds_consul_lock_waits_and_then_gets_it(
 
 def test_consul_lock_learns_that_it_was_evicted(locks: sync.Locks, prefix: str, consul_lock: ConsulLock) -> None:
     until(consul_lock.has_it, "consul lock has it", watching=[consul_lock])
-    ended = locks.evict(prefix)
+    ended = locks.break_lock(prefix)
     assert ended is not None
     consul_lock.heard("Lock lost")
     assert locks.acquire(prefix, timeout=PATIENCE).token > ended.token

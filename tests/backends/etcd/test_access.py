@@ -74,7 +74,7 @@ def test_an_expired_login_is_renewed(guarded: Etcd) -> None:
         def renewed() -> bool:
             assert locks.acquire("mine/2", renew=False).ended.wait(next(waits)) is False
             assert locks.acquire("mine/1").release()
-            assert locks.evict("mine/2")
+            assert locks.break_lock("mine/2")
             return bool(rpc._login != first)
 
         until(renewed, "it is renewed")

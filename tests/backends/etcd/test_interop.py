@@ -94,7 +94,7 @@ def test_a_killed_etcdctl_is_succeeded_at_its_ttl(url: str, locks: sync.Locks, n
 def test_an_evicted_etcdctl_makes_room(url: str, locks: sync.Locks, name: str) -> None:
     with Native(url, name) as native:
         until(native.has_it, "it has the lock")
-        ended = locks.evict(name)
+        ended = locks.break_lock(name)
         assert ended is not None
         assert f"{name}/{ended.holder}" == native.output[0]
         assert locks.acquire(name, timeout=PATIENCE).release()

@@ -70,7 +70,7 @@ class Old:
         ((_, holder, token, _, waiters),) = rows
         return holder, token, waiters
 
-    def evict(self, name: str) -> str:
+    def break_lock(self, name: str) -> str:
         ((_, holder, _, _, _),) = self._link.execute(f"SELECT * FROM {self._schema}.evict(%s)", [name]).fetchall()
         return str(holder)
 
@@ -83,7 +83,7 @@ def test_who_holds_and_who_waits_is_still_there(server: Postgres, schema: str) -
         assert revision(server, schema) == ""
         reader = aside(locks.shared("one").acquire)
         assert len(line(locks, "one", 2)) == 2
-        assert revision(server, schema) == "2"
+        assert revision(server, schema) == "3"
         assert old.renew("one", "holder", token)
         assert old.release("one", "holder", token)
         holder, second, waiters = old.status("one")
@@ -109,7 +109,7 @@ def test_programs_of_0_1_go_on_working_beside_sharers(server: Postgres, schema: 
         assert (holder, token > two.token) == ("writer", True)
         assert before.release("one", "writer", token)
         three = locks.shared("one").acquire()
-        assert before.evict("one") == three.holder
+        assert before.break_lock("one") == three.holder
         assert len(before.take("one", "writer")) == 1
         assert not three.release()
 
@@ -143,7 +143,7 @@ def test_many_upgrade_at_once_while_others_are_at_work(server: Postgres, schema:
     stop.set()
     assert all(worker.result(PATIENCE) > 0 for worker in workers)
     assert len(set(shares)) == 8
-    assert revision(server, schema) == "2"
+    assert revision(server, schema) == "3"
 
 
 def test_who_was_granted_the_old_tables_may_use_the_new_ones(server: Postgres, schema: str) -> None:

@@ -9,7 +9,7 @@ import redis
 
 import fencepost
 from fencepost.errors import BackendError, StaleToken, TokenClash
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.rule import MAX_TOKEN
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST, Redis
@@ -59,7 +59,7 @@ def test_tokens_grow_although_redis_forgot_everything(own_redis: Own, lose: Call
 def test_a_plain_counter_that_starts_again_is_refused_until_it_is_bumped(
     own_redis: Own, lose: Callable[[Own], None]
 ) -> None:
-    guard = Guard[str]()
+    guard = MemoryGuard[str]()
     with fencepost.connect(f"{own_redis.url}?fence=counter") as locks:
         for expected in (1, 2, 3):
             with locks.lock("a") as lease:
@@ -101,7 +101,7 @@ def lagging() -> Iterator[tuple[Redis, Redis, Proxy]]:
 
 @pytest.mark.parametrize("fence", ["clock", "counter"])
 def test_failing_over_to_a_lagging_replica(fence: str) -> None:
-    guard = Guard[str]()
+    guard = MemoryGuard[str]()
     with lagging() as (master, replica, proxy):
         there = redis.Redis(port=replica.port, decode_responses=True)
         counter = "lock:\x1ftoken" if fence == "clock" else "fence:{lock:a}"

@@ -101,10 +101,10 @@ os.replace(report.name, "report.txt")
         """\
 import redis
 
-from fencepost.guards.redis import Guard
+from fencepost.guards import RedisGuard
 from fencepost.once import once
 
-guard = Guard(redis.Redis.from_url("$data"))
+guard = RedisGuard(redis.Redis.from_url("$data"))
 with once(guard, "billing/42/2026-11") as run:
     if not run.done:
         run.execute("DECRBY", "account:42", 10)
@@ -181,9 +181,9 @@ with conn.transaction():
 import redis
 
 import fencepost
-from fencepost.guards.redis import Guard
+from fencepost.guards import RedisGuard
 
-guard = Guard(redis.Redis.from_url("$data"))
+guard = RedisGuard(redis.Redis.from_url("$data"))
 locks = fencepost.connect("$locks", ttl=$ttl)
 with locks.lock("account:42") as lease:
     balance = int(guard.read("GET", "account:42", lease=lease) or 100)
@@ -194,9 +194,9 @@ with locks.lock("account:42") as lease:
         "",
         """\
 import fencepost
-from fencepost.guards import etcd
+from fencepost.guards import EtcdGuard
 
-guard = etcd.Guard("$data")
+guard = EtcdGuard("$data")
 locks = fencepost.connect("$locks", ttl=$ttl)
 with locks.lock("account/42") as lease:
     guard.update("account/42", lambda before: b"%d" % (int(before or 100) - 10), lease)
@@ -208,9 +208,9 @@ with locks.lock("account/42") as lease:
 import boto3
 
 import fencepost
-from fencepost.guards import s3
+from fencepost.guards import S3Guard
 
-guard = s3.Guard(boto3.client("s3"), "$data")
+guard = S3Guard(boto3.client("s3"), "$data")
 locks = fencepost.connect("$locks", ttl=$ttl)
 with locks.lock("account/42") as lease:
     guard.update("account/42", lambda before: b"%d" % (int(before or 100) - 10), lease)
@@ -220,9 +220,9 @@ with locks.lock("account/42") as lease:
         "",
         """\
 import fencepost
-from fencepost.guards import file
+from fencepost.guards import FileGuard
 
-guard = file.Guard("$data")
+guard = FileGuard("$data")
 locks = fencepost.connect("$locks", ttl=$ttl)
 with locks.lock("account/42") as lease:
     guard.update("account/42", lambda before: b"%d" % (int(before or 100) - 10), lease)

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from fencepost.errors import Refused
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.rule import Stamp
 from fencepost.sync import connect
 from fencepost_lab.experiments import Settings
@@ -210,7 +210,7 @@ def _judge(outcome: Outcome, figures: dict[str, Any], faults: Faults) -> None:
 
 def _lose(take: Take, lose: Callable[[], None]) -> dict[str, Any]:
     """Three guarded writes, a loss, and one more."""
-    guard = Guard[str]()
+    guard = MemoryGuard[str]()
     last = 0
     for number in range(3):
         last = take()

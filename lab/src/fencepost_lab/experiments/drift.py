@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.driver import boottime
 from fencepost.errors import StaleToken
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.sync import Lease, Locks, connect
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.context import Room
@@ -105,7 +105,7 @@ def _rate(nodes: Clocked, first: Locks, second: Locks, rate: float, settings: Se
     room.say(f"clocks at {rate:g} times their rate")
     for member in nodes.members:
         member.clock.skew(rate)
-    guard = Guard[str]()
+    guard = MemoryGuard[str]()
     left: list[float] = []
     refused = 0
     for number in range(rounds):

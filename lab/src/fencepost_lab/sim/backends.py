@@ -98,7 +98,7 @@ class Remote(Backend):
         answer = await self._channel.ask(self._store, "status", name)
         return [Status(name, *answer[1:])] if answer[0] == "held" else []
 
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         found = await self.status(name)
         for held in found:
             self._service.parting(held.holder)
@@ -219,7 +219,7 @@ class Quorum(Backend):
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         return []
 
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         return None
 
     async def bump(self, name: str, above: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fencepost.errors import Refused
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.rule import Stamp, Verdict
 
 
@@ -13,7 +13,7 @@ class Counters:
 
     def __init__(self, tell: Callable[..., object]) -> None:
         self._tell = tell
-        self._guard: Guard[int] = Guard()
+        self._guard: MemoryGuard[int] = MemoryGuard()
         self._values: dict[str, tuple[int, int]] = {}
 
     def judge(self, access: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fencepost.errors import Refused
-from fencepost.guards.memory import Guard
+from fencepost.guards.memory import MemoryGuard
 from fencepost.rule import Stamp, Verdict
 from fencepost_lab.sim.network import Message, Network
 from fencepost_lab.sim.service import Service
@@ -27,7 +27,7 @@ class Resource:
         self._network = network
         self._service = service
         self._fencing = fencing
-        self._guard: Guard[int] = Guard()
+        self._guard: MemoryGuard[int] = MemoryGuard()
         self._newest = 0
         """The largest token that ever entered or wrote here, admitted or not."""
         self._journal: list[Stamp | None] = []

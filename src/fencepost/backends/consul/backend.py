@@ -206,7 +206,7 @@ class Consul(Backend):
         if (answer.json[0]["ModifyIndex"] if _session(answer) else None) == token:
             await self._look(name, answer.at, _LONGEST_WAIT)
 
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         for status in await self.status(name):
             if await self._remove(name, status.token):
                 if held := self._mine(name, status.holder, status.token):

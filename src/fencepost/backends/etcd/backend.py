@@ -364,8 +364,8 @@ class Etcd(Backend):
     async def changed(self, name: str, token: int | None) -> None:
         await view.changed(self._rpc, self._watches, self.driver, name, token)
 
-    async def evict(self, name: str) -> Status | None:
-        return await view.evict(self._rpc, name)
+    async def break_lock(self, name: str) -> Status | None:
+        return await view.break_lock(self._rpc, name)
 
     async def bump(self, name: str, above: int) -> None:
         found = await self._rpc.call(RANGE, pb.RangeRequest(key=keys.prefix(name), count_only=True))

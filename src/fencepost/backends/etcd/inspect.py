@@ -100,7 +100,7 @@ async def _lines(rpc: Rpc, prefix: str) -> dict[str, list[keys.KV]]:
     }
 
 
-async def evict(rpc: Rpc, name: str) -> Status | None:
+async def break_lock(rpc: Rpc, name: str) -> Status | None:
     """Delete the holder's key, whoever it is, or those of all sharers; the hold that this ended."""
     for found in await status(rpc, name, ""):
         ended = False

@@ -244,8 +244,8 @@ class Postgres(Backend):
         rows = await self._links.rows(f"SELECT * FROM {self._schema}.held(%s, %s)", name, prefix)
         return [_status(row) for row in rows]
 
-    async def evict(self, name: str) -> Status | None:
-        rows = await self._links.rows(f"SELECT * FROM {self._schema}.oust(%s)", name)
+    async def break_lock(self, name: str) -> Status | None:
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.break_lock(%s)", name)
         return _status(rows[0]) if rows else None
 
     async def bump(self, name: str, above: int) -> None:

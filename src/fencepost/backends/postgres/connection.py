@@ -16,7 +16,7 @@ from fencepost.driver import boottime, settle
 from fencepost.driver.interrupts import interruptible
 from fencepost.errors import BackendError, ConfigError
 
-_VERSION, _REVISION = 1, 2
+_VERSION, _REVISION = 1, 3
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
 LIBPQ = frozenset(
     {

@@ -1,4 +1,4 @@
--- fencepost's locks in Postgres, schema version 1, revision 2.
+-- fencepost's locks in Postgres, schema version 1, revision 3.
 --
 -- The backend runs this by itself on first use, in one transaction, and again where it finds an earlier revision:
 -- it makes what is not there yet, and replaces every function. Where its role may not do that, the owner of
@@ -69,7 +69,7 @@ END $$;
 -- The version is what a program must know, the revision what it may use besides: programs made for an earlier
 -- revision go on working with a later one.
 CREATE OR REPLACE FUNCTION fencepost.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
-CREATE OR REPLACE FUNCTION fencepost.revision() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+CREATE OR REPLACE FUNCTION fencepost.revision() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 3';
 
 -- Microseconds since 1970.
 CREATE OR REPLACE FUNCTION fencepost.us(instant timestamptz) RETURNS bigint LANGUAGE sql STABLE AS
@@ -412,8 +412,9 @@ CREATE OR REPLACE FUNCTION fencepost.held(_name text, _prefix text) RETURNS TABL
         ORDER BY lock.name
 $$;
 
--- Take the lock from its holder, or from all its sharers; what was ended.
-CREATE OR REPLACE FUNCTION fencepost.oust(_name text) RETURNS TABLE (
+-- Take the lock from its holder, or from all its sharers; what was ended. Revision 2 had another name for it.
+DROP FUNCTION IF EXISTS fencepost.oust(text);
+CREATE OR REPLACE FUNCTION fencepost.break_lock(_name text) RETURNS TABLE (
     name text, holder text, token bigint, remaining double precision, waiters text[], sharers text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -433,7 +434,7 @@ RETURNS TABLE (name text, holder text, token bigint, remaining double precision,
     'SELECT name, holder, token, remaining, waiters FROM fencepost.held(_name, _prefix)';
 CREATE OR REPLACE FUNCTION fencepost.evict(_name text)
 RETURNS TABLE (name text, holder text, token bigint, remaining double precision, waiters text[]) LANGUAGE sql AS
-    'SELECT name, holder, token, remaining, waiters FROM fencepost.oust(_name)';
+    'SELECT name, holder, token, remaining, waiters FROM fencepost.break_lock(_name)';
 
 CREATE OR REPLACE FUNCTION fencepost.bump(_name text, _above bigint) RETURNS void LANGUAGE sql AS $$
     INSERT INTO fencepost.lock (name, floor) VALUES (_name, _above)

@@ -242,8 +242,8 @@ class Redis(Backend):
         found = await self._view.one(name)
         return [found] if found else []
 
-    async def evict(self, name: str) -> Status | None:
-        return await self._view.evict(name)
+    async def break_lock(self, name: str) -> Status | None:
+        return await self._view.break_lock(name)
 
     async def bump(self, name: str, above: int) -> None:
         await self._calls.run(self.scripts.bump, (self.layout.keys(name).counter,), above)

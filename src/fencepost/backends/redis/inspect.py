@@ -36,10 +36,10 @@ class View:
         # Without a prefix of our own, a key that is not one of ours is anybody's.
         return [each for each in found if each and (each.token or self._layout.prefix)]
 
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         """Hand the lock on, whoever holds it; the hold that this ended."""
         keys = self._layout.keys(name)
-        return _seen(name, await self._calls.run(self._scripts.evict, (keys.lock, keys.queue, keys.counter)))
+        return _seen(name, await self._calls.run(self._scripts.break_lock, (keys.lock, keys.queue, keys.counter)))
 
 
 def _seen(name: str, reply: Any) -> Status | None:

@@ -43,7 +43,7 @@ class Scripts(NamedTuple):
     release: Script
     renew: Script
     leave: Script
-    evict: Script
+    break_lock: Script
     status: Script
     bump: Script
     prune: Script

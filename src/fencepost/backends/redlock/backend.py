@@ -166,8 +166,8 @@ class Redlock(Backend):
         found = [await self._status(each, shares().status) for each in sorted(names)]
         return [each for each in found if each and (each.token or self.layout.prefix or name is not None)]
 
-    async def evict(self, name: str) -> Status | None:
-        found = await self._status(name, shares().evict)
+    async def break_lock(self, name: str) -> Status | None:
+        found = await self._status(name, shares().break_lock)
         if waiter := self._standing.get(name):
             waiter.set()
         return found

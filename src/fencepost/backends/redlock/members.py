@@ -25,7 +25,7 @@ class Shares(NamedTuple):
     keep: Script
     leave: Script
     renew: Script
-    evict: Script
+    break_lock: Script
     status: Script
     bump: Script
 
@@ -34,7 +34,7 @@ class Shares(NamedTuple):
 def shares() -> Shares:
     redis = scripts("clock")
     take, keep, leave = (build(f"redlock_{name}", {}) for name in ("take", "keep", "leave"))
-    return Shares(take, keep, leave, redis.renew, redis.evict, redis.status, redis.bump)
+    return Shares(take, keep, leave, redis.renew, redis.break_lock, redis.status, redis.bump)
 
 
 class Call(NamedTuple):

@@ -111,8 +111,8 @@ class SQLite(Backend):
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         return await self._offload(self._status, name, prefix)
 
-    async def evict(self, name: str) -> Status | None:
-        return await self._offload(self._evict, name)
+    async def break_lock(self, name: str) -> Status | None:
+        return await self._offload(self._break_lock, name)
 
     async def bump(self, name: str, above: int) -> None:
         await self._offload(self._bump, above)
@@ -284,7 +284,7 @@ class SQLite(Backend):
                 found.append(Status(lock, sharers[0], token, max(rest for _, rest in shares), waiters, sharers))
         return found
 
-    def _evict(self, name: str) -> Status | None:
+    def _break_lock(self, name: str) -> Status | None:
         wakes: Wakes = []
         for status in self._status(name, ""):
             with self._file.writing() as db:

@@ -197,7 +197,7 @@ class ZooKeeper(Backend):
     async def changed(self, name: str, token: int | None) -> None:
         await changed(await self._session(), self.driver, self._folder(name), token)
 
-    async def evict(self, name: str) -> Status | None:
+    async def break_lock(self, name: str) -> Status | None:
         for status, paths in await self._line(name):
             deleted = await (await self._session()).ask(*(Delete(path, -1) for path in paths))
             if all(isinstance(each.error, NoNodeError) for each in deleted):

@@ -1,0 +1,22 @@
+"""The guards for asyncio: the same names, awaited.
+
+Every function is ``async def``, whatever the type of its connection, so that type checkers notice a missing await; and
+each refuses what blocks, as those of `fencepost.guards` refuse what has to be awaited.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fencepost.guards.aio import postgres, sqlite
+    from fencepost.guards.aio.redis import RedisGuard
+
+__all__ = ["RedisGuard", "postgres", "sqlite"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RedisGuard":
+        return importlib.import_module(f"{__name__}.redis").RedisGuard
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
