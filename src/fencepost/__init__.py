@@ -17,13 +17,14 @@ from fencepost.errors import (
 )
 from fencepost.events import Event
 from fencepost.lease import Access, BaseLease, Reason
-from fencepost.sync import Lease, Lock, Locks, Term, connect
+from fencepost.sync import Election, Lease, Lock, Locks, Term, connect
 
 __all__ = [
     "Access",
     "BackendError",
     "BaseLease",
     "ConfigError",
+    "Election",
     "Event",
     "FencepostError",
     "LateWrite",

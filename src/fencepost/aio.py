@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
+from fencepost.driver.scope import Closed
 from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
@@ -17,7 +18,7 @@ from fencepost.lease import BaseEnded, BaseLease
 from fencepost.locks import EVERYBODY, Core, late, left
 from fencepost.signing import Keys
 
-__all__ = ["Ended", "Lease", "Lock", "Locks", "Term", "connect"]
+__all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
 P = ParamSpec("P")
@@ -276,20 +277,9 @@ class Locks:
         options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "limit": limit}
         return Lock(self, name, options)
 
-    def terms(
-        self, name: str, *, ttl: float | timedelta | None = None, metadata: str = ""
-    ) -> "AsyncGenerator[Term, None]":
-        """Run in every election of ``name``: ``async for`` one term after the other, each with a larger epoch.
-
-        Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
-        ask for the ``leader``. Inside ``async with term`` losing the term cancels the block.
-        """
-        make = Term if self._keys is None else self._keys.signing(Term)
-        return lead(election.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
-
-    def leader(self, name: str) -> "Leadership":
-        """Who leads ``name``, now (``await current()``) and from now on (``changes()``)."""
-        return Leadership(self, name)
+    def election(self, name: str, *, ttl: float | timedelta | None = None, metadata: str = "") -> "Election":
+        """The election of who leads ``name``; ``metadata``, such as an address, is told to those who ask who leads."""
+        return Election(self, name, ttl, metadata)
 
     async def status(self, name: str) -> Status | None:
         """Who holds ``name``, under which token, for how long, and who waits; None if nobody holds it."""
@@ -374,29 +364,61 @@ class Term(Lease):
         return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
 
 
-async def lead(candidate: election.Candidate[Term]) -> AsyncGenerator[Term, None]:
-    """Term after term; leaving the loop resigns."""
-    try:
-        while True:
-            yield await candidate.elect()
-    finally:
-        await candidate.resign()
+class Election:
+    """A lock that decides who leads: ``async for term in election`` runs in it, one term after the other.
 
+    Each loop is a candidate of its own; coming back to it, or leaving it, resigns. ``async with election:`` resigns at
+    its end, and ends every loop over it. Inside ``async with term`` losing the term cancels the block.
+    """
 
-class Leadership:
-    """Who leads, seen from outside."""
-
-    def __init__(self, locks: Locks, name: str) -> None:
+    def __init__(self, locks: Locks, name: str, ttl: float | timedelta | None, metadata: str) -> None:
         self._core = locks._core
+        self._make = Term if locks._keys is None else locks._keys.signing(Term)
+        self._ttl = ttl
+        self._metadata = metadata
+        self._scope = self._core.scope()
+        self._candidates: set[election.Candidate[Term]] = set()
         self.name = name
+        self._candidate()  # says now what cannot be a candidate
 
-    async def current(self) -> election.Leader | None:
-        """The leader now; None while there is none."""
+    def _candidate(self) -> election.Candidate[Term]:
+        return election.Candidate(
+            self._core, self._make, self.name, ttl=self._ttl, metadata=self._metadata, scope=self._scope
+        )
+
+    async def __aiter__(self) -> AsyncGenerator[Term, None]:
+        """Term after term, each with a larger epoch; leaving the loop resigns."""
+        candidate = self._candidate()
+        self._candidates.add(candidate)
+        try:
+            while True:
+                yield await candidate.elect()
+        except Closed:
+            return  # the election was closed
+        finally:
+            self._candidates.discard(candidate)
+            await candidate.resign()
+
+    async def leader(self) -> election.Leader | None:
+        """Who leads now; None while nobody does."""
         return await election.leader(self._core, self.name)
 
     async def changes(self) -> AsyncGenerator[election.Leader | None, None]:
-        """The leader now, then each that follows; None while there is none. Ends when the loop is left."""
-        known = await self.current()
+        """Who leads now, then each that follows; None while nobody does. Ends when the election is closed."""
+        known = await self.leader()
         while True:
             yield known
-            known = await election.successor(self._core, self.name, known)
+            try:
+                known = await election.successor(self._core, self.name, known, self._scope)
+            except Closed:
+                return
+
+    async def close(self) -> None:
+        """Resign, and end every loop over this election, in whatever task."""
+        await election.close(self._core, self._scope, list(self._candidates))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

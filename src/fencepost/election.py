@@ -1,15 +1,16 @@
-"""Leadership: a lock held for a term, whose token is the epoch; written once for both faces."""
+"""Elections: a lock held for a term, whose token is the epoch; written once for both faces."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from fencepost import check, holders
+from fencepost.driver.scope import Scope
 from fencepost.errors import BackendError
 from fencepost.lease import BaseLease, Grant
-from fencepost.locks import Core
+from fencepost.locks import PARTING, Core
 
 _log = logging.getLogger("fencepost")
 
@@ -43,12 +44,14 @@ class Candidate(Generic[T]):
         *,
         ttl: float | timedelta | None,
         metadata: str,
+        scope: Scope,
     ) -> None:
         self._core = core
         self._make = make
         self._name = check.name(name)
         self._ttl = ttl
         self._metadata = metadata
+        self._scope = scope
         self._elected = False
         self._term: T | None = None
         self._holder()
@@ -57,11 +60,12 @@ class Candidate(Generic[T]):
         return holders.compose(holders.random_holder(), self._metadata)
 
     async def elect(self) -> T:
-        """Resign, run again, and return with the next term.
+        """Resign, run again, and return with the next term; Closed if the election was closed meanwhile.
 
         An outage of the store is what most often ends a term: one who was elected before runs on through it.
         """
         await self.resign()
+        self._scope.check()
         pause, longest = _RETRY
         while True:
             try:
@@ -73,15 +77,19 @@ class Candidate(Generic[T]):
                     max_hold=None,
                     holders=self._holder,
                     make=self._make,
+                    scope=self._scope,
                 )
                 assert term is not None, "who waits without a timeout is elected in the end"
                 self._term, self._elected = term, True
+                if self._scope.over:  # closed just now: whoever closed it may not have seen this term
+                    await self.resign()
+                    self._scope.check()
                 return term
             except BackendError as error:
                 if not self._elected:
                     raise
                 _log.warning("election of %r: %s; running again in %g s", self._name, error, pause)
-            await self._core.waiting(self._core.driver.sleep(pause))
+            await self._core.waiting(self._core.driver.sleep(pause), self._scope)
             pause = min(2 * pause, longest)
 
     async def resign(self) -> None:
@@ -99,9 +107,16 @@ async def leader(core: Core[Any], name: str) -> Leader | None:
     return Leader(name, status.holder, status.token, holders.split(status.holder)[1], status.remaining)
 
 
-async def successor(core: Core[Any], name: str, known: Leader | None) -> Leader | None:
+async def successor(core: Core[Any], name: str, known: Leader | None, scope: Scope) -> Leader | None:
     """Who leads next: returns once it is no longer who is ``known``, also if it is nobody now."""
-    return await core.waiting(_successor(core, name, known.token if known else None))
+    return await core.waiting(_successor(core, name, known.token if known else None), scope)
+
+
+async def close(core: Core[Any], scope: Scope, candidates: Iterable[Candidate[Any]]) -> None:
+    """End all waits of an election, and give back the terms of its candidates."""
+    await scope.end(core.driver, PARTING)
+    for candidate in candidates:
+        await candidate.resign()
 
 
 async def _successor(core: Core[Any], name: str, token: int | None) -> Leader | None:

@@ -116,6 +116,7 @@ class Core(Generic[L]):
         self._holders = holders
         self._closed = False
         self._waits = Scope()
+        self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         self.entered: Entered[L] = Entered()
         _cores.add(self)
@@ -157,12 +158,13 @@ class Core(Generic[L]):
         make: "Callable[[Core[L], str, str, Grant, bool, float | None, bool], L] | None" = None,
         limit: int | None = None,
         more: Callable[[], float] | None = None,
+        scope: Scope | None = None,
     ) -> L | None:
         """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
 
         ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
         With a ``limit`` it is a share, of at most as many. ``more`` says, whenever the time is up, for how much longer
-        to keep the place in line.
+        to keep the place in line. Ending ``scope`` ends the wait, which then raises Closed.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
@@ -175,7 +177,7 @@ class Core(Generic[L]):
             self.emit("attempt", name)
         while True:
             holder = (holders or self._holders)()
-            grant = await self._obtain(name, holder, seconds, start + patience, patience > 0, limit, more)
+            grant = await self._obtain(name, holder, seconds, start + patience, patience > 0, limit, more, scope)
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
@@ -208,8 +210,10 @@ class Core(Generic[L]):
         queue: bool,
         limit: int | None,
         more: Callable[[], float] | None,
+        scope: Scope | None,
     ) -> Grant | None:
         backend = self.backend
+        waits = scope or self._waits
         queued = False
         try:
             most = self.queue_limit if queue else None
@@ -219,7 +223,7 @@ class Core(Generic[L]):
                 grant = await backend.take_share(name, holder, ttl, limit, most)
             if grant is None and queue:
                 queued = True
-                self._waits.enter()
+                waits.enter()
             while grant is None and queue:
                 left = until - self.driver.now()
                 if left <= 0 and more is not None:
@@ -229,7 +233,7 @@ class Core(Generic[L]):
                     await backend.leave(name, holder)
                     return None
                 patience = None if left == inf else left
-                with self._waits.inside():
+                with waits.inside():
                     if limit is None:
                         grant = await backend.wait(name, holder, ttl, patience)
                     else:
@@ -243,12 +247,12 @@ class Core(Generic[L]):
                 # Cancelled, interrupted or failed: it may have been granted or queued all the same.
                 await self.driver.apart(self._leave(name, holder), GRACE)
                 self.emit("abandoned", name, holder=holder)
-            if isinstance(error, Closed) or (failed and self._closed):
+            if self._closed and (failed or isinstance(error, Closed)):
                 raise _closed() from failed
             raise
         finally:
             if queued:
-                self._waits.leave()
+                waits.leave()
 
     async def _leave(self, name: str, holder: str) -> None:
         try:
@@ -329,21 +333,26 @@ class Core(Generic[L]):
             _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
             return True
 
-    async def waiting(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Wait for something else than a lock; ConfigError once these locks are closed."""
-        self._waits.enter()
+    async def waiting(self, wait: Coroutine[Any, Any, T], scope: Scope | None = None) -> T:
+        """Wait for something else than a lock; ConfigError once these locks are closed, Closed once ``scope`` is."""
+        waits = scope or self._waits
+        waits.enter()
         try:
-            with self._waits.inside():
+            with waits.inside():
                 return await wait
-        except Closed:
-            raise _closed() from None
-        except BackendError as error:
+        except (Closed, BackendError) as error:
             if self._closed:
-                raise _closed() from error
+                raise _closed() from (error if isinstance(error, BackendError) else None)
             raise
         finally:
             wait.close()  # it may never have begun
-            self._waits.leave()
+            waits.leave()
+
+    def scope(self) -> Scope:
+        """A scope for waits that end with these locks, or before."""
+        made = Scope()
+        self._scopes.add(made)
+        return made
 
     @property
     def _open(self) -> Backend:
@@ -386,7 +395,8 @@ class Core(Generic[L]):
             raise
 
     async def _shut(self) -> None:
-        await self._waits.end(self.driver, PARTING)
+        for scope in (self._waits, *self._scopes):
+            await scope.end(self.driver, PARTING)
         for lease in self._renewals:
             await self._release_quietly(lease, Reason.CLOSED)
         self._renewals.close()
@@ -397,7 +407,8 @@ class Core(Generic[L]):
         """In a forked child: the leases are the parent's, to renew and to release."""
         for lease in self._renewals:
             lease._reason, lease._signal = Reason.FORKED, None
-        self._waits = Scope()
+        for scope in (self._waits, *self._scopes):
+            scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
         self.backend.forked()
 

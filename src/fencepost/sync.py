@@ -12,6 +12,7 @@ from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
 from fencepost.driver import call, call_or_undo
 from fencepost.driver.interrupts import protected
+from fencepost.driver.scope import Closed
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
@@ -19,7 +20,7 @@ from fencepost.lease import BaseEnded, BaseLease
 from fencepost.locks import EVERYBODY, Core, late, left
 from fencepost.signing import Keys
 
-__all__ = ["Ended", "Lease", "Lock", "Locks", "Term", "connect"]
+__all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
 P = ParamSpec("P")
@@ -277,20 +278,9 @@ class Locks:
         options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "limit": limit}
         return Lock(self, name, options)
 
-    def terms(
-        self, name: str, *, ttl: float | timedelta | None = None, metadata: str = ""
-    ) -> "Generator[Term, None, None]":
-        """Run in every election of ``name``: ``for`` one term after the other, each with a larger epoch.
-
-        Coming back to the loop, or leaving it, resigns. ``metadata``, such as an address, is told to those who
-        ask for the ``leader``.
-        """
-        make = Term if self._keys is None else self._keys.signing(Term)
-        return lead(election.Candidate(self._core, make, name, ttl=ttl, metadata=metadata))
-
-    def leader(self, name: str) -> "Leadership":
-        """Who leads ``name``, now (``current()``) and from now on (``changes()``)."""
-        return Leadership(self, name)
+    def election(self, name: str, *, ttl: float | timedelta | None = None, metadata: str = "") -> "Election":
+        """The election of who leads ``name``; ``metadata``, such as an address, is told to those who ask who leads."""
+        return Election(self, name, ttl, metadata)
 
     def status(self, name: str) -> Status | None:
         """Who holds ``name``, under which token, for how long, and who waits; None if nobody holds it."""
@@ -364,29 +354,61 @@ class Term(Lease):
         return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
 
 
-def lead(candidate: election.Candidate[Term]) -> Generator[Term, None, None]:
-    """Term after term; leaving the loop resigns."""
-    try:
-        while True:
-            yield call(candidate.elect)
-    finally:
-        call(candidate.resign)
+class Election:
+    """A lock that decides who leads: ``for term in election`` runs in it, one term after the other.
 
+    Each loop is a candidate of its own; coming back to it, or leaving it, resigns. ``with election:`` resigns at its
+    end, and ends every loop over it.
+    """
 
-class Leadership:
-    """Who leads, seen from outside."""
-
-    def __init__(self, locks: Locks, name: str) -> None:
+    def __init__(self, locks: Locks, name: str, ttl: float | timedelta | None, metadata: str) -> None:
         self._core = locks._core
+        self._make = Term if locks._keys is None else locks._keys.signing(Term)
+        self._ttl = ttl
+        self._metadata = metadata
+        self._scope = self._core.scope()
+        self._candidates: set[election.Candidate[Term]] = set()
         self.name = name
+        self._candidate()  # says now what cannot be a candidate
 
-    def current(self) -> election.Leader | None:
-        """The leader now; None while there is none."""
+    def _candidate(self) -> election.Candidate[Term]:
+        return election.Candidate(
+            self._core, self._make, self.name, ttl=self._ttl, metadata=self._metadata, scope=self._scope
+        )
+
+    def __iter__(self) -> Generator[Term, None, None]:
+        """Term after term, each with a larger epoch; leaving the loop resigns."""
+        candidate = self._candidate()
+        self._candidates.add(candidate)
+        try:
+            while True:
+                yield call(candidate.elect)
+        except Closed:
+            return  # the election was closed
+        finally:
+            self._candidates.discard(candidate)
+            call(candidate.resign)
+
+    def leader(self) -> election.Leader | None:
+        """Who leads now; None while nobody does."""
         return call(election.leader, self._core, self.name)
 
     def changes(self) -> Generator[election.Leader | None, None, None]:
-        """The leader now, then each that follows; None while there is none. Ends when the loop is left."""
-        known = self.current()
+        """Who leads now, then each that follows; None while nobody does. Ends when the election is closed."""
+        known = self.leader()
         while True:
             yield known
-            known = call(election.successor, self._core, self.name, known)
+            try:
+                known = call(election.successor, self._core, self.name, known, self._scope)
+            except Closed:
+                return
+
+    def close(self) -> None:
+        """Resign, and end every loop over this election, in whatever thread."""
+        call(election.close, self._core, self._scope, list(self._candidates))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

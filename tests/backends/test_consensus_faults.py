@@ -183,11 +183,11 @@ def test_an_acquire_whose_answer_is_lost_leaves_nothing_behind(kind: Kind, proxy
 
         asking = background(ask)
         until(lambda: there.status("doubt") is not None, "the store carried it out")
+        until(lambda: proxy.held > 0, "its answer is held back")
         proxy.drop()
         proxy.mend()
         asking.join(PATIENCE)
         assert failed[0].ambiguous
-        assert proxy.held > 0, "the answer was to be held back"
         assert there.acquire("doubt", timeout=PATIENCE / 2).release(), "long before the session could expire"
         until(lambda: renewed(other), "the other is renewed")
         assert other.release()

@@ -1,7 +1,7 @@
 """Leadership: one leader per epoch, epochs that only grow, and observers that learn of each change."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -16,31 +16,34 @@ from tests.harness.threads import on_thread
 ADDRESS = "http://10.0.0.5:8080/a b?c=d&ü"
 
 
-async def each(client: Client, make: Callable[[], Any]) -> AsyncIterator[Any]:
+END = object()
+
+
+async def each(client: Client, make: Callable[[], Any]) -> AsyncGenerator[Any, None]:
     """A loop of either face, as an async one; leaving it leaves the loop itself."""
-    loop = make()
     if client.face == "asyncio":
-        async with aclosing(loop):
+        async with aclosing(aiter(make())) as loop:
             async for item in loop:
                 yield item
         return
+    loop = iter(make())
     try:
-        while True:
-            yield await on_thread(next, loop)
+        while (item := await on_thread(next, loop, END)) is not END:
+            yield item
     finally:
         await on_thread(loop.close)
 
 
 def terms(client: Client, name: str, **options: Any) -> Any:
-    return aclosing(each(client, lambda: client.raw.terms(name, **options)))
+    return aclosing(each(client, lambda: client.raw.election(name, **options)))
 
 
 def changes(client: Client, name: str) -> Any:
-    return aclosing(each(client, lambda: client.raw.leader(name).changes()))
+    return aclosing(each(client, lambda: client.raw.election(name).changes()))
 
 
 async def current(client: Client, name: str) -> Any:
-    return await client._call(client.raw.leader(name).current)
+    return await client._call(client.raw.election(name).leader)
 
 
 async def test_a_term_is_a_lease_whose_leader_can_be_found(store: Store) -> None:
@@ -89,13 +92,13 @@ async def test_leaving_the_loop_with_an_error_resigns(store: Store) -> None:
     here, there = store.connect(), store.connect()
     with suppress(RuntimeError):
         if here.face == "asyncio":
-            async with aclosing(here.raw.terms(store.name)) as mine:
+            async with aclosing(aiter(here.raw.election(store.name))) as mine:
                 async for _ in mine:
                     raise RuntimeError
         else:
 
             def lead() -> None:
-                for _ in here.raw.terms(store.name):
+                for _ in here.raw.election(store.name):
                     raise RuntimeError
 
             await on_thread(lead)
@@ -132,7 +135,7 @@ async def test_after_a_loss_the_loop_runs_for_election_again(store: Store) -> No
 async def test_losing_the_term_cancels_its_block_and_the_loop_goes_on(store: Store) -> None:
     here, there = store.connect(), store.connect()
     led: list[int] = []
-    async with aclosing(here.raw.terms(store.name, ttl=store.short)) as mine:
+    async with aclosing(aiter(here.raw.election(store.name, ttl=store.short))) as mine:
         async for term in mine:
             async with term:
                 assert ambient.held()[-1:] == (term,)
@@ -151,7 +154,7 @@ async def test_losing_the_term_cancels_its_block_and_the_loop_goes_on(store: Sto
 async def test_a_term_lost_on_the_way_to_its_block_cancels_that_at_once(store: Store) -> None:
     here, there = store.connect(), store.connect()
     led: list[int] = []
-    async with aclosing(here.raw.terms(store.name, ttl=store.short)) as mine:
+    async with aclosing(aiter(here.raw.election(store.name, ttl=store.short))) as mine:
         async for term in mine:
             led.append(term.token)
             if len(led) == 2:
@@ -170,7 +173,7 @@ async def test_a_term_lost_on_the_way_to_its_block_cancels_that_at_once(store: S
 @pytest.mark.only("asyncio")
 async def test_a_term_that_was_resigned_before_its_block_is_not_taken_for_lost(store: Store) -> None:
     here = store.connect()
-    async with aclosing(here.raw.terms(store.name)) as mine:
+    async with aclosing(aiter(here.raw.election(store.name))) as mine:
         term = await anext(mine)
         assert await term.resign()
         async with term:
@@ -182,7 +185,7 @@ async def test_cancelling_a_leader_from_outside_is_not_taken_for_a_loss(store: S
     here, there = store.connect(), store.connect()
 
     async def lead() -> None:
-        async for term in here.raw.terms(store.name):
+        async for term in here.raw.election(store.name):
             async with term:
                 await asyncio.Event().wait()
 
@@ -204,7 +207,7 @@ async def test_a_blocks_own_lease_lost_ends_the_term_and_not_the_loop(store: Sto
 
     def lead() -> list[int]:
         led: list[int] = []
-        for term in here.raw.terms(store.name, ttl=store.short):
+        for term in here.raw.election(store.name, ttl=store.short):
             with term:
                 assert ambient.held()[-1:] == (term,)
                 led.append(term.token)
@@ -265,8 +268,8 @@ async def test_closing_ends_elections_and_observers(store: Store) -> None:
     here, there = store.connect(), store.connect()
     await there.acquire(store.name)
     loop, watch = (
-        each(here, lambda: here.raw.terms(store.name)),
-        each(here, lambda: here.raw.leader(store.name).changes()),
+        each(here, lambda: here.raw.election(store.name)),
+        each(here, lambda: here.raw.election(store.name).changes()),
     )
     assert await anext(watch) is not None
     tasks = [asyncio.ensure_future(anext(loop)), asyncio.ensure_future(anext(watch))]
@@ -280,4 +283,41 @@ async def test_closing_ends_elections_and_observers(store: Store) -> None:
 async def test_metadata_that_is_too_long_is_refused(store: Store) -> None:
     client = store.connect()
     with pytest.raises(ConfigError, match="at most 400"):
-        client.raw.terms(store.name, metadata="x" * 401)
+        client.raw.election(store.name, metadata="x" * 401)
+
+
+async def test_closing_an_election_resigns_and_ends_its_loops(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    mine = here.raw.election(store.name)
+    waiting = there.raw.election(store.name)
+    async with aclosing(each(here, lambda: mine)) as loop, aclosing(each(there, lambda: waiting)) as other:
+        term = await anext(loop)
+        queued = asyncio.create_task(anext(other, None))
+        await store.queue(here, 1, watching=[queued])
+        await here._call(mine.close)
+        assert term.released
+        assert await anext(loop, None) is None, "its loop ends"
+        next_term = await queued
+        assert next_term is not None
+        assert next_term.token > term.token
+        await there._call(waiting.close)
+        assert next_term.released
+        assert await anext(other, None) is None
+    assert await here.status(store.name) is None
+    async with terms(here, store.name) as again:
+        assert (await anext(again)).token > next_term.token, "the locks themselves are open"
+
+
+async def test_closing_an_election_ends_a_wait_in_it_and_leaves_no_place_in_the_queue(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    lease = await here.acquire(store.name)
+    election = there.raw.election(store.name)
+    async with aclosing(each(there, lambda: election)) as loop:
+        queued = asyncio.create_task(anext(loop, None))
+        await store.queue(here, 1, watching=[queued])
+        await there._call(election.close)
+        assert await queued is None
+    status = await here.status(store.name)
+    assert status is not None
+    assert status.waiters == ()
+    assert await lease.release()

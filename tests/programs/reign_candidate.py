@@ -44,7 +44,7 @@ def write(conn: sqlite3.Connection, lease: fencepost.Lease, label: str) -> None:
 def run(url: str, name: str, ttl: float, label: str, path: str) -> None:
     conn = journal(path)
     with fencepost.connect(url, ttl=ttl) as locks:
-        for term in locks.terms(name, metadata=label):
+        for term in locks.election(name, metadata=label):
             with term:
                 try:
                     write(conn, term, label)

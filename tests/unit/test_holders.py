@@ -31,4 +31,4 @@ def test_metadata_comes_back_as_it_was_told(metadata: str) -> None:
 )
 def test_what_cannot_be_told_is_refused_before_anybody_is_asked(metadata: Any, complaint: str) -> None:
     with fencepost.connect("redis://127.0.0.1:1") as locks, pytest.raises(ConfigError, match=complaint):
-        locks.terms("scheduler", metadata=metadata)
+        locks.election("scheduler", metadata=metadata)

@@ -64,6 +64,12 @@ class Scope:
             del self._wakes[mark]
         self.check()
 
+    def forked(self) -> None:
+        """In a forked child: nobody is inside, and no lock of the parent's is taken."""
+        self._gate = threading.Lock()
+        self._wakes = {}
+        self._inside = 0
+
     async def end(self, driver: Driver, patience: float) -> None:
         """End all waits; return once everybody has left, or ``patience`` seconds have passed."""
         with self._gate:

@@ -48,7 +48,7 @@ def candidates(locks: sync.Locks, name: str) -> int:
 def test_etcdctl_succeeds_a_term_and_a_term_succeeds_etcdctl(
     etcd_server: Endpoint, locks: sync.Locks, name: str
 ) -> None:
-    terms = locks.terms(name, metadata="10.0.0.5:8080")
+    terms = iter(locks.election(name, metadata="10.0.0.5:8080"))
     term = next(terms)
     with Elect(etcd_server.url, name, "native") as native:
         until(lambda: candidates(locks, name) == 2, "two candidates")
@@ -56,7 +56,7 @@ def test_etcdctl_succeeds_a_term_and_a_term_succeeds_etcdctl(
         again: list[sync.Lease] = []
         runs = background(lambda: again.append(next(terms)))
         until(lambda: bool(native.output), "etcdctl leads")
-        leader = locks.leader(name).current()
+        leader = locks.election(name).leader()
         assert leader is not None
         assert leader.metadata == "native"
         assert leader.token > term.token
@@ -71,14 +71,14 @@ def test_etcdctl_succeeds_a_term_and_a_term_succeeds_etcdctl(
 def test_etcdctl_observes_our_leaders_with_their_metadata(etcd_server: Endpoint, locks: sync.Locks, name: str) -> None:
     with Elect(etcd_server.url, name) as observer:
         for address in ("10.0.0.5:8080", "10.0.0.6:8080"):
-            terms = locks.terms(name, metadata=address)
+            terms = iter(locks.election(name, metadata=address))
             next(terms)
             assert observer.heard(address, PATIENCE)
             terms.close()
 
 
 def test_our_observer_sees_etcdctl_come_and_go(etcd_server: Endpoint, locks: sync.Locks, name: str) -> None:
-    changes = locks.leader(name).changes()
+    changes = locks.election(name).changes()
     assert next(changes) is None
     with Elect(etcd_server.url, name, "native") as native:
         leader = next(changes)

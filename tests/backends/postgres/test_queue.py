@@ -10,7 +10,9 @@ import pytest
 
 import fencepost
 from fencepost.backends.postgres import listener
+from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.backends.postgres.listener import Ear
+from fencepost.errors import BackendError
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session, started
 from tests.backends.redis.waiters import Waiters
@@ -57,6 +59,17 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
         deliver(ear, *said)
 
     monkeypatch.setattr(Ear, "_deliver", count_and_deliver)
+    failures: list[str] = []
+    ask = Backend._ask
+
+    async def ask_and_count(self: Backend, *args: Any) -> list[int]:
+        try:
+            return await ask(self, *args)
+        except BackendError as error:
+            failures.append(str(error))
+            raise
+
+    monkeypatch.setattr(Backend, "_ask", ask_and_count)
     before = calls(server)
     served: list[str] = []
     gate = threading.Lock()
@@ -78,8 +91,9 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
     assert sorted(holder for holder, *_ in news) == sorted(waiters), "one message for each hand-over"
     after = calls(server)
     spent = {function: after[function] - before.get(function, 0) for function in ("take", "release")}
-    # One request each, and one more from each of those who came before this process could hear.
-    assert count + 1 <= spent["take"] <= 2 * count + 1
+    # One request each, and one more from each of those who came before this process could hear. What failed, as when
+    # the server of a busy machine does not answer in time, is asked again.
+    assert count + 1 <= spent["take"] <= 2 * count + 1 + len(failures), failures
     assert spent["release"] == count + 1
 
 

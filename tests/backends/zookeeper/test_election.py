@@ -38,7 +38,7 @@ def candidates(locks: sync.Locks, name: str) -> int:
 
 
 def test_kazoo_succeeds_a_term_and_a_term_succeeds_kazoo(locks: sync.Locks, client: Any, folder: str) -> None:
-    terms = locks.terms("scheduler", metadata="10.0.0.5:8080")
+    terms = iter(locks.election("scheduler", metadata="10.0.0.5:8080"))
     term = next(terms)
     election = client.Election(f"/{folder}/scheduler", "native")
     assert election.contenders() == ["10.0.0.5:8080"]
@@ -54,7 +54,7 @@ def test_kazoo_succeeds_a_term_and_a_term_succeeds_kazoo(locks: sync.Locks, clie
     again: list[sync.Lease] = []
     runs = background(lambda: again.append(next(terms)))
     assert leads.wait(PATIENCE)
-    leader = locks.leader("scheduler").current()
+    leader = locks.election("scheduler").leader()
     assert leader is not None
     assert (leader.metadata, leader.holder) == ("native", f"{election.lock.prefix.partition('_')[0]}@native")
     assert leader.token > term.token
@@ -70,7 +70,7 @@ def test_kazoo_succeeds_a_term_and_a_term_succeeds_kazoo(locks: sync.Locks, clie
 
 
 def test_our_observer_sees_kazoo_come_and_go(locks: sync.Locks, client: Any, folder: str) -> None:
-    changes = locks.leader("scheduler").changes()
+    changes = locks.election("scheduler").changes()
     assert next(changes) is None
     election = client.Election(f"/{folder}/scheduler", "native")
     done = threading.Event()
@@ -86,9 +86,9 @@ def test_our_observer_sees_kazoo_come_and_go(locks: sync.Locks, client: Any, fol
 def test_a_leader_is_known_by_its_node_in_every_layout(zookeeper_server: Endpoint, folder: str, layout: str) -> None:
     url = f"{zookeeper_server.url}/{folder}?layout={layout}"
     with fencepost.connect(url, ttl=LONG) as here, fencepost.connect(url, ttl=LONG) as there:
-        terms = here.terms("scheduler", metadata="10.0.0.5:8080")
+        terms = iter(here.election("scheduler", metadata="10.0.0.5:8080"))
         term = next(terms)
-        leader = there.leader("scheduler").current()
+        leader = there.election("scheduler").leader()
         assert leader is not None
         assert (leader.holder, leader.metadata) == (term.holder, "10.0.0.5:8080")
         terms.close()
