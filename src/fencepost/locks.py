@@ -62,6 +62,15 @@ GRACE = 0.5
 # Closing stays this long for those who waited to leave their queues.
 PARTING = 2.0
 
+HINTS = {
+    "release": "what acquire() returned is a lease, and lease.release() gives it back; 'with lock:' does both",
+    "locked": "ask locks.status(name), which is None while nobody holds it",
+    "owned": "ask the lease: lease.check() raises once it is lost",
+    "extend": "a lease is renewed in the background; lease.renew() does it now",
+    "reacquire": "a lease is renewed in the background; lease.renew() does it now",
+}
+"""What users of other locks look for on a lock, and where it is here."""
+
 T = TypeVar("T")
 
 

@@ -1,6 +1,8 @@
 """What is loaded by name: the backends behind each URL scheme, and what to install if one is missing."""
 
+import functools
 import importlib
+import logging
 import os
 from importlib.metadata import entry_points
 from typing import NamedTuple
@@ -9,6 +11,8 @@ from fencepost.address import hint, parse
 from fencepost.backend import Backend
 from fencepost.driver import Driver
 from fencepost.errors import ConfigError
+
+_log = logging.getLogger("fencepost")
 
 
 class Entry(NamedTuple):
@@ -87,6 +91,27 @@ def sharing() -> list[str]:
 
 
 def connect(url: str | None, driver: Driver) -> Backend:
-    """The backend behind ``url``, else $FENCEPOST_URL, else the embedded SQLite file; not yet connected."""
-    address = parse(url or os.environ.get("FENCEPOST_URL") or "sqlite:")
+    """The backend behind ``url``, else $FENCEPOST_URL, else the embedded SQLite file; not yet connected.
+
+    The file is this user's on this host, so that an unset variable in production would exclude nobody elsewhere: a
+    WARNING says so, once per process. ConfigError for an empty URL.
+    """
+    if url is None:
+        url = os.environ.get("FENCEPOST_URL")
+        if url == "":
+            raise ConfigError("$FENCEPOST_URL is empty; unset it for the embedded SQLite file, or name a store in it")
+    if url == "":
+        raise ConfigError("the URL is empty; leave it out for $FENCEPOST_URL or the embedded SQLite file")
+    if url is None:
+        warn_of_default()
+    address = parse(url or "sqlite:")
     return find(address.scheme)(address, driver)
+
+
+@functools.cache
+def warn_of_default() -> None:
+    """Tell once that locks live in the embedded file."""
+    _log.warning(
+        "no URL and no $FENCEPOST_URL: locks live in an SQLite file of this user, and exclude nobody on other hosts; "
+        "connect('sqlite:') says that this is meant"
+    )

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
@@ -17,7 +17,7 @@ from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
 from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, Core, late, left
+from fencepost.locks import EVERYBODY, HINTS, Core, late, left
 from fencepost.signing import Keys
 
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
@@ -117,6 +117,13 @@ class Lock:
         # By thread, and not by its number, which another one has after it: one Lock serves many at once.
         self._held: dict[threading.Thread, list[Lease]] = {}
         self.name = name
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in HINTS:
+                raise AttributeError(f"a Lock has no {name}(): {HINTS[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def acquire(self) -> Lease:
         """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
@@ -311,17 +318,18 @@ class Locks:
 
 def connect(
     url: str | None = None,
+    /,
     *,
     ttl: float | timedelta = 15.0,
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
 ) -> Locks:
-    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else the embedded SQLite file.
+    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
 
     ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with
     ``keys`` its leases carry signed tokens. Nothing is contacted before the first lock. Raises
-    ConfigError for a URL that leads nowhere.
+    ConfigError for a URL that is empty or leads nowhere.
     """
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)

@@ -1,7 +1,11 @@
 """Where a URL leads, and what is said of one that leads nowhere."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import fencepost
 from fencepost import address, registry
 from fencepost.address import Address
 from fencepost.driver.threads import Blocking
@@ -125,3 +129,41 @@ def test_the_environment_names_the_store_where_no_argument_does(monkeypatch: pyt
     assert registry.connect(None, Blocking()).address.hosts == (("from-the-environment", None),)
     monkeypatch.delenv("FENCEPOST_URL")
     assert registry.connect(None, Blocking()).scheme == "sqlite"
+
+
+def test_an_empty_url_is_a_mistake_and_not_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="the URL is empty"):
+        fencepost.connect("")
+    with pytest.raises(ConfigError, match="the URL is empty"):
+        fencepost.aio.connect("")
+    monkeypatch.setenv("FENCEPOST_URL", "")
+    with pytest.raises(ConfigError, match=r"\$FENCEPOST_URL is empty"):
+        fencepost.connect()
+
+
+def test_the_embedded_default_is_told_once_and_not_where_it_is_meant(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FENCEPOST_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    registry.warn_of_default.cache_clear()
+    fencepost.connect("sqlite:").close()
+    assert caplog.records == []
+    for _ in range(3):
+        fencepost.connect().close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "exclude nobody on other hosts" in record.message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("release", "lease.release()"), ("locked", "locks.status(name)"), ("extend", "lease.renew()")],
+)
+def test_what_other_locks_have_is_pointed_to(name: str, hint: str) -> None:
+    for locks in (fencepost.connect("memory://"), fencepost.aio.connect("memory://")):
+        with pytest.raises(AttributeError, match=re.escape(hint)):
+            getattr(locks.lock("a"), name)
+        with pytest.raises(AttributeError, match="has no attribute 'other'"):
+            locks.lock("a").other  # type: ignore[union-attr]  # noqa: B018
+        assert not hasattr(locks.lock("a"), "__wrapped__")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fencepost.cli.loader import Loader
-from fencepost.cli.options import Backend, Json
+from fencepost.cli.options import Backend, Json, store
 
 app = typer.Typer(cls=Loader, add_completion=False, no_args_is_help=True)
 
@@ -29,7 +29,7 @@ def show(
     from fencepost.fleet.plan import prefix
 
     check.name(group, "group")
-    with fencepost.connect(backend) as locks:
+    with fencepost.connect(store(backend)) as locks:
         found = told(view(group, locks.list(prefix(group))))
     if as_json:
         print(json.dumps(found, indent=2))

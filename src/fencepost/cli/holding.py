@@ -8,13 +8,14 @@ from contextlib import suppress
 from typing import Any, cast
 
 from fencepost import aio
+from fencepost.address import masked
 from fencepost.cli import exits
 from fencepost.cli.child import ENDING, FORWARDED, Child
 from fencepost.errors import BackendError, LeaseLost, NotAcquired
 
 
 async def hold(
-    url: str | None,
+    url: str,
     name: str,
     command: Sequence[str],
     *,
@@ -35,7 +36,7 @@ async def hold(
         if isinstance(lease, signal.Signals):
             say(f"{lease.name} while waiting for {name!r}")
             return exits.SIGNALLED + lease
-        say(f"holding {name!r}, token {lease.token}")
+        say(f"holding {name!r} in {masked(url)}, token {lease.token}")
         facts = {"FENCE_TOKEN": str(lease.token), "FENCE_HOLDER": lease.holder, "FENCE_NAME": name}
         try:
             child = signals.start(command, facts, may_go_on=lambda: not lease.lost)

@@ -11,7 +11,7 @@ import typer
 from fencepost import check
 from fencepost.backend import Status
 from fencepost.cli import exits
-from fencepost.cli.options import Backend, Duration, Json
+from fencepost.cli.options import Backend, Duration, Json, store
 
 
 def ls(
@@ -22,7 +22,7 @@ def ls(
     """List the locks that are held right now: name, token, holder, ttl left, waiters."""
     import fencepost
 
-    with fencepost.connect(backend) as locks:
+    with fencepost.connect(store(backend)) as locks:
         held = locks.list(prefix)
     if as_json:
         print(json.dumps([as_fact(status) for status in held], indent=2))
@@ -38,7 +38,7 @@ def show(
     """Show a lock: holder or sharers, token, ttl left, and its waiters in order. JSON null means that it is free."""
     import fencepost
 
-    with fencepost.connect(backend) as locks:
+    with fencepost.connect(store(backend)) as locks:
         status = locks.status(name)
     if as_json:
         print(json.dumps(status and as_fact(status), indent=2))
@@ -72,7 +72,7 @@ def watch(
         raise typer.BadParameter("--every must be greater than 0: it is the pause between two looks")
     until = None if duration is None else time.monotonic() + duration
     known: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {}
-    with fencepost.connect(backend) as locks:
+    with fencepost.connect(store(backend)) as locks:
         while True:
             held = {status.name: status for status in locks.list(prefix)}
             for name in sorted(known.keys() | held.keys()):
@@ -98,7 +98,7 @@ def break_lock(
     """
     import fencepost
 
-    with fencepost.connect(backend) as locks:
+    with fencepost.connect(store(backend)) as locks:
         ended = locks.break_lock(name)
     if as_json:
         print(json.dumps(ended and as_fact(ended), indent=2))
@@ -120,7 +120,7 @@ def bump(
     """
     import fencepost
 
-    with fencepost.connect(backend) as locks:
+    with fencepost.connect(store(backend)) as locks:
         locks.bump(name, above=above)
     print(f"{name}  the next token is larger than {above}")
 

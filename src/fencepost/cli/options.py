@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -20,6 +21,11 @@ def Duration(*flags: str, help: str) -> typer.models.OptionInfo:
     """An option that takes a duration and gives float seconds."""
     option: typer.models.OptionInfo = typer.Option(*flags, help=help, parser=duration, metavar="DURATION")
     return option
+
+
+def store(backend: str | None) -> str:
+    """The store's URL: --backend, else $FENCEPOST_URL, else the embedded file, said outright: no warning here."""
+    return os.environ.get("FENCEPOST_URL", "sqlite:") if backend is None else backend
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

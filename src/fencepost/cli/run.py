@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fencepost.cli.options import Backend, Duration
+from fencepost.cli.options import Backend, Duration, store
 
 app = typer.Typer(add_completion=False)
 
@@ -37,6 +37,6 @@ def run(
     if no_wait and timeout is not None:
         raise typer.BadParameter("--no-wait and --timeout exclude each other")
     code = asyncio.run(
-        hold(backend, name, command, ttl=ttl, timeout=0.0 if no_wait else timeout, grace=grace, verbose=verbose)
+        hold(store(backend), name, command, ttl=ttl, timeout=0.0 if no_wait else timeout, grace=grace, verbose=verbose)
     )
     raise typer.Exit(code)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from fencepost.cli.database import Database, connected
-from fencepost.cli.options import Backend, Json
+from fencepost.cli.options import Backend, Json, store
 from fencepost.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -128,7 +128,7 @@ def _drive(path: str, database: str, backend: str | None, call: Callable[[Any, A
         raise ConfigError(f"{path!r} cannot be loaded as module:attribute: {what}") from error
     if not isinstance(found, Saga):
         raise ConfigError(f"{path!r} is a {type(found).__name__}, not a Saga")
-    with fencepost.connect(backend) as locks, connected(database) as conn:
+    with fencepost.connect(store(backend)) as locks, connected(database) as conn:
         return call(found, locks, conn)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from fencepost.backend import Backend, Finding, Promises
 from fencepost.cli import exits
-from fencepost.cli.options import Json
+from fencepost.cli.options import Json, store
 
 _SIGNS = {"ok": "ok  ", "warn": "warn", "risk": "RISK"}
 
@@ -90,7 +90,7 @@ def doctor(
     from fencepost.driver.threads import Blocking
 
     driver = Blocking()
-    backend = registry.connect(url, driver)
+    backend = registry.connect(store(url), driver)
     try:
         findings = [*run(backend.doctor()), *guarantees(backend)]
     finally:

@@ -1,0 +1,71 @@
+"""Type-checked by `make check`, never run: mistakes that a type checker must report.
+
+Each has a `type: ignore` with the error that mypy reports for it. Strict mode reports an ignore that ignores
+nothing, so a mistake that slips through fails the check.
+"""
+
+from typing import Any
+
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+import fencepost
+from fencepost.guards import RedisGuard, aio, postgres, sqlite
+
+
+async def a_forgotten_await(aconn: psycopg.AsyncConnection[Any], untyped: Any, lease: fencepost.Lease) -> None:
+    aio.postgres.admit(aconn, "account/42", lease)  # type: ignore[unused-coroutine]
+    aio.postgres.admit(untyped, "account/42", lease)  # type: ignore[unused-coroutine]
+    aio.sqlite.enter(untyped, "account/42", lease)  # type: ignore[unused-coroutine]
+    aio.RedisGuard(untyped).execute("SET", "a", 1, lease=lease)  # type: ignore[unused-coroutine]
+
+
+async def a_forgotten_async(aconn: psycopg.AsyncConnection[Any], untyped: Any, lease: fencepost.Lease) -> None:
+    with aio.postgres.fenced(aconn, "account/42", lease):  # type: ignore[attr-defined]
+        pass
+    async with sqlite.fenced(untyped, "account/42", lease):  # type: ignore[attr-defined]
+        pass
+
+
+def an_asyncio_connection_in_a_blocking_guard(
+    aconn: psycopg.AsyncConnection[Any], alchemy: AsyncConnection, session: AsyncSession, lease: fencepost.Lease
+) -> None:
+    postgres.admit(aconn, "account/42", lease)  # type: ignore[arg-type]
+    sqlite.admit(alchemy, "account/42", lease)  # type: ignore[arg-type]
+    postgres.enter(session, "account/42", lease)  # type: ignore[arg-type]
+    postgres.fenced(aconn, "account/42", lease)  # type: ignore[type-var]
+
+
+async def a_blocking_connection_in_asyncio(conn: psycopg.Connection[Any], lease: fencepost.Lease) -> None:
+    await aio.postgres.admit(conn, "account/42", lease)  # type: ignore[arg-type]
+
+
+def no_lease(conn: psycopg.Connection[Any], locks: fencepost.Locks, guard: RedisGuard) -> None:
+    postgres.admit(conn, "account/42", lease=None)  # type: ignore[arg-type]
+    postgres.admit(conn, "account/42", locks.try_acquire("account/42"))  # type: ignore[arg-type]
+    guard.execute("SET", "a", 1, lease=None)  # type: ignore[arg-type]
+
+
+def the_old_word(conn: psycopg.Connection[Any], lease: fencepost.Lease, guard: RedisGuard) -> None:
+    postgres.admit(conn, "account/42", offer=lease)  # type: ignore[call-arg]
+    guard.execute("SET", "a", 1, offer=lease)  # type: ignore[call-arg]
+
+
+async def an_acquire_that_nobody_awaits(locks: fencepost.aio.Locks) -> None:
+    async with locks.acquire("account/42"):  # type: ignore[attr-defined]
+        pass
+    locks.acquire("account/42")  # type: ignore[unused-coroutine]
+
+
+async def a_decorated_coroutine_that_nobody_awaits(locks: fencepost.aio.Locks) -> None:
+    @locks.lock("report")
+    async def report(number: int) -> str:
+        return str(number)
+
+    report(1)  # type: ignore[unused-coroutine]
+
+
+def what_a_lock_does_not_have(locks: fencepost.Locks) -> None:
+    locks.lock("a").release()  # type: ignore[attr-defined]
+    locks.lock("a").locked()  # type: ignore[attr-defined]
+    fencepost.connect(url="redis://")  # type: ignore[call-arg]
