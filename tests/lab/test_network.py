@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,8 +99,8 @@ def test_the_hosts_end_with_the_network(network: Network) -> None:
 
 
 def test_where_it_is_not_permitted_the_error_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unprivileged(command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        return spawn(command, **options, **({"user": 65534} if os.geteuid() == 0 else {}))
+    def unprivileged(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return spawn(command, user="nobody" if os.geteuid() == 0 else None, **options)
 
     monkeypatch.setattr(nemesis, "spawn", unprivileged)
     monkeypatch.setattr(nemesis, "_UNPRIVILEGED", False)

@@ -170,6 +170,7 @@ def test_a_full_queue_forgets_the_dead_before_it_refuses(url: str, worker: Worke
         assert waiter.served().release()
 
 
+@isolated
 def test_locks_that_are_dropped_unclosed_leave_no_thread_and_no_mailbox(url: str, tmp_path: Path) -> None:
     """As by a function that connects each time it is called, and waits now and then."""
 

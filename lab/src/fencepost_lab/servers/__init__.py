@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fencepost_lab.servers.processes import HOST, Missing, program, wait_until
-from fencepost_lab.servers.server import Cluster, Server, StartFailed, credentials
+from fencepost_lab.servers.processes import HOST, Missing, as_user, program, wait_until
+from fencepost_lab.servers.server import Cluster, Server, StartFailed
 
 __all__ = [
     "HOST",
@@ -246,17 +246,17 @@ class Postgres(Server):
         return self.folder / "data"
 
     def prepare(self) -> None:
+        command = [
+            *(f"{program('POSTGRES_BIN')}/initdb", "--pgdata", str(self.data), "--username", "postgres"),
+            *("--auth", "trust", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"),
+        ]
         made = subprocess.run(
-            [
-                *(f"{program('POSTGRES_BIN')}/initdb", "--pgdata", str(self.data), "--username", "postgres"),
-                *("--auth", "trust", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"),
-            ],
+            as_user(command, self.user if os.geteuid() == 0 else None),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            **credentials(self.user if os.geteuid() == 0 else None),
         )
         if made.returncode:
             raise StartFailed(f"initdb failed:\n{made.stdout[-2000:]}")

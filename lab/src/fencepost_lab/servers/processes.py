@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pwd
 import random
 import signal
 import socket
@@ -90,13 +91,24 @@ def dying_with_us(command: Sequence[str]) -> list[str]:
     return ["setpriv", "--pdeathsig", "KILL", "--", *command]
 
 
-def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+def as_user(command: Sequence[str], user: str | None) -> list[str]:
+    """The command, run as another user; None for ourselves.
+
+    Not by Popen's ``user``: with it, Python forks where it would otherwise vfork, and gRPC aborts as above.
+    """
+    if user is None:
+        return list(command)
+    group = str(pwd.getpwnam(user).pw_gid)
+    return ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--", *command]
+
+
+def spawn(command: Sequence[str], *, user: str | None = None, **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that ends when this one does, whichever thread asked for it; ``options`` are Popen's."""
+    # The user first: who changes it is no longer told of the parent's death.
+    whole = as_user(dying_with_us(command), user)
 
     def start() -> Any:
-        return subprocess.Popen(
-            dying_with_us(command), **{"stdin": subprocess.DEVNULL} | options, start_new_session=True
-        )
+        return subprocess.Popen(whole, **{"stdin": subprocess.DEVNULL} | options, start_new_session=True)
 
     started: subprocess.Popen[bytes] = _spawner(os.getpid()).submit(start).result()
     return started

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 from fencepost.errors import FencepostError
 from fencepost_lab.servers.processes import HOST, Port, freeze_all, kill_all, spawn, thaw_all, wait_until
@@ -27,10 +26,6 @@ class StartFailed(FencepostError):
 
 class PortTaken(StartFailed):
     """Somebody else bound the port between our choosing it and the server's binding it."""
-
-
-def credentials(user: str | None) -> dict[str, Any]:
-    return {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -122,7 +117,7 @@ class Server:
                 cwd=self.folder,
                 stdout=out,
                 stderr=out,
-                **credentials(self.user if os.geteuid() == 0 else None),
+                user=self.user if os.geteuid() == 0 else None,
             )
 
     def claim(self) -> None:
