@@ -41,13 +41,9 @@ class Lease(BaseLease):
     Losing the lease cancels the block, which then raises LeaseLost unless it raised something else itself.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ()
 
     _body: "Body | None"
-
-    def __init__(self, *facts: Any) -> None:
-        super().__init__(*facts)
-        self._body = None
 
     @property
     def ended(self) -> Ended:
@@ -61,11 +57,6 @@ class Lease(BaseLease):
     async def release(self) -> bool:
         """Give the lock back; False, and nothing changed, if it was no longer this holder's."""
         return await self._core.release(self)
-
-    def _tell_loss(self) -> None:
-        if self._body is not None:
-            self._body.cancel()
-        super()._tell_loss()
 
     async def __aenter__(self) -> Self:
         self._begin_block()

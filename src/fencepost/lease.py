@@ -113,6 +113,7 @@ class BaseLease:
 
     __slots__ = (
         "__weakref__",
+        "_body",
         "_clock",
         "_core",
         "_detail",
@@ -159,7 +160,8 @@ class BaseLease:
         self._detail = ""
         self._entered = False
         self._signal: Signal | None = None
-        self._on_loss: list[Callable[[], object]] = []
+        self._on_loss: tuple[Callable[[], object], ...] = ()
+        self._body: Any = None  # the block of an asyncio face that the loss cancels
         self._holds = 1  # the blocks of a re-entrant lock that are inside
         self._renew_until = (inf if max_hold is None else grant.since + max_hold) if renew else -inf
         self._schedule(grant.since)
@@ -237,9 +239,15 @@ class BaseLease:
             self._signal.set()
         return True
 
+    def _when_lost(self, call: Callable[[], object]) -> None:
+        """Have this called when the lease is lost."""
+        self._on_loss = (*self._on_loss, call)
+
     def _tell_loss(self) -> None:
-        """Tell those who asked to know that the lease is lost."""
-        for call in self._on_loss.copy():
+        """Tell those who asked to know that the lease is lost, and the block that runs under it."""
+        if self._body is not None:
+            self._body.cancel()
+        for call in self._on_loss:
             call()
 
     def _begin_block(self) -> None:

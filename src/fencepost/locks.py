@@ -319,15 +319,15 @@ class Core(Generic[L]):
 
     async def finish(self, lease: L) -> LeaseLost | None:
         """Release at the end of a block; what the block must raise if it raised nothing itself."""
-        why = lease._why
+        before = lease.reason
+        why = lease._why if before else ""
         if lease._holds > 1:  # the block around this one goes on, and must know too
             lease._holds -= 1
             return LeaseLost(lease.name, lease.token, why) if why else None
-        before = lease.reason
         if before is Reason.RELEASED:
             return None
         await self._release_quietly(lease)
-        if before is Reason.UNCONFIRMED or (before is None and not lease.lost):
+        if before is Reason.UNCONFIRMED or (before is None and lease.released):
             return None
         return LeaseLost(lease.name, lease.token, why or lease._why)
 

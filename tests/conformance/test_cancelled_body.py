@@ -62,7 +62,7 @@ async def a_body_that_ends_before_its_next_await_still_raises(store: Store) -> N
     async def work() -> None:
         async with client.raw.lock(store.name, ttl=store.kept) as lease:
             told = asyncio.Event()
-            lease._on_loss.append(told.set)
+            lease._when_lost(told.set)
             with contextlib.suppress(asyncio.CancelledError):
                 await client.break_lock(store.name)
                 await told.wait()
@@ -97,7 +97,7 @@ async def a_cancellation_from_outside_at_the_moment_of_the_loss_stays_one(store:
         try:
             async with client.raw.lock(store.name, ttl=store.kept) as lease:
                 task = this_task()
-                lease._on_loss.append(lambda: task.cancel("from outside"))
+                lease._when_lost(lambda: task.cancel("from outside"))
                 await client.break_lock(store.name)
                 await asyncio.sleep(store.long)
         finally:

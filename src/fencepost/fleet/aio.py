@@ -152,7 +152,7 @@ class Partitions:
                 "work that blocks"
             )
         body = asyncio.ensure_future(work)
-        partition.lease._on_loss.append(partial(body.cancel, "the lease is lost"))
+        partition.lease._when_lost(partial(body.cancel, "the lease is lost"))
         with _failing():
             try:
                 await body

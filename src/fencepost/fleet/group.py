@@ -190,7 +190,7 @@ class Group(Generic[L, P]):
         self._membership = lease = await self._acquire(self._place, timeout)
         if lease is None:
             return False
-        lease._on_loss.append(self._nudge.set)
+        lease._when_lost(self._nudge.set)
         return True
 
     async def _resign(self) -> None:
@@ -275,7 +275,7 @@ class Group(Generic[L, P]):
         try:
             lease = await self._claim(number, slot)
             if lease is not None:
-                lease._on_loss.append(slot.signal.set)
+                lease._when_lost(slot.signal.set)
                 slot.owned = owned = self._owned(number, lease, slot.signal)
                 fine = await self._hold(owned)
                 await self._core._release_quietly(lease)
