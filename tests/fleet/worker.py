@@ -69,15 +69,14 @@ def main(options: dict[str, Any]) -> None:
         if not done:
             raise Refused
 
-    locks = {"url": options["url"], "ttl": options["ttl"]}
     shared = {"member": options["name"], "assign": assigned, "revoke": revoked}
     if options["face"] == "sync":
-        with fencepost.connect(**locks) as held:
+        with fencepost.connect(options["url"], ttl=options["ttl"]) as held:
             mine = fleet.Partitions(held, options["group"], options["count"], **shared)
             signal.signal(signal.SIGTERM, lambda *_: mine.stop())
             mine.run(lambda partition: _blocking(partition, options["resource"], count_up))
     else:
-        asyncio.run(_async(locks, options, shared, count_up))
+        asyncio.run(_async(options, shared, count_up))
 
 
 def _pick(answer: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def _blocking(partition: fleet.Partition, address: str, count_up: Any) -> None:
         client.close()
 
 
-async def _async(locks: dict[str, Any], options: dict[str, Any], shared: dict[str, Any], count_up: Any) -> None:
+async def _async(options: dict[str, Any], shared: dict[str, Any], count_up: Any) -> None:
     async def work(partition: fleet.aio.Partition) -> None:
         client = await AsyncClient.open(options["resource"])
         try:
@@ -120,7 +119,7 @@ async def _async(locks: dict[str, Any], options: dict[str, Any], shared: dict[st
         finally:
             client.close()
 
-    async with fencepost.aio.connect(**locks) as held:
+    async with fencepost.aio.connect(options["url"], ttl=options["ttl"]) as held:
         mine = fleet.aio.Partitions(held, options["group"], options["count"], **shared)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, mine.stop)
         await mine.run(work)
