@@ -30,7 +30,7 @@ def run(settings: Settings, room: Room) -> Outcome:
 
         def script(lease: Lease, race: Callable[[], None]) -> bool:
             if client.get(KEY) != f"{lease.holder}:{lease.token}".encode():
-                raise Unexpected("A does not hold the lock that it is about to release")
+                return False
             race()
             return lease.release()
 
@@ -78,15 +78,24 @@ def _play(url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds
             return stack.enter_context(connect(url, hooks=[lambda event: counts.update([event.kind])]))
 
         first, second, third = client(), client(), client()
-        for _ in range(rounds):
+        while counts["rounds"] < rounds:
             heirs: list[Lease] = []
             lease = first.acquire(LOCK, ttl=ttl, timeout=30, renew=False)
 
             def race(held: list[Lease] = heirs) -> None:
                 held.append(second.acquire(LOCK, ttl=60, timeout=30, renew=False))
 
+            released = release(lease, race)
+            if not heirs:
+                # A slow machine: the lease ran out before A had seen that the lock was its own. That is another story.
+                counts["late"] += 1
+                if counts["late"] > 10 * rounds:
+                    raise Unexpected(
+                        f"the lease of {ttl:g} s ran out before A could look at it, {counts['late']} times"
+                    )
+                continue
             counts["rounds"] += 1
-            counts["said_no"] += not release(lease, race)
+            counts["said_no"] += not released
             heir = heirs[0]
             holds = second.status(LOCK)
             counts["raced"] += heir.token > lease.token
