@@ -94,17 +94,25 @@ class Body:
         self._cancelled = True
         self.task.cancel("the lease is lost")
 
-    async def leave(self, error: BaseException | None) -> None:
-        """Release; LeaseLost if it was lost, unless the body raised ``error`` for another reason."""
+    def cancel_from_elsewhere(self) -> None:
+        """The same, unless it is this very block that ended its lease."""
+        if asyncio.current_task() is not self.task:
+            self.cancel()
+
+    async def leave(self, error: BaseException | None) -> bool:
+        """Release; LeaseLost if it was lost, unless the body raised ``error`` for another reason.
+
+        Says whether ``error`` is our own cancellation, and nobody else's.
+        """
         ambient.pop(self.lease)
         cancelled_elsewhere = await self._uncancel()
         lost = await self.lease._core.finish(self.lease)
         if cancelled_elsewhere and self._late:
             raise self._late
-        if lost is None or cancelled_elsewhere:
-            return
-        if error is None or (self._cancelled and isinstance(error, asyncio.CancelledError)):
+        ours = self._cancelled and not cancelled_elsewhere and isinstance(error, asyncio.CancelledError)
+        if lost is not None and not cancelled_elsewhere and (error is None or ours):
             raise lost from error
+        return ours
 
     async def _uncancel(self) -> bool:
         """Undo our own cancellation; say whether somebody else cancelled the task as well."""
@@ -346,9 +354,9 @@ class Term(Lease):
         return await self.release()
 
     async def __aenter__(self) -> Self:
+        self._begin_once()
         body = Body(self)
-        self._entered = True
-        if self.lost:  # on the way here, when there was no block to cancel
+        if self.reason is not None:  # it ended on the way here, when there was no block to cancel
             body.cancel()
         return self
 
@@ -357,7 +365,8 @@ class Term(Lease):
     ) -> bool:
         assert self._body is not None, "the block was entered"
         try:
-            await self._body.leave(error)
+            if await self._body.leave(error):
+                return True
         except LeaseLost as lost:
             return (lost.name, lost.token) == (self.name, self.token)
         return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)

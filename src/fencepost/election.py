@@ -65,6 +65,7 @@ class Candidate(Generic[T]):
         An outage of the store is what most often ends a term: one who was elected before runs on through it.
         """
         await self.resign()
+        self._core.check_open()
         self._scope.check()
         pause, longest = _RETRY
         while True:
@@ -116,7 +117,10 @@ async def close(core: Core[Any], scope: Scope, candidates: Iterable[Candidate[An
     """End all waits of an election, and give back the terms of its candidates."""
     await scope.end(core.driver, PARTING)
     for candidate in candidates:
+        term = candidate._term
         await candidate.resign()
+        if term is not None and term._body is not None:
+            term._body.cancel_from_elsewhere()
 
 
 async def _successor(core: Core[Any], name: str, token: int | None) -> Leader | None:

@@ -252,12 +252,17 @@ class BaseLease:
 
     def _begin_block(self) -> None:
         """A block of the lease's own begins; ConfigError if one has begun before, LeaseLost if it is over."""
+        if not self._entered:
+            self.check()
+        self._begin_once()
+
+    def _begin_once(self) -> None:
+        """The same for a lease whose block may begin although it is over."""
         if self._entered:
             raise ConfigError(
                 f"the lease on {self.name!r} has a block already, which releases it at its end; acquire it again for "
                 f"another one"
             )
-        self.check()
         self._entered = True
 
     async def _until_over(self, timeout: float | None) -> bool:

@@ -278,23 +278,21 @@ class Core(Generic[L]):
     async def release(self, lease: L, reason: Reason = Reason.RELEASED) -> bool:
         """Give the lease back; False, and nothing changed, if it was no longer this holder's."""
         known = lease._reason
+        lease._holds = 0
         if known in _OVER:
             return False
         if known is None:  # nobody renews it any more; how it ended is told once the store has answered
             lease._reason = lease.reason or reason
-        lease._holds = 0
         self._renewals.forget(lease)
         try:
             released = await self.backend.release(lease.name, lease.holder, lease.token)
         except GeneratorExit:
             raise
         except BaseException as error:
+            self._settle(lease, known, Reason.UNCONFIRMED)
             if not isinstance(error, BackendError):
                 # Cancelled or interrupted: see it through where that does not reach.
-                self._settle(lease, known, reason)
                 await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
-            else:
-                self._settle(lease, known, Reason.UNCONFIRMED)
             raise
         self._settle(lease, known, reason if released else Reason.REPLACED)
         if released:
@@ -302,6 +300,8 @@ class Core(Generic[L]):
                 held = self.driver.now() - lease.since
                 self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
             return True
+        if known is Reason.UNCONFIRMED:
+            return False  # the first try may well have done it
         self.emit("not_owner", lease.name, token=lease.token, holder=lease.holder)
         if known is None:
             self._renewals.lost(lease)
@@ -363,11 +363,15 @@ class Core(Generic[L]):
         self._scopes.add(made)
         return made
 
+    def check_open(self) -> None:
+        """ConfigError once these locks are closed."""
+        if self._closed:
+            raise _closed()
+
     @property
     def _open(self) -> Backend:
         """The store; ConfigError once these locks are closed."""
-        if self._closed:
-            raise _closed()
+        self.check_open()
         return self.backend
 
     async def status(self, name: str) -> Status | None:
@@ -408,6 +412,8 @@ class Core(Generic[L]):
             await scope.end(self.driver, PARTING)
         for lease in self._renewals:
             await self._release_quietly(lease, Reason.CLOSED)
+            if lease._body is not None:
+                lease._body.cancel_from_elsewhere()
         self._renewals.close()
         await self.backend.close()
         self.driver.close()

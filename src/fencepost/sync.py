@@ -74,7 +74,14 @@ class Lease(BaseLease):
             raise
 
     def __enter__(self) -> Self:
-        return protected(self._enter, lambda _: self._leave([]))
+        try:
+            return protected(self._enter, lambda _: self._leave([]))
+        except (ConfigError, LeaseLost):
+            raise
+        except BaseException:
+            if not self._entered:  # interrupted before it began: nobody else would release it
+                protected(functools.partial(self._leave, []))
+            raise
 
     def _enter(self) -> Self:
         self._begin_block()
@@ -340,8 +347,8 @@ def connect(
 class Term(Lease):
     """A lease held for leadership; its token is the epoch, for every write that is made in it.
 
-    ``with term:`` lets guards find it, and ends it: losing it, or a LeaseLost of its own, is no error there, for
-    the next election follows.
+    ``with term:`` lets guards find it, and ends it: losing it, also on the way there, or a LeaseLost of its own, is no
+    error there, for the next election follows.
     """
 
     __slots__ = ()
@@ -354,6 +361,9 @@ class Term(Lease):
     def resign(self) -> bool:
         """Step down; False if it had been replaced already."""
         return self.release()
+
+    def _begin_block(self) -> None:
+        self._begin_once()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /

@@ -1,7 +1,7 @@
 """The command line's skeleton: help, version, errors and their exit codes."""
 
 import sys
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, version
 from typing import Annotated
 
 import pytest
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fencepost import errors
 from fencepost.cli import app as root
-from fencepost.cli import exits
+from fencepost.cli import exits, loader
 from fencepost.cli.options import Duration
 from fencepost.rule import Stamp, Verdict
 from tests.harness.child import Child
@@ -105,3 +105,25 @@ def test_a_bad_option_of_the_service_is_one_line() -> None:
     done = run(root.app, ["resource", "--port", "77777"])
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
+
+
+def test_a_package_that_cannot_be_loaded_costs_only_its_own_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "no_such_package.cli:app", "fencepost.commands")
+
+    def points(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        return [broken] if group == "fencepost.commands" and name in (None, "broken") else []
+
+    monkeypatch.setattr(loader, "entry_points", points)
+    done = run(root.app, ["--help"])
+    assert done.exit_code == 0
+    assert "break" in done.stdout
+    done = run(root.app, ["broken", "--anything"])
+    assert done.exit_code == 2
+    assert "cannot be loaded" in done.stderr
+
+
+def test_an_empty_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCEPOST_URL", "")
+    done = run(root.app, ["ls"])
+    assert done.exit_code == 2
+    assert "$FENCEPOST_URL is empty" in done.stderr

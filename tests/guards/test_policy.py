@@ -154,7 +154,7 @@ def test_a_token_that_leaps_is_refused() -> None:
         guard.write("thing", "x", MAX_TOKEN)
     guard.write("thing", "x", 7)
     guard.write("thing", "x", 1007)
-    with pytest.raises(TokenLeap, match="guard reset"):
+    with pytest.raises(TokenLeap, match="guard raise"):
         guard.write("thing", "x", 2008)
     guard.write("thing", "x", 2007)
     assert [event.verdict for event in told] == ["leap", "admit", "admit", "leap", "admit"]

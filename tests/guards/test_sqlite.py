@@ -184,3 +184,15 @@ def test_a_reset_refuses_the_token_it_names_whoever_has_it(conn: sqlite3.Connect
         with pytest.raises(TokenClash):
             sqlite.admit(conn, "thing", Stamp(5, 2, "ann"))
         sqlite.admit(conn, "thing", Stamp(6, 1, "bob"))
+
+
+def test_a_fenced_block_is_entered_once(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn:
+        conn.execute("CREATE TABLE t (n)")
+        conn.commit()
+        fenced = sqlite.fenced(conn, "thing", 5)
+        with fenced:
+            conn.execute("INSERT INTO t VALUES (1)")
+            with pytest.raises(ConfigError, match="has a block already"), fenced:
+                raise AssertionError("the body must not run")
+        assert conn.execute("SELECT n FROM t").fetchall() == [(1,)]

@@ -9,7 +9,7 @@ import pytest
 
 import fencepost
 from fencepost import Reason, aio, ambient, sync
-from fencepost.errors import BackendError, ConfigError, LeaseLost
+from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired
 from tests.harness.faulty import Bench, fault
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.waiting import PATIENCE
@@ -168,3 +168,95 @@ def test_a_margin_raises_while_there_is_time_to_stop(locks: sync.Locks) -> None:
 def test_a_margin_that_would_fire_at_random_is_refused(locks: sync.Locks, margin: float) -> None:
     with pytest.raises(ConfigError):
         locks.acquire("a", ttl=60).check(margin=margin)
+
+
+def test_a_term_that_was_lost_on_the_way_to_its_block_ends_the_block_and_not_the_loop(locks: sync.Locks) -> None:
+    seen = []
+    for term in locks.election("a"):
+        seen.append(term.token)
+        if len(seen) == 1:
+            locks.break_lock("a")
+            with pytest.raises(LeaseLost):
+                term.renew()
+        with term:
+            term.check()
+            break
+    assert len(seen) == 2
+
+
+async def test_an_asyncio_term_that_is_over_is_not_led_and_is_entered_once() -> None:
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        election = locks.election("a")
+        loop = aiter(election)
+        term = await anext(loop)
+        await election.close()
+        async with term:
+            await asyncio.sleep(0)
+            raise AssertionError("the body must not go on")
+        with pytest.raises(ConfigError, match="has a block already"):
+            await term.__aenter__()
+        await asyncio.sleep(0)  # the cancellation was the block's, and ended with it
+
+
+@pytest.mark.parametrize("close", ["election", "locks"])
+async def test_closing_from_another_task_ends_the_body_that_leads(close: str) -> None:
+    locks = aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60)
+    election, leads = locks.election("a"), asyncio.Event()
+    ended: list[Reason | None] = []
+
+    async def lead() -> None:
+        async for term in election:
+            async with term:
+                leads.set()
+                try:
+                    await asyncio.sleep(PATIENCE)
+                finally:
+                    ended.append(term.reason)
+
+    task = asyncio.create_task(lead())
+    await leads.wait()
+    if close == "election":
+        await election.close()
+        await task
+        assert ended == [Reason.RELEASED]
+    else:
+        await locks.close()
+        with pytest.raises(ConfigError, match="closed"):
+            await task
+        assert ended == [Reason.CLOSED]
+    await locks.close()
+
+
+async def test_a_release_that_was_cancelled_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        lease = await locks.acquire("a")
+
+        async def hang(*_: object) -> bool:
+            await asyncio.sleep(PATIENCE)
+            return False
+
+        with monkeypatch.context() as frozen:
+            frozen.setattr(locks._core.backend, "release", hang)
+            frozen.setattr(locks._core.backend, "leave", hang)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(lease.release(), 0.01)
+        assert lease.reason is Reason.UNCONFIRMED
+        assert await lease.release()
+        assert state(lease) == (True, False, True, Reason.RELEASED)
+
+
+@isolated
+async def test_a_forked_child_may_use_a_re_entrant_lock_of_its_parent(tmp_path: Path) -> None:
+    with fencepost.connect(f"sqlite://{tmp_path}/locks.db", ttl=60) as locks:
+        lock = locks.lock("a", reentrant=True)
+        lease = lock.__enter__()
+
+        async def leave_and_ask() -> str:
+            with pytest.raises(LeaseLost):
+                lock.__exit__(None, None, None)
+            with pytest.raises(NotAcquired), locks.lock("a", reentrant=True, timeout=0):
+                raise AssertionError("the parent holds it")
+            return str(lease.reason)
+
+        assert await in_fork(leave_and_ask, PATIENCE) == "forked"
+        lock.__exit__(None, None, None)

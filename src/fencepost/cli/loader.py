@@ -61,9 +61,16 @@ class Loader(TyperGroup):
             except ModuleNotFoundError as error:
                 if error.name != "fencepost_lab":
                     raise
-                return _missing(whole)
+                why = f"{whole!r} is a command of the package fencepost-lab: {registry.LAB_HINT}"
+                return _missing(whole, f"Needs fencepost-lab: {registry.LAB_HINT}", why)
+            except ConfigError as error:
+                return _missing(whole, "Needs another version of fencepost-lab", str(error))
         for point in entry_points(group="fencepost.commands", name=whole):
-            return _command(point.load())
+            try:
+                return _command(point.load())
+            except Exception as error:  # another package's mistake must not take the other commands with it
+                why = f"{whole!r} comes from {point.value!r}, which cannot be loaded: {error!r}; repair or remove it"
+                return _missing(whole, f"Cannot be loaded from {point.value}", why)
         return None
 
 
@@ -76,16 +83,16 @@ def _command(target: Any) -> Any:
     return typer.main.get_command(target)
 
 
-def _missing(name: str) -> TyperCommand:
-    """What stands for a command of the laboratory while that is not installed."""
+def _missing(name: str, help: str, why: str) -> TyperCommand:
+    """What stands for a command that cannot be had, and says why when it is called."""
 
     def refuse() -> None:
-        raise ConfigError(f"{name!r} is a command of the package fencepost-lab: {registry.LAB_HINT}")
+        raise ConfigError(why)
 
     return TyperCommand(
         name,
         callback=refuse,
-        help=f"Needs fencepost-lab: {registry.LAB_HINT}",
+        help=help.replace("[", r"\["),  # or rich takes the extra for markup
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )

@@ -25,7 +25,12 @@ def Duration(*flags: str, help: str) -> typer.models.OptionInfo:
 
 def store(backend: str | None) -> str:
     """The store's URL: --backend, else $FENCEPOST_URL, else the embedded file, said outright: no warning here."""
-    return os.environ.get("FENCEPOST_URL", "sqlite:") if backend is None else backend
+    if backend is not None:
+        return backend
+    url = os.environ.get("FENCEPOST_URL", "sqlite:")
+    if url == "":
+        raise ConfigError("$FENCEPOST_URL is empty; unset it for the embedded SQLite file, or name a store in it")
+    return url
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -47,14 +47,14 @@ class Judgement:
         self._source = source
         self._resource = check.name(resource, "resource")
         self._offer = ambient.find(resource) if lease is AMBIENT else lease
-        if isinstance(self._offer, Access) and self._offer.resource != self._resource:
-            raise ConfigError(
-                f"this access is to {self._offer.resource!r}, not to {resource!r}; take lease.access({resource!r})"
-            )
         self.action = action
         self._hooks = hooks
         self._policy = policy
         self._stance = STRICT if policy is None else policy.stance(resource)
+        if self._stance.judges and isinstance(lease, Access) and lease.resource != resource:
+            raise ConfigError(
+                f"this access is to {lease.resource!r}, not to {resource!r}; take lease.access({resource!r})"
+            )
         self.judged = self._stance.judges and self._believed()
         """Whether the mark decides. If not, the access is made, and no mark is looked at or changed."""
         if self.judged and not self.leased:

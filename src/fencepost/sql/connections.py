@@ -4,6 +4,7 @@ Nothing of theirs is imported before such a connection is there: psycopg (blocki
 (connections and sessions, blocking and asyncio), Django, or anything that looks like the DB-API.
 """
 
+import inspect
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -23,7 +24,9 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 
-Kind: TypeAlias = Literal["psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async", "django", "other"]
+Kind: TypeAlias = Literal[
+    "psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async", "django", "other", "other-async"
+]
 _kinds: dict[type, Kind] = {}
 
 
@@ -38,12 +41,14 @@ def kind(conn: Any) -> Kind:
 def _look(conn: Any) -> Kind:
     if hasattr(conn, "run_sync") and (hasattr(conn, "sync_connection") or hasattr(conn, "sync_session")):
         return "sqlalchemy-async"
+    if hasattr(conn, "pgconn") and hasattr(conn, "transaction"):
+        return "psycopg-async" if hasattr(conn, "__aenter__") else "psycopg"
+    if inspect.iscoroutinefunction(getattr(conn, "commit", None)):
+        return "other-async"
     if hasattr(conn, "exec_driver_sql") or hasattr(conn, "get_bind"):
         return "sqlalchemy"
     if hasattr(conn, "in_atomic_block") and hasattr(conn, "ensure_connection"):
         return "django"
-    if hasattr(conn, "pgconn") and hasattr(conn, "transaction"):
-        return "psycopg-async" if hasattr(conn, "__aenter__") else "psycopg"
     return "other"
 
 
@@ -56,7 +61,7 @@ def through(conn: Any, call: Callable[[Any], T]) -> T:
 
 def is_async(conn: Any) -> bool:
     """Whether what is done with it has to be awaited."""
-    return kind(conn) in ("psycopg-async", "sqlalchemy-async")
+    return kind(conn).endswith("-async")
 
 
 def sqlalchemy_connection(conn: Any) -> Any:
@@ -89,6 +94,11 @@ def require_asyncio(conn: Any, module: str) -> None:
     """ConfigError for a connection that blocks."""
     if not is_async(conn):
         raise ConfigError(f"this connection blocks, and is not for asyncio; use fencepost.{module}")
+    if kind(conn) == "other-async":
+        raise ConfigError(
+            f"the asyncio connections that are taken here are psycopg's and SQLAlchemy's AsyncConnection and "
+            f"AsyncSession, not {type(conn)!r}"
+        )
 
 
 def _require_closed(conn: Any) -> None:
@@ -97,6 +107,11 @@ def _require_closed(conn: Any) -> None:
             "this connection is in a transaction already, which may have read before it was admitted; commit or "
             "roll back first, or call admit() yourself before its first read"
         )
+
+
+def _require_unused(begun: Any) -> None:
+    if begun is not None:
+        raise ConfigError("this fenced() has a block already, which is one transaction; call it again for another")
 
 
 class Fenced(Generic[C]):
@@ -109,6 +124,7 @@ class Fenced(Generic[C]):
         self._begun: Any = None
 
     def __enter__(self) -> C:
+        _require_unused(self._begun)
         self._begun = cast(AbstractContextManager[Any], begin(self._conn))
         self._begun.__enter__()
         try:
@@ -138,6 +154,7 @@ class AsyncFenced(Generic[C]):
         self._begun: Any = None
 
     async def __aenter__(self) -> C:
+        _require_unused(self._begun)
         self._begun = cast(AbstractAsyncContextManager[Any], begin(self._conn))
         await self._begun.__aenter__()
         try:
