@@ -82,7 +82,7 @@ class Candidate(Generic[T]):
                 )
                 assert term is not None, "who waits without a timeout is elected in the end"
                 self._term, self._elected = term, True
-                if self._scope.over:  # closed just now: whoever closed it may not have seen this term
+                if self._scope.over:  # closed just now: close() may not have seen this term
                     await self.resign()
                     self._scope.check()
                 return term

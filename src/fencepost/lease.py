@@ -266,7 +266,7 @@ class BaseLease:
         self._entered = True
 
     async def _until_over(self, timeout: float | None) -> bool:
-        """Wait until the lease is over, whoever notices; False if ``timeout`` passed first."""
+        """Wait until the lease is over; False if ``timeout`` passed first."""
         now = self._clock
         until = inf if timeout is None else now() + timeout
         if self._signal is None:

@@ -86,7 +86,7 @@ def test_a_reset_raises_and_never_lowers(tmp_path: Path) -> None:
         guard.write("thing", b"y", 50)
     assert guard.peek("thing") == b"x"
     guard.write("thing", b"z", Stamp(51, 1, "ann"))
-    assert guard.raise_mark("thing", to=51) == Stamp(51), "refused from now on, whoever has it"
+    assert guard.raise_mark("thing", to=51) == Stamp(51), "its own holder is refused too"
     with pytest.raises(TokenClash):
         guard.write("thing", b"y", Stamp(51, 2, "ann"))
 

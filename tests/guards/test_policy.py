@@ -10,6 +10,7 @@ from fencepost.errors import ConfigError, MissingToken, StaleToken, TokenLeap
 from fencepost.events import Event
 from fencepost.guards.memory import MemoryGuard
 from fencepost.guards.policy import Policy, place
+from fencepost.lease import Access
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 
 
@@ -165,3 +166,11 @@ def test_the_first_token_can_have_a_limit_of_its_own() -> None:
     with pytest.raises(TokenLeap):
         guard.write("thing", "x", 101)
     guard.write("thing", "x", 100)
+
+
+@pytest.mark.parametrize("mode", ["off", "passive"])
+def test_a_policy_that_judges_nothing_refuses_no_misplaced_access(mode: str) -> None:
+    access = Access("other", Stamp(5, 1, "ann"))
+    assert MemoryGuard[str](policy=Policy(mode)).write("thing", "x", access)
+    with pytest.raises(ConfigError, match="this access is to 'other'"):
+        MemoryGuard[str]().write("thing", "x", access)

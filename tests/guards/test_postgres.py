@@ -162,7 +162,7 @@ def test_a_reset_raises_and_never_lowers(pg: Conn, thing: str) -> None:
         with pytest.raises(StaleToken):
             postgres.admit(pg, thing, 50)
         postgres.admit(pg, thing, Stamp(51, 1, "ann"))
-        assert postgres.raise_mark(pg, thing, to=51) == Stamp(51), "refused from now on, whoever has it"
+        assert postgres.raise_mark(pg, thing, to=51) == Stamp(51), "its own holder is refused too"
         with pytest.raises(TokenClash):
             postgres.admit(pg, thing, Stamp(51, 2, "ann"))
     assert [(event.kind, event.token, event.seen) for event in told] == [

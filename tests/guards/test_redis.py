@@ -133,7 +133,7 @@ def test_a_reset_raises_and_never_lowers(guard: RedisGuard, thing: str) -> None:
     with pytest.raises(StaleToken):
         guard.execute("SET", thing, 1, lease=50)
     guard.execute("SET", thing, 1, lease=Stamp(2**53 + 1, 1, "ann"))
-    assert guard.raise_mark(thing, to=2**53 + 1) == Stamp(2**53 + 1), "refused from now on, whoever has it"
+    assert guard.raise_mark(thing, to=2**53 + 1) == Stamp(2**53 + 1), "its own holder is refused too"
     with pytest.raises(TokenClash):
         guard.execute("SET", thing, 2, lease=Stamp(2**53 + 1, 2, "ann"))
 

@@ -260,3 +260,25 @@ async def test_a_forked_child_may_use_a_re_entrant_lock_of_its_parent(tmp_path: 
 
         assert await in_fork(leave_and_ask, PATIENCE) == "forked"
         lock.__exit__(None, None, None)
+
+
+def test_a_second_release_of_what_the_first_one_freed_is_no_release_by_a_stranger() -> None:
+    bench = Bench()
+    with bench.locks as locks:
+        lease = locks.acquire("a")
+        bench.backend.after["release"] = fault()
+        with pytest.raises(BackendError):
+            lease.release()
+        assert not lease.release()
+        assert lease.reason is Reason.UNCONFIRMED
+    assert "not_owner" not in bench.kinds()
+
+
+def test_an_election_of_closed_locks_is_an_error_wherever_it_stands() -> None:
+    locks = fencepost.connect(f"memory://{secrets.token_hex(4)}")
+    before, loop = locks.election("a"), iter(locks.election("a"))
+    next(loop)
+    locks.close()
+    for each in (loop, iter(before)):
+        with pytest.raises(ConfigError, match="these locks are closed"):
+            next(each)

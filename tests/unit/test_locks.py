@@ -49,7 +49,7 @@ def test_a_release_that_was_not_answered_may_be_tried_again(bench: Bench) -> Non
     bench.backend.before["release"] = fault(ambiguous=True)
     with pytest.raises(BackendError):
         lease.release()
-    assert lease.reason is Reason.UNCONFIRMED, "whoever gave it back works under it no longer"
+    assert lease.reason is Reason.UNCONFIRMED, "a failed release ends the lease too"
     with pytest.raises(LeaseLost):
         lease.check()
     assert bench.locks.try_acquire("a") is None

@@ -137,7 +137,7 @@ def raise_mark(
     from fencepost.hooks.audit import Audit
 
     if not reason.strip():
-        raise ConfigError("raising a mark needs a reason that whoever reads the audit log will understand")
+        raise ConfigError("raising a mark needs a reason, for the readers of the audit log")
     log, seen = Audit(audit, sync="always"), list[Event]()
 
     def tell(event: Event) -> None:

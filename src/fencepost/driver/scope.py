@@ -9,7 +9,7 @@ from fencepost.driver import Driver, Signal
 
 
 class Closed(BaseException):
-    """Raised where a wait stands that was ended from elsewhere; like a cancellation, it is nobody's to catch."""
+    """Raised in a wait that was ended from elsewhere. Do not catch it, as you would not catch a cancellation."""
 
 
 class Scope:

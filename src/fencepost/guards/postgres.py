@@ -151,7 +151,7 @@ def install(
 def ddl(table: str | None = None, *, resource: str | None = None, column: str | None = None) -> list[str]:
     """The statements that prepare a database, for a migration; run them in one transaction.
 
-    A trigger on ``table`` refuses updates that are not fenced, whoever makes them, psql included: with
+    A trigger on ``table`` refuses updates that are not fenced, from any client, psql included: with
     ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
     same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch.
     """

@@ -67,7 +67,7 @@ def locked(conn: Any, table: Table) -> Any:
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Around what may wait in vain for the database's write lock: then it raises BackendError."""
+    """Turn a time-out while waiting for the database's write lock into BackendError."""
     try:
         yield
     except sqlite3.OperationalError as error:
