@@ -117,7 +117,10 @@ class StaleToken(Refused):
 
 
 class LateWrite(Refused):
-    """A newer write of the same lease overtook this one. Nobody was replaced."""
+    """A newer access of the same lease overtook this one. Nobody was replaced.
+
+    It is refused now. Whether it was made before, and its answer lost, is not known: read again.
+    """
 
     verdict = Verdict.LATE
 
@@ -190,8 +193,8 @@ def refusal(verdict: Verdict, resource: str, offer: Stamp | None, mark: Stamp | 
     if verdict is Verdict.LATE:
         newest = mark.seq if mark else None
         return LateWrite(
-            f"late write to {resource!r}: access {seq} under token {token} comes after access {newest} of the "
-            f"same lease; send the accesses of one lease in order",
+            f"late access to {resource!r}: access {seq} under token {token} comes after access {newest} of the "
+            f"same lease; send the accesses of one lease in order, and read again if this one is a retry",
             resource,
             offer,
             mark,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
-from itertools import count
 from math import inf
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -108,7 +107,8 @@ class BaseLease:
     """One granted, time-bounded hold of a lock: what the leases of both faces share.
 
     Pass it to a guard, which takes one stamp from it for each access, or send ``access(resource).headers`` along
-    with a request. Its accesses to one resource are admitted in the order of their stamps.
+    with a request. Its accesses to one resource, reads through a guard included, are admitted in the order of their
+    stamps.
     """
 
     __slots__ = (
@@ -120,10 +120,10 @@ class BaseLease:
         "_due",
         "_entered",
         "_holds",
+        "_last_seq",
         "_on_loss",
         "_reason",
         "_renew_until",
-        "_seq",
         "_sign",
         "_signal",
         "deadline",
@@ -155,7 +155,7 @@ class BaseLease:
         self._sign: Callable[[str, int, str], str] | None = None
         self._core = core
         self._clock = core.driver.now
-        self._seq = count(1)
+        self._last_seq = 0
         self._reason: Reason | None = None
         self._detail = ""
         self._entered = False
@@ -223,7 +223,17 @@ class BaseLease:
 
     def _stamp(self) -> Stamp:
         """The stamp of the next access."""
-        return Stamp(self.token, next(self._seq), self.holder)
+        with _gate:
+            self._last_seq += 1
+            return Stamp(self.token, self._last_seq, self.holder)
+
+    def _entry(self, mark: Stamp | None) -> Stamp:
+        """The stamp that enters a resource with this mark: a new one, so that whatever is under way becomes late.
+
+        The mark itself if it is the lease's newest stamp: then nothing of this lease can be under way.
+        """
+        newest = Stamp(self.token, self._last_seq, self.holder)
+        return newest if mark == newest else self._stamp()
 
     def _schedule(self, renewed: float) -> None:
         """Plan the next renewal a third of the ttl after the last one, or else the end."""
@@ -324,11 +334,17 @@ def stamp(fence: Fence) -> Stamp:
 
 
 def entry(fence: Fence) -> Stamp:
-    """The stamp that enters under ``fence``: it raises the mark of a resource before it is read."""
+    """The stamp that enters under ``fence``: it raises the mark of a resource before it is read.
+
+    A lease takes a new one each time, so that entering again is a barrier: a write of this lease that got no answer,
+    and is still under way, is late from then on. A bare token enters with a seq of 0.
+    """
     if isinstance(fence, BaseLease):
-        return Stamp(fence.token, 0, fence.holder)
+        return fence._stamp()
     if isinstance(fence, Access):
         fence = fence.stamp
     if isinstance(fence, Stamp):
+        if fence.holder and fence.seq:
+            return check.stamp(fence)
         return Stamp(check.token(fence.token), 0, check.holder(fence.holder))
     return Stamp(check.token(fence), 0)

@@ -29,8 +29,9 @@ class Verdict(StrEnum):
 class Stamp(NamedTuple):
     """What travels with one access: the lease's token, the access's number under it, the holder.
 
-    A seq of 0 enters: it raises the mark without writing. A bare token, from a client that sends
-    nothing else, is ``Stamp(token, 1, "")``.
+    Each access of a lease takes a seq of its own, an enter as well as a write. A bare token, from a client that
+    sends nothing else, is ``Stamp(token, 1, "")`` and stands for one write; it enters with a seq of 0, which
+    raises the mark to the token and leaves that one write open.
     """
 
     token: int
@@ -42,7 +43,8 @@ def judge(mark: Stamp | None, offer: Stamp) -> Verdict:
     """Say whether ``offer`` may pass a resource whose largest admitted stamp is ``mark``.
 
     A bare offer names no holder, so it proves neither a replay nor a clash: at the mark's own token
-    it is simply stale, unless all that the mark's holder did so far was to enter.
+    it is simply stale, unless all that the mark's holder did so far was to enter. A late access was overtaken by a
+    later one of its lease; whether it was made before that is not known.
     """
     if mark is None or offer.token > mark.token:
         return Verdict.ADMIT
@@ -58,7 +60,7 @@ def judge(mark: Stamp | None, offer: Stamp) -> Verdict:
 
 
 def raised(mark: Stamp | None, offer: Stamp) -> Stamp:
-    """The mark after ``offer`` was admitted; entering again under the same lease leaves it."""
+    """The mark after ``offer`` was admitted; a bare token that enters again leaves it."""
     if mark is None or offer.token > mark.token or offer.seq > mark.seq:
         return offer
     return mark

@@ -55,9 +55,18 @@ def main(options: dict[str, Any]) -> None:
             who = {"who": options["name"], "do": do, "key": key}
             return {**who, "token": stamp.token, "seq": stamp.seq, "holder": stamp.holder, **facts}
 
-        found = yield access("enter", entry(lease))
+        entered = entry(lease)
+        found = yield access("enter", entered)
         if found["verdict"] != "admit":
-            say("read", partition, key=key, seq=0, outcome="refused", verdict=found["verdict"], seen=found["seen"])
+            say(
+                "read",
+                partition,
+                key=key,
+                seq=entered.seq,
+                outcome="refused",
+                verdict=found["verdict"],
+                seen=found["seen"],
+            )
             raise Refused
         yield options["work"] * random.uniform(0.2, 1.8)
         stamp = stamp_of(lease)

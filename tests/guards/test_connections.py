@@ -76,7 +76,7 @@ def test_rolling_back_restores_the_mark(play: Callable[[Scenario], None]) -> Non
 
         with pytest.raises(ZeroDivisionError):
             await failing()
-        assert await mark(kind, conn, thing) == Stamp(5, 0, "ann")
+        assert await mark(kind, conn, thing) == Stamp(5, 1, "ann")
         async with kind.transaction(conn):
             assert await balance(conn, thing) == 100
 

@@ -190,8 +190,8 @@ def test_with_marks_a_stale_holder_gets_409_and_never_reaches_the_service(
         "8",
     )
     assert ask("GET", "/account/42", token(7)).status == 409
-    assert ask("PUT", "/account/42", token(8, 1, "bob")).status == 200
-    replay = ask("PUT", "/account/42", token(8, 1, "bob"))
+    assert ask("PUT", "/account/42", token(8, 2, "bob")).status == 200
+    replay = ask("PUT", "/account/42", token(8, 2, "bob"))
     assert (replay.status, replay.headers["x-fence-verdict"]) == (409, "replay"), (
         "nobody knows what became of the first"
     )

@@ -15,9 +15,11 @@ from fencepost.errors import ConfigError, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
 from fencepost.guards import aio, column, postgres
 from fencepost.guards.policy import Policy
+from fencepost.lease import BaseLease
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from fencepost_lab.servers.processes import program
 from tests.conformance.test_guards import accesses
+from tests.harness.leases import lease as lease_of
 from tests.harness.waiting import until
 
 Conn = psycopg.Connection[tuple[Any, ...]]
@@ -216,6 +218,23 @@ class TestTrigger:
         for change in ("UPDATE wallet SET cents = 0 WHERE id = 1", "DELETE FROM wallet WHERE id = 1"):
             assert "without a fencing token for 'wallet/1'" in self.psql(change)
         assert self.psql("SELECT cents FROM wallet WHERE id = 1") == "100"
+
+    def test_entering_is_no_leave_to_change_a_row(self, pg: Conn) -> None:
+        ann, bob = lease_of("wallet/1", "ann", 7), lease_of("wallet/1", "bob", 8)
+
+        def change(*steps: tuple[Any, BaseLease]) -> None:
+            with pg.transaction():
+                for step, lease in steps:
+                    step(pg, "wallet/1", lease)
+                pg.execute("UPDATE wallet SET cents = cents - 1 WHERE id = 1")
+
+        for _ in range(2):
+            with pytest.raises(psycopg.Error, match="without a fencing token"):
+                change((postgres.enter, ann))
+        change((postgres.admit, ann), (postgres.enter, ann))  # its own lease enters again: still admitted
+        with pytest.raises(psycopg.Error, match="without a fencing token"):
+            change((postgres.admit, ann), (postgres.enter, bob))
+        assert self.psql("SELECT cents FROM wallet WHERE id = 1") == "99"
 
     def test_a_row_that_the_template_cannot_name_is_refused(self, pg: Conn) -> None:
         with pg.transaction():

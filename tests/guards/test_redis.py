@@ -47,7 +47,7 @@ def test_any_command_runs_inside_the_script(guard: RedisGuard, client: Any, thin
     assert guard.read("HGET", thing, "a", lease=held) == b"42"
     assert guard.execute("DEL", thing, lease=held) == Done(1)
     assert client.exists(thing) == 0
-    assert guard.mark(thing) == Stamp(5, 3, "ann"), "the mark outlives the data"
+    assert guard.mark(thing) == Stamp(5, 4, "ann"), "the mark outlives the data"
     with pytest.raises(StaleToken):
         guard.execute("HSET", thing, "a", 0, lease=4)
 
@@ -73,7 +73,7 @@ def test_a_command_that_fails_leaves_the_mark(guard: RedisGuard, client: Any, th
     guard.enter(thing, Stamp(5, 1, "ann"))
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         guard.execute("HSET", thing, "a", 1, lease=Stamp(9, 1, "bob"))
-    assert guard.mark(thing) == Stamp(5, 0, "ann")
+    assert guard.mark(thing) == Stamp(5, 1, "ann")
     assert client.get(thing) == b"text"
 
 

@@ -92,7 +92,7 @@ def test_a_conflict_is_settled_by_reading_again(guard: S3Guard, store: ObjectSto
     store.fault = first_puts(6, code, hits)
     assert guard.read(thing, Stamp(6, 1, "a")) == b"x"
     assert hits == [code] * 6, "the store refused each of them three times"
-    assert (guard.peek(thing), guard.mark(thing)) == (b"x", Stamp(6, 0, "a"))
+    assert (guard.peek(thing), guard.mark(thing)) == (b"x", Stamp(6, 1, "a"))
 
 
 def test_a_conflict_with_a_newer_holder_ends_in_stale(

@@ -159,8 +159,8 @@ def test_every_decision_is_told_and_a_clash_is_logged_loudly(
     told: list[Event] = []
     with conn, caplog.at_level(logging.ERROR, "fencepost"):
         sqlite.enter(conn, "thing", Stamp(5, 1, "ann"), hooks=[told.append])
-        sqlite.admit(conn, "thing", Stamp(5, 1, "ann"), payload=b"x", hooks=[told.append])
-        sqlite.admit(conn, "thing", Stamp(5, 1, "ann"), payload=b"x", hooks=[told.append])
+        sqlite.admit(conn, "thing", Stamp(5, 2, "ann"), payload=b"x", hooks=[told.append])
+        sqlite.admit(conn, "thing", Stamp(5, 2, "ann"), payload=b"x", hooks=[told.append])
         assert caplog.text == ""
         with pytest.raises(TokenClash):
             sqlite.admit(conn, "thing", Stamp(5, 1, "bob"), hooks=[told.append])

@@ -22,7 +22,7 @@ def test_the_lease_of_the_block_is_taken_and_none_outside(guard: MemoryGuard[str
         with locks.lock("thing") as lease:
             guard.read("thing")
             guard.write("thing", "x")
-            assert guard.mark("thing") == Stamp(lease.token, 1, lease.holder)
+            assert guard.mark("thing") == Stamp(lease.token, 2, lease.holder)
         with pytest.raises(MissingToken, match="acquire its lock"):
             guard.write("thing", "y")
         with pytest.raises(MissingToken):

@@ -80,7 +80,7 @@ def test_a_lock_s_life_is_counted(counted: Counted) -> None:
 def test_a_guard_s_decisions_are_counted(counted: Counted) -> None:
     guard = memory.MemoryGuard[bytes](hooks=[counted.hook])
     guard.write("thing", b"1", Stamp(5, 2, "ann"))
-    guard.read("thing", Stamp(5, 1, "ann"))
+    guard.read("thing", Stamp(5, 2, "ann"))
     guard.write("thing", b"1", Stamp(5, 2, "ann"))
     for offer in (Stamp(4, 1, "old"), Stamp(5, 1, "ann"), Stamp(5, 2, "ann"), Stamp(5, 1, "bob")):
         with pytest.raises(Refused):

@@ -97,7 +97,8 @@ class Fence:
         headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         action: Action = "enter" if scope["method"] in http.SAFE else "write"
         try:
-            access = http.access(resource, lambda name: [v for each, v in headers if each == name.lower().encode()])
+            values = lambda name: [value for each, value in headers if each == name.lower().encode()]  # noqa: E731
+            access = http.access(resource, values, reads=action == "enter")
             scope["fencepost"] = Fenced(resource, access)
             if access is None and action == "enter":
                 return

@@ -77,12 +77,12 @@ class Guard(ABC):
     def read(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> bytes | None:
         """Enter, and return the value of that very moment; None if there is none."""
         access = self._access(resource, lease, "enter")
-        with self._hold(resource):
+        with access.turn(), self._hold(resource):
             for _ in self._tries(resource):
                 content, version = self._load(resource)
                 if not access.judged:
                     return content.value
-                entered = access.take()
+                entered = access.take(content.mark)
                 verdict = access.weigh(content.mark, entered)
                 after = raised(content.mark, entered) if verdict is Verdict.ADMIT else content.mark
                 if after == content.mark or self._save(resource, Content(after, None, content.value), version):

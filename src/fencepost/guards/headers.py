@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 # "stale fencing token" is the wording other implementations of this service use: keep it.
 _REFUSALS = {
     Verdict.STALE: "stale fencing token",
-    Verdict.LATE: "late write: a newer access of the same lease was here already",
+    Verdict.LATE: "late: a newer access of the same lease was here already; read again before you go on",
     Verdict.CLASH: "token clash: another holder came with the same token",
     Verdict.REPLAY: "replay with another body: each write takes its own X-Fence-Seq",
     Verdict.MISSING: "missing fencing token: send X-Fence-Token",
@@ -35,9 +35,10 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def access(resource: str, values: Callable[[str], Sequence[str]]) -> Access | None:
+def access(resource: str, values: Callable[[str], Sequence[str]], *, reads: bool) -> Access | None:
     """The access that a request's headers tell of, of which ``values`` gives all by one name, decoded as latin-1.
 
+    Without X-Fence-Seq it is the one write of a bare token, or, if the request only reads, an enter with a seq of 0.
     None without a token; ConfigError if it is malformed.
     """
     token = _single(values, "X-Fence-Token")
@@ -53,7 +54,7 @@ def access(resource: str, values: Callable[[str], Sequence[str]]) -> Access | No
     except UnicodeDecodeError:
         raise ConfigError("X-Fence-Holder must be UTF-8") from None
     number = check.token(_number(token, "X-Fence-Token"))
-    stamp = Stamp(number, 1 if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
+    stamp = Stamp(number, int(not reads) if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
     return Access(resource, stamp, signature or "")
 
 

@@ -11,7 +11,7 @@ from fencepost import ambient, check
 from fencepost.errors import ConfigError, refusal
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.policy import STRICT, Policy
-from fencepost.lease import AMBIENT, Access, BaseLease, FenceOrAmbient, entry, stamp
+from fencepost.lease import AMBIENT, Access, BaseLease, Fence, FenceOrAmbient, entry, stamp
 from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
@@ -77,8 +77,13 @@ class Judgement:
         """Whether what the rule refuses is refused here and now."""
         return self._stance.refuses
 
-    def take(self) -> Stamp:
-        """The stamp of this access; a lease gives a new one each time."""
+    def take(self, mark: Stamp | None = None) -> Stamp:
+        """The stamp of this access; a lease gives a new one each time.
+
+        A lease that enters where ``mark`` is its newest stamp gives that one: there is nothing to raise.
+        """
+        if mark is not None and self.action == "enter" and isinstance(self._offer, BaseLease):
+            return self._offer._entry(mark)
         taken = self._stamp()
         assert taken is not None, "an access without an offer is not judged"
         return taken
@@ -114,9 +119,13 @@ class Judgement:
         return Decision(fresh, raised(mark, offer) if verdict is Verdict.ADMIT else mark)
 
     def conclude(self, mark: Stamp | None, offer: Stamp | None, verdict: Verdict, *, done: bool = False) -> bool:
-        """Whether to make an access on which the verdict is known; ``done``: it was made before."""
+        """Whether to make an access on which the verdict is known; ``done``: it was made before.
+
+        An enter may be repeated: it raises nothing, and what it reads then is still fenced.
+        """
         refuses = self._stance.demands if verdict is Verdict.MISSING else self._stance.refuses
-        against = verdict is not Verdict.ADMIT and not (done and refuses)
+        passes = verdict is Verdict.ADMIT or (verdict is Verdict.REPLAY and self.action == "enter")
+        against = not passes and not (done and refuses)
         if verdict is Verdict.CLASH:
             _log.error("token clash at %s guard on %r: offered %r, mark %r", self._source, self._resource, offer, mark)
         self._tell(offer, mark, verdict, refuses if against else None)
@@ -132,7 +141,7 @@ class Judgement:
         keys = None if self._policy is None else self._policy.keys
         if keys is None:
             return True
-        claim, signature, name = entry(self._offer), "", self._resource
+        claim, signature, name = _claim(self._offer), "", self._resource
         if isinstance(self._offer, BaseLease):
             name = self._offer.name
             if self._offer._sign is not None:
@@ -165,3 +174,10 @@ class Judgement:
                     detail=self._stance.mode,
                 )
             )
+
+
+def _claim(offer: Fence) -> Stamp:
+    """Whom and what token an offer names, without taking a stamp of it."""
+    if isinstance(offer, BaseLease):
+        return Stamp(offer.token, 0, offer.holder)
+    return entry(offer)

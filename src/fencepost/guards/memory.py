@@ -32,6 +32,8 @@ class MemoryGuard(Generic[V]):
         self._lock = threading.RLock()
         self._marks: dict[str, Stamp] = {}
         self._values: dict[str, V] = {}
+        self._written: dict[str, Stamp] = {}
+        """The stamp of the write that set the value: its payload is known by it."""
 
     def write(self, resource: str, value: V, lease: FenceOrAmbient = AMBIENT) -> bool:
         """Keep ``value``. True if this call did it, False if it is a replay of the write that did."""
@@ -67,15 +69,17 @@ class MemoryGuard(Generic[V]):
             decision = self._decide(access, resource, value)
             if decision.fresh:
                 self._values[resource] = value
+                if decision.mark is not None:
+                    self._written[resource] = decision.mark
             return decision.fresh
 
     def _decide(self, access: Judgement, resource: str, value: V | None) -> Decision:
         mark = self._marks.get(resource)
         if not access.judged:
             return Decision(True, mark)
-        # The stamp is taken under the lock, so that threads that share a lease arrive in its order. A mark
-        # with a seq was set by the write that also set the value, so the value is its payload.
-        decision = access.decide(mark, access.take(), same=lambda: self._values.get(resource) == value)
+        # The stamp is taken under the lock, so that threads that share a lease arrive in its order.
+        same = lambda: self._written.get(resource) == mark and self._values.get(resource) == value  # noqa: E731
+        decision = access.decide(mark, access.take(mark), same=same)
         if decision.mark is not None:
             self._marks[resource] = decision.mark
         return decision

@@ -40,7 +40,7 @@ _HERE = "guards.postgres"
 _RAISE = """UPDATE fencepost_mark
     SET before = token, token = %s, seq = %s, holder = %s, digest = %s, writer = pg_current_xact_id()
     WHERE resource = %s AND (token < %s OR (token = %s AND holder = %s AND seq < %s)) RETURNING before"""
-_JUDGE = "SELECT * FROM fencepost_judge(%s, %s, %s, %s, %s, %s, %s)"
+_JUDGE = "SELECT * FROM fencepost_judge(%s, %s, %s, %s, %s, %s, %s, %s)"
 _MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %s"
 _RAISE_TO = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '') ON CONFLICT (resource)
     DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL, writer = NULL
@@ -276,7 +276,8 @@ async def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | Non
         return True
     _require_transaction(conn)
     (max_jump, max_first), retry = access.limits, access.leased
-    quick = access.action == "write" and max_jump is None and max_first is None
+    enters = access.action == "enter"
+    quick = not enters and max_jump is None and max_first is None
     while True:
         offer = access.take()
         token, seq, holder = offer
@@ -284,7 +285,7 @@ async def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | Non
             row = await ask(conn, _RAISE, (token, seq, holder, digest, resource, token, token, holder, seq))
             if row:
                 return access.conclude(Stamp(row[0]), offer, Verdict.ADMIT)
-        row = await ask(conn, _JUDGE, (resource, token, seq, holder, digest, max_jump, max_first))
+        row = await ask(conn, _JUDGE, (resource, token, seq, holder, digest, max_jump, max_first, enters))
         verdict, done, *mark = cast(tuple[Any, ...], row)
         if verdict == Verdict.LATE and retry:
             # Threads that share a lease overtook each other on the way. Now the row is ours: the next stamp is newer.

@@ -37,15 +37,21 @@ CREATE TABLE IF NOT EXISTS fencepost_saga (
 );
 
 -- The rule (rule.py), judged while the mark's row is locked, which it stays until commit. Answers the verdict, whether
--- the very same write was made before, and the mark as it was. A seq of 0 enters.
+-- the very same write was made before, and the mark as it was. An enter raises the mark and admits no write.
+DROP FUNCTION IF EXISTS fencepost_judge(text, bigint, bigint, text, bytea, bigint, bigint);
 CREATE OR REPLACE FUNCTION fencepost_judge(
     _resource text, _token bigint, _seq bigint, _holder text, _digest bytea, _max_jump bigint, _max_first bigint,
+    _enters boolean DEFAULT NULL,  -- programs that do not say it enter with a seq of 0
     OUT verdict text, OUT done boolean, OUT mark_token bigint, OUT mark_seq bigint, OUT mark_holder text
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _mark fencepost_mark;
+    _writer xid8;
 BEGIN
     done := false;
+    IF NOT coalesce(_enters, _seq = 0) THEN
+        _writer := pg_current_xact_id();
+    END IF;
     LOOP
         SELECT * INTO _mark FROM fencepost_mark WHERE resource = _resource FOR UPDATE;
         EXIT WHEN FOUND;
@@ -54,7 +60,7 @@ BEGIN
             RETURN;
         END IF;
         INSERT INTO fencepost_mark
-            VALUES (_resource, _token, _seq, _holder, _digest, NULL, CASE WHEN _seq > 0 THEN pg_current_xact_id() END)
+            VALUES (_resource, _token, _seq, _holder, _digest, NULL, _writer)
             ON CONFLICT DO NOTHING;
         IF FOUND THEN
             verdict := 'admit';
@@ -81,7 +87,10 @@ BEGIN
     IF verdict = 'admit' AND (_token > _mark.token OR _seq > _mark.seq) THEN
         UPDATE fencepost_mark
             SET token = _token, seq = _seq, holder = _holder, digest = _digest, before = _mark.token,
-                writer = CASE WHEN _seq > 0 THEN pg_current_xact_id() END
+                -- A transaction that was admitted stays so when its own lease enters again.
+                writer = CASE
+                    WHEN _writer IS NULL AND _token = _mark.token AND _mark.writer = pg_current_xact_id()
+                    THEN _mark.writer ELSE _writer END
             WHERE resource = _resource;
     END IF;
 END $$;

@@ -78,12 +78,18 @@ class BaseRedisGuard:
         access = Judgement("redis", name, lease, "enter", self._hooks, self._policy)
         if not access.judged:
             return await self.link.ask(*command)
-        return (await self._pass(access, name, keys, command, "")).reply
+        return (await self._entered(access, name, keys, command)).reply
 
     async def _enter(self, resource: str, lease: FenceOrAmbient) -> None:
         access = Judgement("redis", resource, lease, "enter", self._hooks, self._policy)
         if access.judged:
-            await self._pass(access, resource, (), (), "")
+            await self._entered(access, resource, (), ())
+
+    async def _entered(self, access: Judgement, resource: str, keys: Sequence[Part], command: Sequence[Part]) -> Done:
+        with access.turn(blocking=not self.link.is_async):
+            while (done := await self._pass(access, resource, keys, command, "")) is _OVERTAKEN:
+                pass
+        return done
 
     async def _update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient) -> Done:
         # The mark remembers this very call: a client that sends it twice, for the first answer was lost, made it once.
@@ -134,6 +140,8 @@ class BaseRedisGuard:
         verdict, done, *mark, reply = await self.link.script(_ADMIT, [mark_key, *keys], args)
         if text(verdict) == "changed":
             return _CHANGED
+        if text(verdict) == Verdict.LATE and access.action == "enter" and access.leased:
+            return _OVERTAKEN  # by another task that shares the lease: the next stamp is newer
         fresh = access.conclude(_stamp(mark), offer, Verdict(text(verdict)), done=bool(done))
         return Done(reply, not fresh)
 
@@ -187,6 +195,7 @@ class RedisGuard(BaseRedisGuard):
 _ADMIT = Script("fencepost.guards", "admit.lua")
 _RAISE_MARK = Script("fencepost.guards", "raise_mark.lua")
 _CHANGED = Done(None)
+_OVERTAKEN = Done(None)
 
 
 def _stamp(found: Sequence[Any]) -> Stamp | None:

@@ -79,7 +79,7 @@ class Fence:
             return [] if value is None else [value]
 
         action: Action = "enter" if environ["REQUEST_METHOD"] in http.SAFE else "write"
-        access = http.access(resource, values)
+        access = http.access(resource, values, reads=action == "enter")
         environ["fencepost"] = Fenced(resource, access)
         if access is None and action == "enter":
             return

@@ -117,7 +117,7 @@ class App:
         return client
 
     async def _put(self, request: Request, key: str) -> Response:
-        offer = wire.offer(key, request.headers)
+        offer = wire.offer(key, request.headers, reads=False)
         if offer is not None:
             check.stamp(offer)
         self._store.require(key, offer)
@@ -128,7 +128,7 @@ class App:
         return wire.answer(200, {"written": True, "replay": written.replay, "max_fence": fence}, written.mark)
 
     async def _get(self, request: Request, key: str) -> Response:
-        offer = wire.offer(key, request.headers)
+        offer = wire.offer(key, request.headers, reads=True)
         data, mark = await (self._store.read(key) if offer is None else self._store.enter(key, offer))
         if data is None:
             return wire.answer(404, {"error": "no such resource"}, mark)

@@ -35,9 +35,9 @@ def key(raw: bytes) -> str:
     return check.name(text, "resource")
 
 
-def offer(key: str, headers: Headers) -> Stamp | None:
+def offer(key: str, headers: Headers, *, reads: bool) -> Stamp | None:
     """The stamp in a request's headers, None without a token; ConfigError if it is malformed."""
-    found = http.access(key, headers.getlist)
+    found = http.access(key, headers.getlist, reads=reads)
     return found.stamp if found else None
 
 

@@ -21,6 +21,7 @@ class Fencing(StrEnum):
     WRITES = "writes"
     ENTER = "enter"
     NOSEQ = "noseq"
+    NOBARRIER = "nobarrier"
     NOHOLDER = "noholder"
 
 

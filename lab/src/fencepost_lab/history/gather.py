@@ -173,10 +173,10 @@ class Gathered:
         key = line.get("key", self._key)
         if verdict == Verdict.ADMIT and line["do"] != "read":
             self._admitted(line)
+            self._last[key] = _later(self._last.get(key), _stamp(line))
         elif verdict in (Verdict.REPLAY, Verdict.LATE):
             self._overtaken(line, self._last.get(key, (None, None, None)))
         if "version" in line:
-            self._last[key] = _stamp(line)
             made = Write(line["t"], _stamp(line), line["value"], line["base"], line["version"], "")
             self.journal.setdefault(key, []).append(made)
             self.counts["zombie_writes"] += bool(line.get("zombie"))
@@ -191,7 +191,7 @@ class Gathered:
             self.wrong.append(Violation("data", line["t"], what))
 
     def _overtaken(self, line: Line, last: Stamped) -> None:
-        """A replay repeats the last write that was made; a late one comes after a later write of its lease."""
+        """A replay repeats the last access that was made; a late one comes after a later access of its lease."""
         token, seq, holder = stamp = _stamp(line)
         if line["verdict"] == Verdict.REPLAY:
             fits = stamp == last
@@ -209,6 +209,12 @@ class Gathered:
 def _token(line: Line) -> int | None:
     token = line["token"]
     return token if token is None or type(token) is int else int(token)
+
+
+def _later(last: Stamped | None, stamp: Stamped) -> Stamped:
+    """The mark after ``stamp`` was admitted; an enter with a seq of 0 raises nothing under its own token."""
+    same = last is not None and (last[0], last[2]) == (stamp[0], stamp[2])
+    return last if last is not None and same and (stamp[1] or 0) < (last[1] or 0) else stamp
 
 
 def _stamp(line: Line) -> Stamped:

@@ -1,5 +1,6 @@
 """Random scenarios: each seed turns on its own faults, at its own times, against its own settings."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ FAULTS = (
     "loss",
     "duplicate",
 )
-WEAKENED = ("off", "writes", "noseq", "noholder")
+WEAKENED = ("off", "writes", "noseq", "noholder", "nobarrier")
 
 
 def chaos(seed: int, *, fencing: str = "enter", calm: bool = False) -> Scenario:
@@ -49,6 +50,7 @@ def chaos(seed: int, *, fencing: str = "enter", calm: bool = False) -> Scenario:
     }
     actions = [_work(rng, who, ttl) for who in settings["clients"]]
     busy = until / 2 if calm else until
+    actions += _go_on(Random(f"{seed} goes on"), settings, busy)
     for _ in range(rng.randrange(1, 9)):
         at = rng.uniform(0, busy * 0.9)
         for later, action in _fault(rng, settings, faults, ttl):
@@ -58,6 +60,19 @@ def chaos(seed: int, *, fencing: str = "enter", calm: bool = False) -> Scenario:
         until = busy + 60 * ttl
     actions.sort(key=lambda action: action["at"])
     return parse({"seed": seed, "settings": settings, "actions": actions, "until": until})
+
+
+def _go_on(rng: Random, settings: dict[str, Any], busy: float) -> list[dict[str, Any]]:
+    """In half of the seeds clients read again and go on after an unanswered write, which arrives later after all."""
+    if rng.random() < 0.5:
+        return []
+    settings |= {"go_on": True, "retries": rng.choice((0, 0, 1, 2))}
+    late: Callable[[], float] = lambda: settings["patience"] * rng.uniform(1.05, 1.6)  # noqa: E731 - a dice
+    return [
+        {"at": round(rng.uniform(0, busy * 0.9), 3), "who": who, "do": "slow", "by": round(late(), 4)}
+        for who in settings["clients"]
+        for _ in range(rng.randrange(8))
+    ]
 
 
 def _work(rng: Random, who: str, ttl: float) -> dict[str, Any]:

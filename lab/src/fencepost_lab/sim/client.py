@@ -19,6 +19,8 @@ from fencepost_lab.sim.service import Service
 from fencepost_lab.sim.world import Node, World
 
 _TELL = {"renewed", "unrenewed", "lost"}
+_GO_ON = 4
+"""How often a client tries one increment whose write gets no answer, if it goes on at all."""
 
 
 class Stop(Exception):
@@ -194,8 +196,8 @@ class Client:
         self._value = (answer[1], answer[2])
         self._tell("read", **_stamped(stamp), asked=asked, value=answer[1], version=answer[2])
 
-    async def write(self) -> None:
-        """Write one more than was read last; the same write again if no answer comes."""
+    async def write(self) -> bool:
+        """Write one more than was read last; the same write again if no answer comes. Whether one came."""
         await self._heed()
         lease, asked = self.lease, round(self.world.now, 6)
         value, base = self._value or (None, None)
@@ -207,18 +209,22 @@ class Client:
             answer = await self._ask("write", stamp, number + 1, base)
         if answer is None or answer[0] == "refused":
             await self._ended("wrote", stamp, asked, answer, attempts, value=number + 1, base=base)
-            return
+            return False
         if base is not None:
             self._value = (number + 1, answer[1])
         self._tell(
             "wrote", **_stamped(stamp), asked=asked, value=number + 1, base=base, outcome="done", attempts=attempts
         )
+        return True
 
     async def increment(self, work: float) -> None:
         """Read, work, and write back one more."""
-        await self.read()
-        await self.driver.sleep(work)
-        await self.write()
+        for _ in range(_GO_ON):
+            await self.read()
+            await self.driver.sleep(work)
+            if await self.write():
+                return
+        raise Stop
 
     async def _work(self) -> None:
         """Rounds of acquire, increments and release, until all are done."""
@@ -261,7 +267,7 @@ class Client:
     async def _ended(
         self, ev: str, stamp: Stamp | None, asked: float, answer: Any, attempts: int, **facts: Any
     ) -> None:
-        """An access was refused, or its fate is not known: tell, and give up what depends on it."""
+        """An access was refused, or its fate is not known: tell, and give up what depends on it, or read again."""
         outcome: dict[str, Any] = {"outcome": "unknown"}
         if answer is not None:
             outcome = {"outcome": "refused", "verdict": answer[1], "seen": answer[2]}
@@ -274,6 +280,8 @@ class Client:
                 self._tell("bumped", above=answer[2])
             except FencepostError:
                 pass
+        if answer is None and ev == "wrote" and self._settings.go_on:
+            return
         raise Stop
 
 

@@ -15,7 +15,7 @@ class Resource:
 
     The guard is the real one, and judges what ``fencing`` lets it see: all accesses (enter), only
     the writes (writes), stamps whose seq always looks new (noseq), stamps of one holder for all
-    (noholder), or nothing (off).
+    (noholder), enters without a seq of their own (nobarrier), or nothing (off).
     """
 
     def __init__(self, node: Node, network: Network, service: Service, fencing: str, key: str) -> None:
@@ -80,6 +80,8 @@ class Resource:
         mark = self.mark
         if self._fencing == "noholder":
             stamp = stamp._replace(holder="anybody")
+        elif self._fencing == "nobarrier" and value is None:
+            stamp = stamp._replace(seq=0)
         elif self._fencing == "noseq" and stamp.seq and mark is not None and mark.token == stamp.token:
             stamp = stamp._replace(seq=mark.seq + 1)
         try:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from fencepost.errors import ConfigError
 
 BACKENDS = ("redis", "redlock", "etcd", "zookeeper", "embedded")
-FENCINGS = ("off", "writes", "enter", "noseq", "noholder")
+FENCINGS = ("off", "writes", "enter", "noseq", "noholder", "nobarrier")
 MAX_ACTIONS = 2000
 MAX_UNTIL = 3600.0
 
@@ -51,7 +51,7 @@ class Settings:
     fence: str = "counter"
     """Redis tokens: ``counter`` is INCR, ``hybrid`` is max(last + 1, server time in us)."""
     fencing: str = "enter"
-    """off, writes (only writes are judged), enter (reads enter first); noseq and noholder weaken the rule."""
+    """off, writes (only writes are judged), enter (reads enter first); the others weaken the rule."""
     release: str = "conditional"
     """``getdel`` releases with GET, compare, DEL."""
     ttl: float = 5.0
@@ -68,6 +68,8 @@ class Settings:
     """Seconds that a client waits for an answer."""
     retries: int = 2
     """How often a client repeats a write whose answer did not come."""
+    go_on: bool = False
+    """A client whose write got no answer reads again, and goes on under the same lease."""
     offsets: bool = False
     """Clocks start at random readings."""
     shuffle: bool = False

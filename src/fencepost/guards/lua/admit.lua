@@ -1,6 +1,6 @@
 -- Judge an access, run it, and raise the mark, in one step.
 -- KEYS: the mark, then the keys of the command.
--- ARGV: token, seq, holder, digest ('' for none), whether to refuse ('1' or '0'), the largest jump and the largest first
+-- ARGV: token, seq, holder, digest ('' for an enter), whether to refuse ('1' or '0'), the largest jump and the largest first
 --   token ('' for none), what the command's first key must hold ('' anything, '-' nothing, '=' and a value); then the
 --   command, if there is one.
 -- Answers the verdict, whether this very write was made before, the mark as it was, and the command's reply.
@@ -32,10 +32,12 @@ elseif less(seq, last) then
 else
   verdict = holder == '' and 'stale' or 'replay'
 end
-local done = verdict == 'replay' and digest ~= '' and digest == kept
+local enters = digest == ''
+local done = verdict == 'replay' and not enters and digest == kept
 local reply = false
 -- A digest that goes with an expected value is this very call's: it was made, and must not be made again.
-if verdict == 'admit' or (not refuses and not (done and expected ~= '')) then
+-- An enter that is repeated raises nothing, and reads.
+if verdict == 'admit' or (verdict == 'replay' and enters) or (not refuses and not (done and expected ~= '')) then
   if expected ~= '' then
     local now = redis.call('GET', KEYS[2])
     if (now and '=' .. now or '-') ~= expected then return {'changed', 0, seen, last, owner, false} end

@@ -5,7 +5,7 @@ import { stateAt } from "./trace.js";
 
 export const chosen = { client: 0 };
 const amounts = { pause: 8, skew: 2, jump: 30 };
-const LABELS = { off: "off", writes: "writes only", enter: "enter first (on)", noseq: "without seq", noholder: "without holder" };
+const LABELS = { off: "off", writes: "writes only", enter: "enter first (on)", noseq: "without seq", noholder: "without holder", nobarrier: "without barrier" };
 const BACKENDS = { redis: "Redis", redlock: "Redlock, 5 nodes", etcd: "etcd", zookeeper: "ZooKeeper", embedded: "embedded" };
 let built = "";
 
