@@ -299,9 +299,12 @@ class Locks:
         """Take a lock from its holder by force; the hold that was ended, None if nobody held it."""
         return await self._core.break_lock(name)
 
-    async def bump(self, name: str, *, above: int) -> None:
-        """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history."""
-        await self._core.bump(name, above)
+    async def bump(self, name: str, *, above: int, force: bool = False) -> None:
+        """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history.
+
+        ConfigError for a token that no issuer can have come to by now, unless ``force``.
+        """
+        await self._core.bump(name, above, force)
 
     async def close(self) -> None:
         """Release what is still held and disconnect."""

@@ -1,12 +1,15 @@
 """What a name, a duration and a token may be: each rule in one place."""
 
 import re
+import time
 from datetime import timedelta
 
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN, Stamp
 
 MAX_NAME = 512
+AHEAD = 86_400 * 10**6
+"""How far above the time in microseconds, or above the last token, an honest issuer may be: a day."""
 _EXACT_IN_JSON = 2**53 - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*")
@@ -71,6 +74,11 @@ def token(value: int) -> int:
     if not 1 <= value <= MAX_TOKEN:
         raise ConfigError(f"a fencing token lies between 1 and 2^63-1, not {value}")
     return value
+
+
+def highest_token() -> int:
+    """The largest token that an issuer which starts at the time in microseconds, or below, has come to by now."""
+    return time.time_ns() // 1000 + AHEAD
 
 
 def json_number(value: int) -> int | str:

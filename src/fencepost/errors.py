@@ -176,7 +176,7 @@ def refusal(verdict: Verdict, resource: str, offer: Stamp | None, mark: Stamp | 
     if verdict is Verdict.LEAP:
         return TokenLeap(
             f"token {token} for {resource!r} leaps too far above {mark.token if mark else 'any first token'}; if its "
-            f"issuer really came that far, raise the mark with 'fencepost guard raise'",
+            f"issuer really came that far, raise the mark with 'fencepost guard raise', or see Policy(ceiling=)",
             resource,
             offer,
             mark,

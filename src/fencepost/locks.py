@@ -387,10 +387,16 @@ class Core(Generic[L]):
         """Take the lock from its holder; the hold that was ended."""
         return await self._open.break_lock(check.name(name))
 
-    async def bump(self, name: str, above: int) -> None:
+    async def bump(self, name: str, above: int, force: bool) -> None:
         """Make every later token of ``name`` larger than ``above``."""
         if check.token(above) == MAX_TOKEN:
             raise ConfigError(f"no token is larger than {MAX_TOKEN}")
+        if above > check.highest_token() and not force:
+            raise ConfigError(
+                f"no issuer can have come to token {above} by now; raised that far, this one may have no token left for "
+                f"other locks, and guards refuse what it gives out. If a guard's mark is that high, lower the mark; or "
+                f"give force=True (--force)"
+            )
         await self._open.bump(check.name(name), above)
 
     async def close(self) -> None:

@@ -308,9 +308,12 @@ class Locks:
         """Take a lock from its holder by force; the hold that was ended, None if nobody held it."""
         return call(self._core.break_lock, name)
 
-    def bump(self, name: str, *, above: int) -> None:
-        """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history."""
-        call(self._core.bump, name, above)
+    def bump(self, name: str, *, above: int, force: bool = False) -> None:
+        """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history.
+
+        ConfigError for a token that no issuer can have come to by now, unless ``force``.
+        """
+        call(self._core.bump, name, above, force)
 
     def close(self) -> None:
         """Release what is still held and disconnect."""

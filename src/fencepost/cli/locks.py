@@ -111,6 +111,7 @@ def break_lock(
 def bump(
     name: Annotated[str, typer.Argument(help="The lock.")],
     above: Annotated[int, typer.Option(help="The token seen, such as a stale verdict names it.")],
+    force: Annotated[bool, typer.Option("--force", help="Also past what any issuer can have come to by now.")] = False,
     backend: Backend = None,
 ) -> None:
     """Make every later token of a lock larger than one that was seen.
@@ -121,7 +122,7 @@ def bump(
     import fencepost
 
     with fencepost.connect(store(backend)) as locks:
-        locks.bump(name, above=above)
+        locks.bump(name, above=above, force=force)
     print(f"{name}  the next token is larger than {above}")
 
 

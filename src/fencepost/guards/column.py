@@ -52,7 +52,7 @@ def write(
     stamp = Stamp(access.take().token)
     fenced = _update(table, {**values, epoch: None}, key) + f" AND coalesce({_name(epoch)}, 0) < %s"
     args = [*values.values(), stamp.token, *key.values(), stamp.token]
-    if access.limits == (None, None) and (count := _run(conn, fenced, args)):
+    if access.limits(stamp) == (None, None) and (count := _run(conn, fenced, args)):
         _changed(count, table, key)
         access.conclude(None, stamp, Verdict.ADMIT)
         return None

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from fencepost import ambient, check
 from fencepost.errors import ConfigError, refusal
 from fencepost.events import Action, Event, Hook, Hooks
-from fencepost.guards.policy import STRICT, Policy
+from fencepost.guards.policy import DEFAULT, Policy
 from fencepost.lease import AMBIENT, Access, BaseLease, Fence, FenceOrAmbient, entry, stamp
 from fencepost.rule import Stamp, Verdict, judge, raised
 
@@ -49,8 +49,8 @@ class Judgement:
         self._offer = ambient.find(resource) if lease is AMBIENT else lease
         self.action = action
         self._hooks = hooks
-        self._policy = policy
-        self._stance = STRICT if policy is None else policy.stance(resource)
+        self._policy = policy or DEFAULT
+        self._stance = self._policy.stance(resource)
         if self._stance.judges and isinstance(lease, Access) and lease.resource != resource:
             raise ConfigError(
                 f"this access is to {lease.resource!r}, not to {resource!r}; take lease.access({resource!r})"
@@ -67,10 +67,9 @@ class Judgement:
         """Whether the offer is a lease, which has another stamp to give."""
         return isinstance(self._offer, BaseLease)
 
-    @property
-    def limits(self) -> tuple[int | None, int | None]:
-        """How far above the mark, and how high without one, a token may be."""
-        return (None, None) if self._policy is None else (self._policy.max_jump, self._policy.max_first)
+    def limits(self, offer: Stamp) -> tuple[int | None, int | None]:
+        """How far above the mark, and how high without one, the offered token may be; None: it is low enough anyway."""
+        return self._policy.limits(offer.token)
 
     @property
     def refuses(self) -> bool:
@@ -104,7 +103,7 @@ class Judgement:
         """What the rule, and the limit on leaps, say about ``offer``; nobody is told."""
         verdict = judge(mark, offer)
         higher = mark is None or offer.token > mark.token
-        if self._policy is not None and higher and self._policy.leaps(mark, offer.token):
+        if higher and self._policy.leaps(mark, offer.token):
             return Verdict.LEAP
         return verdict
 
@@ -138,7 +137,7 @@ class Judgement:
         if self._offer is None:
             self.conclude(None, None, Verdict.MISSING)
             return False
-        keys = None if self._policy is None else self._policy.keys
+        keys = self._policy.keys
         if keys is None:
             return True
         claim, signature, name = _claim(self._offer), "", self._resource

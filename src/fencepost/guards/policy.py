@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fencepost import check
 from fencepost.errors import ConfigError
@@ -73,9 +73,13 @@ class Policy:
 
     ``mode`` may be set again at any time, and holds from the next access on. Given as a callable, it is
     asked at each access, so that a feature flag can steer it; when what it says is no mode, the last one
-    stays. With ``keys``, only signed tokens pass. ``max_jump`` refuses a token that is larger than
-    the mark's by more; a resource without a mark takes tokens up to ``max_first``, which is ``max_jump``
-    above the present time in microseconds unless given: no issuer starts higher.
+    stays. With ``keys``, only signed tokens pass.
+
+    A token that no issuer can have come to is refused (TokenLeap), or one client that sends 2^63-1 would lock
+    everybody out: one that is more than a day of microseconds above both the mark and the present time.
+    ``ceiling="off"`` takes that away. ``max_jump`` is stricter for issuers that count: a token may be larger than the
+    mark's by so much, and a resource without a mark takes tokens up to ``max_first``, which is ``max_jump`` above the
+    present time in microseconds unless given.
     """
 
     def __init__(
@@ -85,13 +89,17 @@ class Policy:
         keys: Keys | None = None,
         max_jump: int | None = None,
         max_first: int | None = None,
+        ceiling: Literal["on", "off"] = "on",
     ) -> None:
+        if ceiling not in ("on", "off"):
+            raise ConfigError(f"a ceiling is 'on' or 'off', not {ceiling!r}")
         self._source = mode if callable(mode) else None
         self._mode = "strict"
         self.mode = mode() if callable(mode) else mode
         self.keys = keys
         self.max_jump = None if max_jump is None else check.token(max_jump)
         self._max_first = None if max_first is None else check.token(max_first)
+        self._ceiling = ceiling == "on"
         self._override = (0.0, "")
 
     @property
@@ -111,19 +119,22 @@ class Policy:
         self._share = share(mode)
         self._mode = mode
 
-    @property
-    def max_first(self) -> int | None:
-        """The largest token for a resource that has no mark yet."""
-        if self._max_first is None and self.max_jump is not None:
-            return int(time.time() * 1e6) + self.max_jump
-        return self._max_first
+    def limits(self, token: int) -> tuple[int | None, int | None]:
+        """How far above the mark, and how high without one, ``token`` may be; None where it is low enough anyway."""
+        jump, first = self.max_jump, self._max_first
+        if first is None and jump is not None:
+            first = time.time_ns() // 1000 + jump
+        if self._ceiling and token > (highest := check.highest_token()):
+            jump = check.AHEAD if jump is None else jump
+            first = highest if first is None else first
+        return jump, first
 
     def leaps(self, mark: Stamp | None, token: int) -> bool:
         """Whether ``token`` lies too far above the mark to be an honest issuer's."""
+        jump, first = self.limits(token)
         if mark is None:
-            limit = self.max_first
-            return limit is not None and token > limit
-        return self.max_jump is not None and token - mark.token > self.max_jump
+            return first is not None and token > first
+        return jump is not None and token - mark.token > jump
 
     def stance(self, resource: str) -> Stance:
         """What to do about ``resource`` at this moment."""
@@ -155,3 +166,7 @@ class Policy:
 
     def __repr__(self) -> str:
         return f"<Policy {self._mode}>"
+
+
+DEFAULT = Policy()
+"""What a guard follows that is given none."""

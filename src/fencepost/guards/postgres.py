@@ -275,13 +275,12 @@ async def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | Non
     if not access.judged:
         return True
     _require_transaction(conn)
-    (max_jump, max_first), retry = access.limits, access.leased
-    enters = access.action == "enter"
-    quick = not enters and max_jump is None and max_first is None
+    enters, retry = access.action == "enter", access.leased
     while True:
         offer = access.take()
         token, seq, holder = offer
-        if quick:
+        max_jump, max_first = access.limits(offer)
+        if not enters and max_jump is None and max_first is None:
             row = await ask(conn, _RAISE, (token, seq, holder, digest, resource, token, token, holder, seq))
             if row:
                 return access.conclude(Stamp(row[0]), offer, Verdict.ADMIT)

@@ -100,13 +100,21 @@ CREATE OR REPLACE FUNCTION fencepost_admit(_resource text, _token bigint, _seq b
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _found record;
+    _day CONSTANT bigint := 86400000000;
+    _highest bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint + _day;
 BEGIN
-    SELECT * INTO _found FROM fencepost_judge(_resource, _token, _seq, _holder, NULL, NULL, NULL);
+    -- A token that no issuer can have come to would lock everybody out.
+    SELECT * INTO _found FROM fencepost_judge(
+        _resource, _token, _seq, _holder, NULL,
+        CASE WHEN _token > _highest THEN _day END, CASE WHEN _token > _highest THEN _highest END
+    );
     IF _found.verdict <> 'admit' THEN
         RAISE EXCEPTION USING ERRCODE = 'FP409',
             MESSAGE = _found.verdict || ' fencing token for ' || quote_literal(_resource) || ': got ' || _token
-                || ', seen ' || _found.mark_token,
-            HINT = 'This holder was replaced: roll back, and acquire the lock again.';
+                || ', seen ' || coalesce(_found.mark_token::text, 'none'),
+            HINT = CASE WHEN _found.verdict = 'leap'
+                THEN 'No issuer can have come to it by now: look where this token comes from.'
+                ELSE 'This holder was replaced: roll back, and acquire the lock again.' END;
     END IF;
 END $$;
 

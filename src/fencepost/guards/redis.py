@@ -134,7 +134,7 @@ class BaseRedisGuard:
         if access.action == "write" and any(encoded(key).startswith(self._prefix.encode()) for key in keys):
             raise ConfigError(f"{text(command[0])} would write over a mark; take another key, or another prefix=")
         offer = access.take()
-        limits = ["" if limit is None else limit for limit in access.limits]
+        limits = ["" if limit is None else limit for limit in access.limits(offer)]
         refuses = "1" if access.refuses else "0"
         args = [*offer, digest, refuses, *limits, expected, *command]
         verdict, done, *mark, reply = await self.link.script(_ADMIT, [mark_key, *keys], args)

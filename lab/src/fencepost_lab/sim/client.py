@@ -276,7 +276,7 @@ class Client:
         if answer is not None and lease is not None and not lease.reason and self._settings.bump and answer[2]:
             # Its lease holds and still it is refused: the issuer lost its history.
             try:
-                await self.core.bump(self._service.lock, answer[2])
+                await self.core.bump(self._service.lock, answer[2], True)
                 self._tell("bumped", above=answer[2])
             except FencepostError:
                 pass
