@@ -35,6 +35,19 @@ class Done:
         return json.loads(self.out)
 
 
+def test_sqlite_s_triggers_know_the_primary_key(tmp_path: Path) -> None:
+    path = tmp_path / "app.sqlite3"
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute("CREATE TABLE stock (shop TEXT, item TEXT, count INT, epoch INTEGER, PRIMARY KEY (shop, item))")
+        conn.execute("INSERT INTO stock VALUES ('a', 'tea', 5, 7)")
+        done = Done("install", f"sqlite:{path}", "stock", "--column", "epoch")
+        assert done.code == 0, done.err
+        conn.execute("INSERT INTO stock VALUES ('b', 'tea', 5, 0)")
+        with pytest.raises(sqlite3.IntegrityError, match="no newer fencing token"):
+            conn.execute("REPLACE INTO stock VALUES ('a', 'tea', 0, 6)")
+        assert "no table 'shelf'" in Done("install", f"sqlite:{path}", "shelf", "--column", "epoch").err
+
+
 class TestReport:
     """Reads what guards really wrote."""
 

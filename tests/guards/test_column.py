@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -11,7 +12,7 @@ import sqlalchemy
 from sqlalchemy.pool import NullPool
 
 from fencepost.errors import ConfigError, StaleToken, TokenLeap
-from fencepost.guards import column
+from fencepost.guards import column, sqlite
 from fencepost.guards.policy import Policy
 from fencepost.rule import MAX_TOKEN, Stamp
 from tests.harness.leases import lease as lease_of
@@ -48,6 +49,69 @@ def key(conn: Any, thing: str) -> dict[str, str]:
     insert = f"INSERT INTO account (id, balance) VALUES ('{thing}', 100)"
     conn.execute(sqlalchemy.text(insert) if hasattr(conn, "exec_driver_sql") else insert)
     return {"id": thing}
+
+
+@pytest.fixture
+def triggered(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A row of SQLite at epoch 5, with the library's own triggers on its table."""
+    with closing(sqlite3.connect(tmp_path / "app.sqlite3", isolation_level=None)) as conn:
+        conn.execute("CREATE TABLE account (id INTEGER PRIMARY KEY, balance INTEGER, lock_epoch INTEGER)")
+        for statement in sqlite.ddl("account", column="lock_epoch", key=["id"]):
+            conn.execute(statement)
+        conn.execute("INSERT INTO account VALUES (42, 100, 0), (43, 100, 0), (44, 100, NULL)")
+        conn.execute("BEGIN IMMEDIATE")
+        column.write(conn, "account", {"id": 42}, {"balance": 50}, 5)
+        yield conn
+
+
+def test_sqlite_s_trigger_and_the_column_form_go_together(triggered: sqlite3.Connection) -> None:
+    key = {"id": 42}
+    with pytest.raises(StaleToken):
+        column.write(triggered, "account", key, {"balance": 0}, 4)
+    assert column.read(triggered, "account", key, ["balance"], 6) == {"balance": 50}
+    with pytest.raises(TokenLeap):
+        column.write(triggered, "account", key, {"balance": 0}, 1000, policy=Policy(max_jump=10))
+    column.write(triggered, "account", key, {"balance": 60}, 6, policy=Policy(max_jump=10))
+    assert triggered.execute("SELECT * FROM account WHERE id = 42").fetchone() == (42, 60, 6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE account SET balance = 0 WHERE id = 42",
+        "DELETE FROM account WHERE id = 42",
+        "INSERT OR REPLACE INTO account VALUES (42, 0, 0)",
+        "REPLACE INTO account (id, balance) VALUES (42, 0)",
+        "INSERT OR REPLACE INTO account VALUES (42, 0, 5)",
+        "UPDATE OR REPLACE account SET id = 42, lock_epoch = 9 WHERE id = 43",
+        "INSERT INTO account VALUES (42, 0, 9) ON CONFLICT DO UPDATE SET balance = 0",
+    ],
+)
+def test_sqlite_s_triggers_refuse_what_carries_no_newer_token(triggered: sqlite3.Connection, change: str) -> None:
+    with pytest.raises(sqlite3.IntegrityError, match="fencepost: "):
+        triggered.execute(change)
+    assert triggered.execute("SELECT * FROM account ORDER BY id").fetchall()[:2] == [(42, 50, 5), (43, 100, 0)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE account SET lock_epoch = 6 WHERE id = 42",
+        "INSERT OR REPLACE INTO account VALUES (42, 0, 6)",
+        "INSERT OR IGNORE INTO account (id, balance) VALUES (42, 0)",
+        "INSERT INTO account (id) VALUES (42) ON CONFLICT DO NOTHING",
+        "INSERT INTO account (id) VALUES (42) ON CONFLICT DO UPDATE SET lock_epoch = 6",
+        "INSERT OR REPLACE INTO account VALUES (43, 0, 0)",
+        "DELETE FROM account WHERE id > 42",
+        "INSERT INTO account VALUES (45, 0, 0)",
+        "UPDATE account SET id = 46, lock_epoch = 6 WHERE id = 42",
+    ],
+)
+def test_sqlite_s_triggers_let_everything_else_pass(triggered: sqlite3.Connection, change: str) -> None:
+    triggered.execute("INSERT OR IGNORE INTO account (id) VALUES (42)")
+    triggered.execute(change)
+    with pytest.raises(sqlite3.IntegrityError, match="fencepost: "):
+        triggered.execute("REPLACE INTO account (id, lock_epoch) SELECT id, 1 FROM account WHERE lock_epoch > 4")
 
 
 def row(conn: Any, key: dict[str, str]) -> tuple[int, int]:

@@ -1,6 +1,8 @@
 """The file guard across processes, and killed in the middle."""
 
+import os
 import signal
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -134,3 +136,57 @@ def test_a_change_may_write_other_resources_and_not_its_own(tmp_path: Path) -> N
             pool.submit(guard.update, "thing", read_again, held).result(timeout=30)
     assert (guard.peek("thing"), guard.peek("other")) == (b"gone", b"moved")
     assert guard.read("thing", held) == b"gone", "and nothing is held any more"
+
+
+def test_a_write_keeps_who_may_read_the_file(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    guard.write("thing", b"secret", 5)
+    guard.path("thing").chmod(0o600)
+    guard.write("thing", b"another", 6)
+    assert stat.S_IMODE(guard.path("thing").stat().st_mode) == 0o600
+    guard.path("thing").chmod(0o664)
+    guard.enter("thing", 7)
+    assert stat.S_IMODE(guard.path("thing").stat().st_mode) == 0o664
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_a_write_by_root_leaves_the_file_to_its_owner(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    guard.write("thing", b"x", 5)
+    os.chown(guard.path("thing"), 12345, 23456)
+    guard.write("thing", b"y", 6)
+    found = guard.path("thing").stat()
+    assert (found.st_uid, found.st_gid) == (12345, 23456)
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    guard, target = FileGuard(tmp_path / "guarded"), tmp_path / "target"
+    target.write_bytes(b"precious")
+    guard.path("thing").with_suffix(".new").symlink_to(target)
+    guard.write("thing", b"x", 5)
+    assert (target.read_bytes(), guard.peek("thing")) == (b"precious", b"x")
+    assert not guard.path("thing").is_symlink()
+
+
+def test_a_link_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    guard, target = FileGuard(tmp_path / "guarded"), tmp_path / "target"
+    guard.path("thing").with_suffix(".lock").symlink_to(target)
+    with pytest.raises(BackendError, match="symbolic link") as caught:
+        guard.write("thing", b"x", 5)
+    assert not caught.value.ambiguous
+    assert not target.exists()
+
+
+def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    guard.path("thing").with_suffix(".new").write_bytes(b"half a va")
+    guard.write("thing", b"x", 5)
+    assert guard.peek("thing") == b"x"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".fenced", ".lock"]
+
+
+def test_names_that_differ_in_case_only_are_two_files_wherever_they_are(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    names = ["account", "Account", "ACCOUNT", "%41ccount", "%41CCOUNT", "\u00c4", "\u00e4", "A" * 300, "a" * 300]
+    files = {guard.path(name).name.lower() for name in names}
+    assert len(files) == len(names)

@@ -200,7 +200,9 @@ class TestTrigger:
         pg.execute("CREATE TABLE IF NOT EXISTS wallet (id int PRIMARY KEY, cents int, lock_epoch bigint DEFAULT 0)")
         pg.execute("CREATE TABLE IF NOT EXISTS ledger (id int PRIMARY KEY, cents int, lock_epoch bigint DEFAULT 0)")
         pg.execute("DELETE FROM fencepost_mark WHERE resource LIKE 'wallet/%'")
-        pg.execute("DROP TRIGGER IF EXISTS fencepost_fenced ON wallet")
+        for table in ("wallet", "ledger"):
+            for trigger in ("fencepost_fenced", "fencepost_epoch", "fencepost_truncate"):
+                pg.execute(f"DROP TRIGGER IF EXISTS {trigger} ON {table}")
         pg.execute("TRUNCATE wallet, ledger")
         pg.execute("INSERT INTO wallet VALUES (1, 100), (2, 100)")
         pg.execute("INSERT INTO ledger VALUES (1, 100)")
@@ -282,3 +284,53 @@ class TestTrigger:
             column.write(pg, "ledger", {"id": 1}, {"cents": 70}, 7)
         assert "stale fencing token for ledger: got 6, seen 7" in self.psql("UPDATE ledger SET lock_epoch = 6")
         assert self.psql("SELECT cents, lock_epoch FROM ledger") == "70|7"
+
+    def test_a_row_s_epoch_is_not_forgotten_by_deleting_the_row(self, pg: Conn) -> None:
+        pg.execute("INSERT INTO ledger VALUES (2, 100, 0), (3, 100, NULL)")
+        assert self.psql("DELETE FROM ledger WHERE id > 1") == "", "they never had one"
+        with pg.transaction():
+            column.write(pg, "ledger", {"id": 1}, {"cents": 70}, 7)
+        refused = self.psql("DELETE FROM ledger", "INSERT INTO ledger VALUES (1, 0)")
+        assert "DELETE of ledger would forget that token 7 was here" in refused
+        refused = self.psql("INSERT INTO ledger VALUES (1, 0) ON CONFLICT (id) DO UPDATE SET cents = 0")
+        assert "without a new fencing token" in refused
+        assert self.psql("SELECT cents, lock_epoch FROM ledger") == "70|7"
+
+    def test_a_guarded_table_is_not_truncated(self) -> None:
+        for table in ("wallet", "ledger"):
+            assert f"TRUNCATE of {table}" in self.psql(f"TRUNCATE {table}")
+            assert self.psql(f"SELECT count(*) > 0 FROM {table}") == "t"
+
+    def test_a_role_without_rights_on_the_marks_cannot_bring_its_own(self, pg: Conn) -> None:
+        schema, role = self.url.rpartition("%3D")[2], f"intruder_{secrets.token_hex(4)}"
+        pg.execute(f"CREATE ROLE {role}")
+        pg.execute(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+        pg.execute(f"GRANT SELECT, UPDATE ON wallet, ledger TO {role}")
+        pg.execute(f"CREATE SCHEMA {role} AUTHORIZATION {role}")
+        marks = "(LIKE fencepost_mark)"
+        values = "VALUES ('wallet/1', 1, 1, '', NULL, NULL, pg_current_xact_id())"
+        change = "UPDATE wallet SET cents = 0 WHERE id = 1"
+        own = f"SET search_path = {role}, {schema}"
+        lie = "LANGUAGE sql AS $$ SELECT 'wallet/2' $$"
+        pg.execute(f"CREATE TABLE {role}.fencepost_mark {marks}")
+        pg.execute(f"ALTER TABLE {role}.fencepost_mark OWNER TO {role}")
+        tricks = {
+            "a temporary table": (f"CREATE TEMP TABLE fencepost_mark {marks}", f"INSERT INTO fencepost_mark {values}"),
+            "a schema": (own, f"INSERT INTO {role}.fencepost_mark {values}"),
+            "a function": (
+                f"CREATE FUNCTION {role}.fencepost_resource(text, jsonb) RETURNS text {lie}",
+                own,
+                f"INSERT INTO {role}.fencepost_mark {values.replace('wallet/1', 'wallet/2')}",
+            ),
+        }
+        try:
+            for name, trick in tricks.items():
+                create, *rest = trick
+                # What it may not read it can still copy by hand: made by the owner here, to keep the test short.
+                grant = f"GRANT ALL ON fencepost_mark TO {role}" if name == "a temporary table" else "SELECT 1"
+                said = self.psql(create, grant, f"SET ROLE {role}", *rest, change)
+                assert "permission denied for table fencepost_mark" in said, (name, said)
+            assert self.psql("SELECT cents FROM wallet WHERE id = 1") == "100"
+        finally:
+            pg.execute(f"DROP OWNED BY {role} CASCADE")
+            pg.execute(f"DROP ROLE {role}")

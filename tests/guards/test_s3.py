@@ -1,6 +1,7 @@
 """The S3 guard: conditional writes, their conflicts, and the trap of a mark that is metadata."""
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from fencepost.errors import BackendError, ReplayMismatch, StaleToken
+from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleToken
 from fencepost.guards.policy import Policy
 from fencepost.guards.s3 import S3Guard
 from fencepost.rule import Stamp
@@ -33,7 +34,9 @@ def client(object_store: ObjectStore, bucket: str) -> Iterator[Any]:
 
 @pytest.fixture
 def guard(client: Any, bucket: str) -> S3Guard:
-    return S3Guard(client, bucket)
+    guard = S3Guard(client, bucket)
+    guard._prepare(required=True)  # so that the faults of a test meet its own requests
+    return guard
 
 
 @pytest.fixture
@@ -206,3 +209,62 @@ def test_what_is_stored_says_what_it_is(guard: S3Guard, client: Any, bucket: str
     assert head == (
         b'fencepost 1 {"token":"9223372036854775807","seq":"2","holder":"ann","digest":"%s"}' % digest.encode()
     )
+
+
+def ignoring(*headers: str) -> Fault:
+    """A store that takes these conditions and does not look at them."""
+
+    def fault(environ: dict[str, Any]) -> None:
+        for header in headers:
+            environ.pop(header, None)
+
+    return fault
+
+
+@pytest.mark.parametrize("header", ["HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"])
+def test_a_store_that_ignores_conditions_is_refused_on_first_use(
+    client: Any, bucket: str, store: ObjectStore, thing: str, header: str
+) -> None:
+    store.fault = ignoring(header)
+    client.put_object(Bucket=bucket, Key=thing, Body=b"before", IfNoneMatch="*")
+    if header == "HTTP_IF_MATCH":
+        client.put_object(Bucket=bucket, Key=thing, Body=b"before", IfMatch="wrong")  # the fault is there
+    guard = S3Guard(client, bucket)
+    for ask in (
+        lambda: guard.write(thing, b"x", 5),
+        lambda: guard.enter(thing, 5),
+        lambda: guard.update(thing, lambda before: b"x", 5),
+        lambda: guard.raise_mark(thing, to=5),
+    ):
+        with pytest.raises(ConfigError, match="ignores If-"):
+            ask()
+    assert guard.peek(thing) == b"before"
+    assert S3Guard(client, bucket, probe=False).write(thing, b"at your own risk", 5)
+    store.fault = None
+    assert S3Guard(client, bucket).write(thing, b"another store", 6)
+
+
+def test_in_shadow_a_store_that_ignores_conditions_is_told_and_not_refused(
+    client: Any, bucket: str, store: ObjectStore, thing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.fault = ignoring("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
+    guard = S3Guard(client, bucket, policy=Policy("shadow"))
+    with caplog.at_level(logging.ERROR, "fencepost"):
+        assert guard.write(thing, b"x", 5)
+        assert guard.write(thing, b"y", 6)
+    assert caplog.text.count("ignores If-") == 1
+    assert guard.peek(thing) == b"y"
+
+
+def test_a_probe_that_is_not_allowed_names_the_way_out(
+    client: Any, bucket: str, store: ObjectStore, thing: str
+) -> None:
+    store.fault = first_puts(1, "AccessDenied", [])
+    guard = S3Guard(client, bucket, prefix="mine/")
+    with pytest.raises(BackendError, match=r"PUT of 'mine/.fencepost-probe'.*probe=False"):
+        guard.write(thing, b"x", 5)
+    assert guard.write(thing, b"x", 5), "it is asked again"
+    store.fault = first_puts(1, "AccessDenied", [])
+    assert S3Guard(client, bucket, prefix="mine/", policy=Policy("shadow")).write(thing, b"y", 6), "never refuses"
+    with pytest.raises(ConfigError, match="another name"):
+        guard.write(".fencepost-probe", b"x", 5)

@@ -109,7 +109,7 @@ def install(
 
         if resource is not None:
             raise ConfigError("SQLite has no transaction-wide memory for a trigger to ask; use --column")
-        statements = sqlite.ddl(table, column=column)
+        statements = sqlite.ddl(table, column=column, key=_primary_key(url, table) if table else ())
     else:
         raise ConfigError(f"guards are installed in postgresql:// and sqlite:, not in {url.partition(':')[0]!r}")
     if show:
@@ -153,6 +153,14 @@ def raise_mark(
             f"raised from {before} to {mark.token}" if mark.token != before else f"stays at {before}: never lowered"
         )
         print(f"{resource}  {raised}")
+
+
+def _primary_key(url: str, table: str) -> list[str]:
+    with connected(url) as conn:
+        columns = conn.execute("SELECT name, pk FROM pragma_table_info(?) ORDER BY pk", (table,)).fetchall()
+    if not columns:
+        raise ConfigError(f"there is no table {table!r}; a trigger is set on one that is there")
+    return [name for name, place in columns if place]
 
 
 def _run(url: str, statements: list[str]) -> None:

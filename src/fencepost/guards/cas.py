@@ -52,6 +52,9 @@ class Guard(ABC):
     def _save(self, resource: str, content: Content, version: Any) -> bool:
         """Put ``content`` there unless it changed since ``version``; whether that was done."""
 
+    def _prepare(self, *, required: bool) -> None:  # noqa: B027 - most stores need nothing
+        """Before the first change: raise ConfigError, or log it if not ``required``, where the store cannot guard."""
+
     def _hold(self, resource: str) -> AbstractContextManager[Any]:
         """Keep others away meanwhile, where the store can."""
         return nullcontext()
@@ -77,6 +80,8 @@ class Guard(ABC):
     def read(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> bytes | None:
         """Enter, and return the value of that very moment; None if there is none."""
         access = self._access(resource, lease, "enter")
+        if access.judged:
+            self._prepare(required=access.refuses)
         with access.turn(), self._hold(resource):
             for _ in self._tries(resource):
                 content, version = self._load(resource)
@@ -106,6 +111,7 @@ class Guard(ABC):
         """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
         check.token(to)
         check.name(resource, "resource")
+        self._prepare(required=True)
         with self._hold(resource):
             for _ in self._tries(resource):
                 (mark, _, value), version = self._load(resource)
@@ -127,6 +133,8 @@ class Guard(ABC):
         digest: str,
     ) -> bool:
         access = self._access(resource, lease, "write")
+        if access.judged:
+            self._prepare(required=access.refuses)
         stamp: Stamp | None = None
         with access.turn(), self._hold(resource):
             for attempt in self._tries(resource):

@@ -100,16 +100,13 @@ def _changed(count: int, table: str, key: Mapping[str, Any]) -> None:
 
 def _epoch(conn: Any, table: str, key: Mapping[str, Any], epoch: str) -> int:
     """The row's epoch, and the row locked; 0 if it has had none."""
-    # A statement that changes nothing takes the lock in every database, also where there is no FOR UPDATE.
-    lock = f"UPDATE {_name(table)} SET {_name(epoch)} = {_name(epoch)} WHERE {_where(key)}"
-    if not is_sqlite(conn):
-        lock = f"SELECT {_name(epoch)} FROM {_name(table)} WHERE {_where(key)} FOR UPDATE"
-        found = _run(conn, lock, list(key.values()), rows=True)
+    look = f"SELECT {_name(epoch)} FROM {_name(table)} WHERE {_where(key)}"
+    if is_sqlite(conn):
+        # Changes nothing, and no trigger sees it, but SQLite takes the write lock for it.
+        _run(conn, f"DELETE FROM {_name(table)} WHERE 0", [])
     else:
-        _run(conn, lock, list(key.values()))
-        found = _run(
-            conn, f"SELECT {_name(epoch)} FROM {_name(table)} WHERE {_where(key)}", list(key.values()), rows=True
-        )
+        look += " FOR UPDATE"
+    found = _run(conn, look, list(key.values()), rows=True)
     return int(found[0] or 0)
 
 

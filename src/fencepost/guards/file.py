@@ -6,16 +6,22 @@
 A lock file keeps processes of this host apart while one replaces the value: temporary file, fsync, rename, fsync of
 the folder. Not for network file systems whose locks or renames are not what they are on a local disk. A process
 stopped in the very middle makes the others wait; it cannot make them wrong.
+
+A file keeps its owner, group and mode when it is replaced; a new one gets the process's umask. Symbolic links in the
+place of the lock or of the temporary file are not followed, but whoever may write to the folder may replace a value.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from fencepost.errors import BackendError, ConfigError
@@ -27,6 +33,66 @@ from fencepost.guards.policy import Policy
 __all__ = ["FileGuard"]
 
 _LONGEST = 180
+_PLAIN = " ,;=@+$&'()[]"
+
+
+class _Mine(threading.local):
+    """The locks that a thread holds, by resource."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, _Lock] = {}
+
+
+class _Lock:
+    """An exclusive lock on a file of its own.
+
+    It belongs to the open file, which a forked child shares: whichever process is the last to close it would free it.
+    So a child closes its copy at once, and the parent unlocks before it closes.
+    """
+
+    _file = -1
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(
+                    error.errno, "a symbolic link is in the place of the lock; remove it", str(path)
+                ) from None
+            raise
+        _locks.add(self)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is the copy of a lock of the parent's."""
+        return self._file < 0
+
+    def close(self, *, unlock: bool = True) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            if unlock:
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_locks: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for lock in list(_locks):
+        lock.close(unlock=False)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class FileGuard(cas.Guard):
@@ -40,36 +106,34 @@ class FileGuard(cas.Guard):
         super().__init__(hooks, policy)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._mine = threading.local()
+        self._mine = _Mine()
 
     def path(self, resource: str) -> Path:
         """The file of a resource: its name, percent-encoded; the line with the mark comes first in it."""
-        name = quote(resource, safe=" ,;=@+$&'()[]")
+        # Upper case too: some file systems take "Account" and "account" for one name.
+        name = "".join(f"%{ord(each):02X}" if "A" <= each <= "Z" else quote(each, safe=_PLAIN) for each in resource)
         if len(name) > _LONGEST:
             name = f"{name[:100]}%~{hashlib.sha256(resource.encode()).hexdigest()}"
         return self._folder / f"{name}.fenced"
 
     @contextmanager
     def _hold(self, resource: str) -> Iterator[None]:
-        held: set[str] = vars(self._mine).setdefault("held", set())
+        held = self._mine.held
         if resource in held:
             raise ConfigError(
                 f"what changes {resource!r} cannot read or write it through the guard, which waits for the change; it "
                 f"is given the value, and returns the new one"
             )
-        with _failures():
-            lock = open(self.path(resource).with_suffix(".lock"), "ab")  # noqa: SIM115 - closed below, with the lock
-        with lock:
-            with _failures():
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            held.add(resource)
-            try:
-                yield
-            finally:
-                held.discard(resource)
+        try:
+            with _failures(ambiguous=False):
+                held[resource] = _Lock(self.path(resource).with_suffix(".lock"))
+            yield
+        finally:
+            if lock := held.pop(resource, None):
+                lock.close()
 
     def _load(self, resource: str) -> cas.Found:
-        with _failures():
+        with _failures(ambiguous=False):
             try:
                 return cas.Found(unpack(self.path(resource).read_bytes()), None)
             except FileNotFoundError:
@@ -77,10 +141,12 @@ class FileGuard(cas.Guard):
         return cas.Found(Content(), None)
 
     def _save(self, resource: str, content: Content, version: Any) -> bool:
+        if self._mine.held[resource].forked:
+            raise ConfigError(f"this process was forked while {resource!r} was being changed; the parent changes it")
         path = self.path(resource)
         fresh = path.with_suffix(".new")
-        with _failures():
-            with open(fresh, "wb") as out:
+        with _failures(ambiguous=True):  # after a failed fsync nobody knows what is on the disk
+            with _created(fresh, path) as out:
                 out.write(pack(content))
                 out.flush()
                 os.fsync(out.fileno())
@@ -93,10 +159,38 @@ class FileGuard(cas.Guard):
         return True
 
 
+def _created(fresh: Path, path: Path) -> BinaryIO:
+    """A new file with the owner, group and mode of the one that it will replace, if there is one."""
+    fresh.unlink(missing_ok=True)  # of a process that was killed, or a link: its target is not touched
+    try:
+        before = path.stat()
+    except FileNotFoundError:
+        before = None
+    # Nobody else may read what is not theirs before the mode is known.
+    mode = 0o666 if before is None else 0o600
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        if before is not None:
+            made = os.fstat(file)
+            if (made.st_uid, made.st_gid) != (before.st_uid, before.st_gid):
+                _give(file, before)
+            os.fchmod(file, stat.S_IMODE(before.st_mode))
+        return open(file, "wb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _give(file: int, before: os.stat_result) -> None:
+    for owner in (before.st_uid, -1):  # only root gives a file away; its group may be one of ours
+        with suppress(PermissionError):
+            os.fchown(file, owner, before.st_gid)
+            return
+
+
 @contextmanager
-def _failures() -> Iterator[None]:
+def _failures(*, ambiguous: bool) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # After a failed fsync nobody knows what is on the disk.
-        raise BackendError(f"the guarded file failed: {error}", backend="file", ambiguous=True) from error
+        raise BackendError(f"the guarded file failed: {error}", backend="file", ambiguous=ambiguous) from error

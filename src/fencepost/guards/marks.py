@@ -9,10 +9,12 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 
+from fencepost.errors import ConfigError
 from fencepost.events import Action, Hook
 from fencepost.guards import sqlite
 from fencepost.guards.policy import Policy
 from fencepost.lease import Fence
+from fencepost.sql import fork
 from fencepost.sql.sqlite import patiently
 
 __all__ = ["Marks"]
@@ -21,16 +23,18 @@ _BUSY = 30.0
 
 
 class Marks:
-    """The marks of one service; threads, and processes on one host, may share the file."""
+    """The marks of one service; threads, and processes on one host, may share the file.
+
+    A forked child may go on with its parent's: it opens the file anew.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.path.abspath(path)
+        self._closed = False
         self._gate = threading.Lock()
-        self._conn = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-        try:
-            patiently(self._conn, "PRAGMA journal_mode = WAL", busy=_BUSY)
-        except BaseException:
-            self._conn.close()
-            raise
+        self._connection: sqlite3.Connection | None = None
+        self._open()
+        fork.register(self)
 
     def __call__(
         self, resource: str, lease: Fence, action: Action, hooks: Iterable[Hook] = (), policy: Policy | None = None
@@ -38,13 +42,30 @@ class Marks:
         """Raise the mark, durably. Raises the Refused of the verdict; a repeated stamp is refused too."""
         call = sqlite.admit if action == "write" else sqlite.enter
         with self._gate:
-            self._conn.execute("BEGIN IMMEDIATE")
+            conn = self._open()
+            conn.execute("BEGIN IMMEDIATE")
             try:
-                call(self._conn, resource, lease, hooks=hooks, policy=policy)
+                call(conn, resource, lease, hooks=hooks, policy=policy)
             finally:
-                self._conn.execute("COMMIT")
+                conn.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file."""
         with self._gate:
-            self._conn.close()
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise ConfigError(f"the marks in {self._path!r} are closed; make another Marks")
+        if self._connection is None:
+            conn = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+            try:
+                patiently(conn, "PRAGMA journal_mode = WAL", busy=_BUSY)
+            except BaseException:
+                conn.close()
+                raise
+            self._connection = conn
+        return self._connection

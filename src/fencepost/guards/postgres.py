@@ -153,7 +153,8 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
 
     A trigger on ``table`` refuses updates that are not fenced, from any client, psql included: with
     ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
-    same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch.
+    same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch, and every
+    DELETE of a row that has one. Either way the table is not truncated.
     """
     statements = [resources.files("fencepost.guards").joinpath("postgres.sql").read_text("utf-8")]
     if table is None:
@@ -161,14 +162,14 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
     if (resource is None) == (column is None):
         raise ConfigError("a trigger needs either resource=, such as 'account/{id}', or column=, such as 'lock_epoch'")
     name = ".".join('"' + part.replace('"', '""') + '"' for part in table.split("."))
-    function, events, argument = (
-        ("fencepost_fenced", "UPDATE OR DELETE", resource) if resource else ("fencepost_epoch", "UPDATE", column)
-    )
+    function, argument = ("fencepost_fenced", resource) if resource else ("fencepost_epoch", column)
     literal = "'" + (argument or "").replace("'", "''") + "'"
     return [
         *statements,
-        f"CREATE OR REPLACE TRIGGER {function} BEFORE {events} ON {name} FOR EACH ROW EXECUTE FUNCTION "
+        f"CREATE OR REPLACE TRIGGER {function} BEFORE UPDATE OR DELETE ON {name} FOR EACH ROW EXECUTE FUNCTION "
         f"{function}({literal})",
+        f"CREATE OR REPLACE TRIGGER fencepost_truncate BEFORE TRUNCATE ON {name} FOR EACH STATEMENT EXECUTE FUNCTION "
+        f"fencepost_truncate()",
     ]
 
 

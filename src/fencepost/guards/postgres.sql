@@ -3,8 +3,8 @@
 -- 'fencepost guard install URL' runs this, or a migration of yours does; running it again changes nothing.
 -- The role of a guarded program needs:  GRANT SELECT, INSERT, UPDATE ON fencepost_mark TO app; and where it runs
 -- something once, or sagas, the same on fencepost_run and fencepost_saga, with DELETE for whoever purges.
--- Names are found by the caller's search_path, as the guarded tables are. No percent sign may stand
--- here: drivers would take it for a parameter.
+-- Everything is made in the first schema of the search_path, and the functions find each other and the marks there,
+-- whatever their caller's search_path says. No percent sign may stand here: drivers would take it for a parameter.
 
 SELECT pg_advisory_xact_lock(hashtextextended('install fencepost_mark', 0));
 
@@ -166,12 +166,21 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- Refuses an update that does not raise the row's epoch. Argument: the column.
+-- Refuses an update that does not raise the row's epoch, and to delete a row that has one. Argument: the column.
 CREATE OR REPLACE FUNCTION fencepost_epoch() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     _before bigint := coalesce((to_jsonb(OLD) ->> TG_ARGV[0])::bigint, 0);
-    _after bigint := coalesce((to_jsonb(NEW) ->> TG_ARGV[0])::bigint, 0);
+    _after bigint;
 BEGIN
+    IF TG_OP = 'DELETE' THEN
+        IF _before > 0 THEN
+            RAISE EXCEPTION USING ERRCODE = 'FP428',
+                MESSAGE = 'DELETE of ' || TG_TABLE_NAME || ' would forget that token ' || _before || ' was here',
+                HINT = 'Keep the row, and mark it as deleted in a column of its own, under a newer token.';
+        END IF;
+        RETURN OLD;
+    END IF;
+    _after := coalesce((to_jsonb(NEW) ->> TG_ARGV[0])::bigint, 0);
     IF _after < _before THEN
         RAISE EXCEPTION USING ERRCODE = 'FP409',
             MESSAGE = 'stale fencing token for ' || TG_TABLE_NAME || ': got ' || _after || ', seen ' || _before,
@@ -182,4 +191,28 @@ BEGIN
             HINT = 'Set ' || TG_ARGV[0] || ' to the token of a lease newer than ' || _before || '.';
     END IF;
     RETURN NEW;
+END $$;
+
+-- Refuses to empty a table past the triggers of its rows.
+CREATE OR REPLACE FUNCTION fencepost_truncate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'FP428',
+        MESSAGE = 'TRUNCATE of ' || TG_TABLE_NAME || ' without a fencing token for its rows',
+        HINT = 'Delete them under their tokens, or drop the triggers fencepost_* of the table first.';
+END $$;
+
+-- Else a temporary table or a schema of the caller's own could stand in for the marks.
+DO $$
+DECLARE
+    _function regprocedure;
+BEGIN
+    FOR _function IN SELECT oid FROM pg_proc
+        WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema()) AND proname IN (
+            'fencepost_judge', 'fencepost_admit', 'fencepost_resource', 'fencepost_fenced', 'fencepost_epoch',
+            'fencepost_truncate'
+        )
+    LOOP
+        EXECUTE 'ALTER FUNCTION ' || _function || ' SET search_path = pg_catalog, ' || quote_ident(current_schema())
+            || ', pg_temp';
+    END LOOP;
 END $$;

@@ -5,14 +5,17 @@
 
 An object holds a line with the mark, then the value (``envelope``). The mark must not be metadata: the ETag covers
 the bytes only, so equal bytes rewritten by a newer holder would keep it, and a zombie's If-Match would pass. The store
-must honour If-Match and If-None-Match on PUT, as S3 does since 2024. Entering rewrites the object, once for each lease.
+must honour If-Match and If-None-Match on PUT, as S3 does since 2024: the guard finds out before its first change, with
+an object of its own called ``.fencepost-probe``, and refuses to guard a store that ignores them. Entering rewrites the
+object, once for each lease.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import cas
 from fencepost.guards.envelope import Content, pack, unpack
@@ -20,6 +23,9 @@ from fencepost.guards.policy import Policy
 
 __all__ = ["S3Guard"]
 
+_log = logging.getLogger("fencepost")
+_PROBE = ".fencepost-probe"
+_WHY = b"fencepost writes this object to see whether the store honours If-Match and If-None-Match. It may be deleted."
 _ABSENT = {"NoSuchKey", "404"}
 # Somebody was faster: 412, or 409 while both were under way, or 404 when the object to match is gone.
 _OVERTAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT}
@@ -27,6 +33,8 @@ _OVERTAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", 
 
 class S3Guard(cas.Guard):
     """The guarded objects of a bucket, under ``prefix`` if one is given. ``client`` is boto3's.
+
+    Raises ConfigError on first use if the store ignores conditions; ``probe=False`` takes your word that it does not.
 
     ``delete`` leaves an object with nothing but the mark. An object without a mark, from before the guard, is
     read as it is, and gets its mark with the first access.
@@ -40,6 +48,7 @@ class S3Guard(cas.Guard):
         bucket: str,
         *,
         prefix: str = "",
+        probe: bool = True,
         hooks: Iterable[Hook] = (),
         policy: Policy | None = None,
     ) -> None:
@@ -47,10 +56,55 @@ class S3Guard(cas.Guard):
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
+        self._ignored: str | None = None if probe else ""
+        """The condition that the store ignores; "" if none; None if that is not known yet."""
+        self._told = False
+
+    def _prepare(self, *, required: bool) -> None:
+        if self._ignored == "":
+            return
+        try:
+            self._ignored = self._ignored or self._probe()
+            if self._ignored:
+                raise ConfigError(
+                    f"the store of bucket {self._bucket!r} ignores {self._ignored} on PUT, so nothing keeps a replaced "
+                    f"holder from overwriting an object; take a store that honours it, or pass probe=False at your own "
+                    f"risk"
+                )
+        except (BackendError, ConfigError) as error:
+            if required:
+                raise
+            if not self._told:
+                self._told = True
+                _log.error("%s", error)
+
+    def _probe(self) -> str:
+        """The condition that the store ignores; "" if it honours both."""
+        conditions = ({"IfNoneMatch": "*"}, {"IfNoneMatch": "*"}, {"IfMatch": '"00000000000000000000000000000000"'})
+        refused = []
+        for condition in conditions:
+            try:
+                with self._failures(ambiguous=False, passing=_OVERTAKEN) as codes:
+                    self._client.put_object(Bucket=self._bucket, Key=self._prefix + _PROBE, Body=_WHY, **condition)
+            except BackendError as error:
+                raise BackendError(
+                    f"a PUT of {self._prefix + _PROBE!r}, to see whether the store honours conditions, failed; allow "
+                    f"it, or pass probe=False if you know that it does: {error}",
+                    backend="s3",
+                    ambiguous=False,
+                ) from error
+            refused.append(bool(codes))
+        # The first may make the object; the second must find it.
+        return "" if refused[1] and refused[2] else "If-Match" if refused[1] else "If-None-Match"
+
+    def _key(self, resource: str) -> str:
+        if resource == _PROBE:
+            raise ConfigError(f"{resource!r} is an object of the guard's own; take another name")
+        return self._prefix + resource
 
     def _load(self, resource: str) -> cas.Found:
         with self._failures(ambiguous=False, passing=_ABSENT) as codes:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + resource)
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(resource))
             return cas.Found(unpack(answer["Body"].read()), answer["ETag"])
         assert codes
         return cas.Found(Content(), None)
@@ -58,7 +112,7 @@ class S3Guard(cas.Guard):
     def _save(self, resource: str, content: Content, version: Any) -> bool:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         with self._failures(ambiguous=True, passing=_OVERTAKEN) as codes:
-            self._client.put_object(Bucket=self._bucket, Key=self._prefix + resource, Body=pack(content), **condition)
+            self._client.put_object(Bucket=self._bucket, Key=self._key(resource), Body=pack(content), **condition)
         return not codes
 
     @contextmanager

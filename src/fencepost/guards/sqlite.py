@@ -10,7 +10,7 @@ access creates.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, TypeAlias, TypeVar
 
@@ -121,22 +121,69 @@ def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Itera
     return raising(resource, to, hooks)(conn)
 
 
-def ddl(table: str | None = None, *, column: str | None = None) -> list[str]:
+def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[str] = ()) -> list[str]:
     """The statements that prepare a database, for a migration; the first access would create the table too.
 
-    A trigger on ``table`` refuses every UPDATE that does not raise ``column``, the row's epoch, whoever makes it.
+    Triggers on ``table`` refuse, whoever makes it, every UPDATE that does not raise ``column``, the row's epoch, and
+    every DELETE of a row that has one. Given ``key``, the columns of its primary key, they also refuse to replace a
+    row (INSERT OR REPLACE) under an epoch that is not newer.
     """
     if table is None:
         return [_TABLE]
     if column is None:
         raise ConfigError("a trigger needs column=, such as 'lock_epoch'")
-    name, epoch, trigger = ('"' + part.replace('"', '""') + '"' for part in (table, column, f"fencepost_epoch {table}"))
-    return [
+    name, epoch = _quoted(table), _quoted(column)
+    statements = [
         _TABLE,
-        f"CREATE TRIGGER IF NOT EXISTS {trigger} BEFORE UPDATE ON {name} "
-        f"WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0) BEGIN "
-        f"SELECT RAISE(ABORT, 'fencepost: this UPDATE carries no newer fencing token'); END",
+        _trigger(
+            "epoch", table, f"BEFORE UPDATE ON {name} WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0)", _STALE
+        ),
+        _trigger("delete", table, f"BEFORE DELETE ON {name} WHEN OLD.{epoch} > 0", _FORGETS),
     ]
+    if not key:
+        return statements
+    same = " AND ".join(f"{_quoted(each)} = NEW.{_quoted(each)}" for each in key)
+    moved = " OR ".join(f"NEW.{_quoted(each)} IS NOT OLD.{_quoted(each)}" for each in key)
+    there = f"EXISTS (SELECT 1 FROM {name} WHERE {same} AND {epoch} > 0)"
+    literal = "'" + table.replace("'", "''") + "'"
+    noted = f"FROM fencepost_replaced WHERE name = {literal}"
+    # Only after an INSERT is it known that it was made, and only before it which row it replaced.
+    return [
+        *statements,
+        _REPLACED,
+        _trigger("move", table, f"BEFORE UPDATE ON {name} WHEN ({moved}) AND {there}", _FORGETS),
+        _trigger(
+            "replace",
+            table,
+            f"BEFORE INSERT ON {name} WHEN {there} OR EXISTS (SELECT 1 {noted})",
+            f"DELETE {noted}; INSERT INTO fencepost_replaced SELECT {literal}, max({epoch}) FROM {name} WHERE {same} "
+            f"HAVING max({epoch}) > 0",
+        ),
+        _trigger(
+            "replaced",
+            table,
+            f"AFTER INSERT ON {name} WHEN coalesce(NEW.{epoch}, 0) <= (SELECT epoch {noted})",
+            _STALE,
+        ),
+    ]
+
+
+_REPLACED = """
+CREATE TABLE IF NOT EXISTS fencepost_replaced (
+    name  TEXT NOT NULL PRIMARY KEY,
+    epoch INTEGER NOT NULL
+) STRICT, WITHOUT ROWID
+"""
+_STALE = "SELECT RAISE(ABORT, 'fencepost: this change carries no newer fencing token')"
+_FORGETS = "SELECT RAISE(ABORT, 'fencepost: without this row, its fencing token would be forgotten')"
+
+
+def _trigger(what: str, table: str, when: str, then: str) -> str:
+    return f"CREATE TRIGGER IF NOT EXISTS {_quoted(f'fencepost_{what} {table}')} {when} BEGIN {then}; END"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 # What the blocking functions above and those of `guards.aio.sqlite` have in common: jobs for a connection that blocks.

@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
+from fencepost.sql import fork
 from fencepost.sql.sqlite import patiently
 
 _log = logging.getLogger("fencepost")
@@ -74,7 +74,7 @@ class File:
         self._gate = threading.Lock()
         self._inode = (0, 0)
         self._reserved = 0
-        _files.add(self)
+        fork.register(self)
 
     def idle(self) -> AbstractContextManager[object]:
         """While this is held, no thread of this process is inside a transaction."""
@@ -201,48 +201,6 @@ class File:
             db.execute("DELETE FROM share")
             db.execute("UPDATE lock SET token = max(token, (SELECT reserved FROM issuer)) WHERE name = ''")
             db.execute("UPDATE issuer SET boot = ?", (boot_id(),))
-
-
-# SQLite keeps which locks this process has on a file in memory that a fork copies and that no child can use,
-# not even for a connection of its own: it would wait for ever for a transaction of the parent's, or write
-# without a lock. So no connection is open while the process forks; both sides open anew on next use.
-
-_files: "weakref.WeakSet[File]" = weakref.WeakSet()
-_forking = threading.Lock()
-_quiet: list[File] = []
-_leaked: list[sqlite3.Connection] = []  # never closed: that would break the parent's locks
-_PATIENCE = 1.0
-
-
-def _before_fork() -> None:
-    _forking.acquire()
-    for file in list(_files):
-        # A thread that is stuck in a transaction, or this one if it forks in a signal handler, is not waited for.
-        if file._gate.acquire(timeout=_PATIENCE):
-            _quiet.append(file)
-            if file._connection is not None:
-                file._connection.close()
-                file._connection = None
-
-
-def _after_in_parent() -> None:
-    while _quiet:
-        _quiet.pop()._gate.release()
-    _forking.release()
-
-
-def _after_in_child() -> None:
-    global _forking
-    _forking = threading.Lock()
-    _quiet.clear()
-    for file in list(_files):
-        file._gate = threading.Lock()
-        if file._connection is not None:
-            _leaked.append(file._connection)
-            file._connection = None
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
 @functools.cache

@@ -1,0 +1,158 @@
+"""A forked child uses nothing of its parent's: no connection, no file lock, no gate that a thread there holds."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fencepost.errors import ConfigError
+from fencepost.guards import sqlite
+from fencepost.guards.etcd import EtcdGuard
+from fencepost.guards.file import FileGuard
+from fencepost.guards.marks import Marks
+from fencepost.rule import Stamp
+from tests.harness.child import Child
+from tests.harness.isolated import in_fork, isolated
+from tests.harness.servers import Endpoint
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, run
+
+ROUNDS = 25
+
+
+def forked(call: Callable[[], Any]) -> Any:
+    """Start ``call`` in a forked child; what is returned waits for its answer."""
+
+    async def job() -> Any:
+        return call()
+
+    answer = in_fork(job, PATIENCE)
+
+    async def wait() -> Any:
+        return await answer
+
+    return lambda: run(wait())
+
+
+def write_and_look(guard: EtcdGuard, name: str) -> list[str]:
+    """What was wrong with the answers to one process's own writes."""
+    wrong = []
+    for number in range(1, ROUNDS + 1):
+        value = f"{name} {number}".encode()
+        made = guard.write(name, value, number)
+        if not made or (seen := guard.peek(name)) != value:
+            wrong.append(f"wrote {value!r} ({made}), then saw {seen!r}")
+    return wrong
+
+
+@isolated
+def test_parent_and_child_do_not_read_each_other_s_answers_from_etcd(etcd_server: Endpoint, thing: str) -> None:
+    guard = EtcdGuard(etcd_server.url.replace("etcd:", "http:"))
+    guard.peek(thing)
+    (idle,) = guard._idle
+    port = idle.sock.getsockname()[1]
+    child = forked(lambda: write_and_look(guard, f"{thing}/child"))
+    assert write_and_look(guard, f"{thing}/parent") == []
+    assert child() == []
+    guard.peek(thing)
+    assert [each.sock.getsockname()[1] for each in guard._idle] == [port], "the child left the parent's open"
+    guard.close()
+
+
+def write_marks(marks: Marks, names: str) -> None:
+    for token in range(6, 16):
+        for name in names:
+            marks(name, token, "write")
+
+
+@isolated
+def test_marks_of_a_child_forked_during_a_request_of_the_parent_s(tmp_path: Path) -> None:
+    marks = Marks(tmp_path / "marks.sqlite3")
+    inside, forking = threading.Event(), threading.Event()
+    os.register_at_fork(before=forking.set)
+
+    def meanwhile(event: object) -> None:
+        inside.set()
+        assert forking.wait(PATIENCE)
+
+    request = background(lambda: marks("a", 5, "write", hooks=[meanwhile]))
+    assert inside.wait(PATIENCE)
+    child = forked(lambda: write_marks(marks, "bc"))
+    write_marks(marks, "a")
+    request.result()
+    child()
+    assert [_mark(marks, name) for name in "abc"] == [Stamp(15)] * 3
+    marks.close()
+
+
+def _mark(marks: Marks, name: str) -> Stamp | None:
+    with marks._gate:
+        return sqlite.mark(marks._open(), name)
+
+
+@isolated
+def test_a_child_forked_during_an_update_does_not_keep_the_file_locked(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    inside, go = threading.Event(), threading.Event()
+
+    def change(before: bytes | None) -> bytes:
+        inside.set()
+        assert go.wait(PATIENCE)
+        return b"1"
+
+    update = background(lambda: guard.update("thing", change, 5))
+    assert inside.wait(PATIENCE)
+    reader, writer = os.pipe()
+    stay = forked(lambda: os.read(reader, 1))
+    go.set()
+    update.result()
+    background(lambda: guard.write("thing", b"2", 6)).result(PATIENCE / 2)  # while the child lives
+    os.write(writer, b"!")
+    assert stay() == b"!"
+    assert guard.peek("thing") == b"2"
+
+
+FORKS = """
+import os, sys, threading
+from fencepost.guards.file import FileGuard
+
+inside = threading.Event()
+def change(before):
+    inside.set()
+    threading.Event().wait()
+
+threading.Thread(target=FileGuard(sys.argv[1]).update, args=("thing", change, 5), daemon=True).start()
+inside.wait()
+if child := os.fork():
+    print(child, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_child_does_not_keep_the_file_locked_for_a_parent_that_was_killed(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    with Child.python("-c", FORKS, tmp_path) as parent:
+        child = int(parent.line())
+        parent.kill()
+        background(lambda: guard.write("thing", b"2", 6)).result(PATIENCE / 2)
+        os.kill(child, 0)  # it is still there
+    assert guard.peek("thing") == b"2"
+
+
+@isolated
+def test_a_change_that_forks_is_made_by_the_parent_alone(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    children: list[int] = []
+
+    def change(before: bytes | None) -> bytes:
+        children.append(os.fork())
+        return b"parent's" if children[0] else b"child's"
+
+    try:
+        guard.update("thing", change, 5)
+    except ConfigError as error:
+        os._exit(42 if children == [0] and "was forked" in str(error) else 1)
+    assert children[0], "the child wrote"
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 42
+    assert guard.peek("thing") == b"parent's"
