@@ -24,6 +24,7 @@ Kind: TypeAlias = Literal[
     "decision",  # a guard judged one access: verdict, enforced, action, seen; detail: its mode
     "override",  # a guard was told to let everything pass for a while; seconds, detail: how long and why
     "raise_mark",  # a mark was raised by hand; seen: the mark's token before
+    "lower_mark",  # a mark was lowered by hand; seen: the mark's token before
 ]
 
 Action: TypeAlias = Literal["write", "enter"]

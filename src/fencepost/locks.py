@@ -393,7 +393,7 @@ class Core(Generic[L]):
             raise ConfigError(f"no token is larger than {MAX_TOKEN}")
         if above > check.highest_token() and not force:
             raise ConfigError(
-                f"no issuer can have come to token {above} by now; raised that far, this one may have no token left for "
+                f"no issuer can have come to token {above} by now; raised that far, this one may have no tokens for "
                 f"other locks, and guards refuse what it gives out. If a guard's mark is that high, lower the mark; or "
                 f"give force=True (--force)"
             )

@@ -1,4 +1,4 @@
-"""``fencepost guard``: prepare a database for guards, watch a rollout, raise a mark."""
+"""``fencepost guard``: prepare a database for guards, watch a rollout, raise or lower a mark."""
 
 import json
 import time
@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def guard() -> None:
-    """Prepare a database for guards, watch their rollout, and raise a mark by hand."""
+    """Prepare a database for guards, watch their rollout, and raise or lower a mark by hand."""
 
 
 @app.command()
@@ -119,33 +119,31 @@ def install(
     print(f"installed{f', with a trigger on {table}' if table else ''}")
 
 
+Marks = Annotated[
+    str,
+    typer.Argument(
+        help="Where the marks are: postgresql://, sqlite:, redis://, etcd://, s3://bucket/prefix or file:///folder.",
+        metavar="URL",
+    ),
+]
+Resource = Annotated[str, typer.Argument(help="The resource.")]
+Reason = Annotated[str, typer.Option(help="Why, for the audit log.")]
+AuditLog = Annotated[Path, typer.Option(envvar="FENCEPOST_AUDIT", help="The audit log; default: $FENCEPOST_AUDIT.")]
+
+
 @app.command("raise")
 def raise_mark(
-    url: Annotated[
-        str,
-        typer.Argument(
-            help="Where the marks are: postgresql://, sqlite:, redis://, etcd://, s3://bucket/prefix or file:///folder."
-        ),
-    ],
-    resource: Annotated[str, typer.Argument(help="The resource.")],
+    url: Marks,
+    resource: Resource,
     to: Annotated[int, typer.Option(help="Every token up to this one is refused from now on.")],
-    reason: Annotated[str, typer.Option(help="Why, for the audit log.")],
-    audit: Annotated[Path, typer.Option(envvar="FENCEPOST_AUDIT", help="The audit log; default: $FENCEPOST_AUDIT.")],
+    reason: Reason,
+    audit: AuditLog,
     as_json: Json = False,
 ) -> None:
     """Raise a resource's mark by hand, never lower it: for marks that were restored from a backup."""
-    from fencepost.hooks.audit import Audit
-
-    if not reason.strip():
-        raise ConfigError("raising a mark needs a reason, for the readers of the audit log")
-    log, seen = Audit(audit, sync="always"), list[Event]()
-
-    def tell(event: Event) -> None:
-        seen.append(event)
-        log(replace(event, detail=reason))
-
-    mark = _raise(url, resource, to, [tell])
-    before = seen[-1].seen if seen else None
+    told = list[Event]()
+    mark = _by_hand(url, "raise_mark", resource, [told.append, _audited(audit, reason)], to=to)
+    before = told[-1].seen if told else None
     if as_json:
         print(json.dumps({"resource": resource, "before": before, "mark": str(mark.token)}))
     else:
@@ -153,6 +151,37 @@ def raise_mark(
             f"raised from {before} to {mark.token}" if mark.token != before else f"stays at {before}: never lowered"
         )
         print(f"{resource}  {raised}")
+
+
+@app.command("lower")
+def lower_mark(
+    url: Marks,
+    resource: Resource,
+    to: Annotated[int, typer.Option(help="Every token above this one may write again.")],
+    seen: Annotated[int, typer.Option(help="The mark's token, as a refusal names it; nothing is done if it moved.")],
+    reason: Reason,
+    audit: AuditLog,
+    as_json: Json = False,
+) -> None:
+    """Lower a resource's mark by hand: for one that a token which no issuer gave out has raised.
+
+    Until then every honest holder is refused. Afterwards every token above --to may write again, older ones of holders
+    that were replaced too: make sure that none of those is left.
+    """
+    mark = _by_hand(url, "lower_mark", resource, [_audited(audit, reason)], to=to, seen=seen)
+    if as_json:
+        print(json.dumps({"resource": resource, "before": str(seen), "mark": str(mark.token)}))
+    else:
+        print(f"{resource}  lowered from {seen} to {mark.token}")
+
+
+def _audited(path: Path, reason: str) -> Hook:
+    from fencepost.hooks.audit import Audit
+
+    if not reason.strip():
+        raise ConfigError("changing a mark by hand needs a reason, for the readers of the audit log")
+    log = Audit(path, sync="always")
+    return lambda event: log(replace(event, detail=reason))
 
 
 def _primary_key(url: str, table: str) -> list[str]:
@@ -169,21 +198,21 @@ def _run(url: str, statements: list[str]) -> None:
             conn.execute(statement)
 
 
-def _raise(url: str, resource: str, to: int, hooks: Iterable[Hook]) -> Stamp:
-    """Raise a mark in the store behind ``url``; the mark now."""
+def _by_hand(url: str, call: str, resource: str, hooks: Iterable[Hook], **options: int) -> Stamp:
+    """Change a mark in the store behind ``url`` by hand; the mark now."""
     mark: Stamp
     if url.startswith(("postgres://", "postgresql://")):
         from fencepost.guards import postgres
 
         with connected(url) as conn:
-            mark = postgres.raise_mark(conn, resource, to=to, hooks=hooks)
+            mark = getattr(postgres, call)(conn, resource, hooks=hooks, **options)
     elif url.startswith("sqlite:"):
         from fencepost.guards import sqlite
 
         with connected(url) as conn:
-            mark = sqlite.raise_mark(conn, resource, to=to, hooks=hooks)
+            mark = getattr(sqlite, call)(conn, resource, hooks=hooks, **options)
     else:
-        mark = _guard(url, hooks).raise_mark(resource, to=to)
+        mark = getattr(_guard(url, hooks), call)(resource, **options)
     return mark
 
 

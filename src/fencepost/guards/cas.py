@@ -13,7 +13,7 @@ from fencepost import check
 from fencepost.errors import BackendError
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.envelope import Content
-from fencepost.guards.judgement import Judgement
+from fencepost.guards.judgement import Judgement, lowering, moved
 from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict, raised
@@ -119,6 +119,24 @@ class Guard(ABC):
                 if after == mark or self._save(resource, Content(after, None, value), version):
                     seen = mark.token if mark else None
                     Hooks(self._hooks)(Event(kind="raise_mark", name=resource, source=self.source, token=to, seen=seen))
+                    return after
+        raise AssertionError("unreachable")
+
+    def lower_mark(self, resource: str, *, to: int, seen: int) -> Stamp:
+        """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+
+        For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again: make
+        sure that no older holder is left.
+        """
+        after = lowering(resource, to, seen)
+        self._prepare(required=True)
+        with self._hold(resource):
+            for _ in self._tries(resource):
+                (mark, _, value), version = self._load(resource)
+                if mark is None or mark.token != seen:
+                    raise moved(resource, seen, mark)
+                if self._save(resource, Content(after, None, value), version):
+                    Hooks(self._hooks)(Event(kind="lower_mark", name=resource, source=self.source, token=to, seen=seen))
                     return after
         raise AssertionError("unreachable")
 

@@ -175,6 +175,22 @@ class Judgement:
             )
 
 
+def lowering(resource: str, to: int, seen: int) -> Stamp:
+    """The mark that ``lower_mark`` sets; ConfigError if it cannot be one."""
+    check.name(resource, "resource")
+    if check.token(to) >= check.token(seen):
+        raise ConfigError(f"{to} does not lower a mark of {seen}; raise_mark raises one")
+    return Stamp(to)
+
+
+def moved(resource: str, seen: int, mark: Stamp | None) -> ConfigError:
+    """Why a mark is not lowered: it is no longer what the caller saw."""
+    now = f"at {mark.token}" if mark else "not there"
+    return ConfigError(
+        f"the mark of {resource!r} is {now}, and not at {seen}: it is in use, or was lowered already; look at it again"
+    )
+
+
 def _claim(offer: Fence) -> Stamp:
     """Whom and what token an offer names, without taking a stamp of it."""
     if isinstance(offer, BaseLease):

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from fencepost import check
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.judgement import Judgement
+from fencepost.guards.judgement import Judgement, lowering, moved
 from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
@@ -27,7 +27,7 @@ from fencepost.sql import BlockingConnection
 from fencepost.sql.connections import Fenced, require_blocking
 from fencepost.sql.postgres import alone, ask, on, state
 
-__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "mark", "raise_mark"]
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "lower_mark", "mark", "raise_mark"]
 
 C = TypeVar("C", bound=BlockingConnection)
 T = TypeVar("T")
@@ -45,6 +45,8 @@ _MARK = "SELECT token, seq, holder FROM fencepost_mark WHERE resource = %s"
 _RAISE_TO = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '') ON CONFLICT (resource)
     DO UPDATE SET token = excluded.token, seq = 1, holder = '', digest = NULL, writer = NULL
     WHERE fencepost_mark.token <= excluded.token"""
+_LOWER = """UPDATE fencepost_mark SET token = %s, seq = 1, holder = '', digest = NULL, writer = NULL
+    WHERE resource = %s AND token = %s RETURNING token"""
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7378434))"
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 7378434))"
 _PATIENCE = "SELECT set_config('lock_timeout', %s, true)"
@@ -138,6 +140,16 @@ def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Itera
     """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
     require_blocking(conn, _HERE)
     return cast(Stamp, on(conn, raising(resource, to, hooks)))
+
+
+def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()) -> Stamp:
+    """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+
+    For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
+    commit on: make sure that no older holder is left.
+    """
+    require_blocking(conn, _HERE)
+    return cast(Stamp, on(conn, lowering_to(resource, to, seen, hooks)))
 
 
 def install(
@@ -243,6 +255,19 @@ def raising(resource: str, to: int, hooks: Iterable[Hook]) -> Job[Stamp]:
         return Stamp(*cast(tuple[int, int, str], await ask(conn, _MARK, (resource,))))
 
     return lift
+
+
+def lowering_to(resource: str, to: int, seen: int, hooks: Iterable[Hook]) -> Job[Stamp]:
+    after = lowering(resource, to, seen)
+
+    async def lower(conn: Any) -> Stamp:
+        if not await ask(conn, _LOWER, (to, resource, seen)):
+            row = await ask(conn, _MARK, (resource,))
+            raise moved(resource, seen, Stamp(*row) if row else None)
+        Hooks(hooks)(Event(kind="lower_mark", name=resource, source="postgres", token=to, seen=seen))
+        return after
+
+    return lower
 
 
 def installing(statements: Sequence[str]) -> Job[None]:

@@ -18,7 +18,7 @@ from fencepost import check
 from fencepost.driver import run
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.judgement import Judgement
+from fencepost.guards.judgement import Judgement, lowering, moved
 from fencepost.guards.policy import Policy
 from fencepost.guards.redis_client import Link, Part, Script, encoded, text
 from fencepost.lease import AMBIENT, FenceOrAmbient
@@ -120,6 +120,14 @@ class BaseRedisGuard:
         assert after is not None, "the script has just set it"
         return after
 
+    async def _lower_mark(self, resource: str, to: int, seen: int) -> Stamp:
+        after = lowering(resource, to, seen)
+        key = self.link.key(self._prefix, resource)
+        if not await self.link.script(_LOWER_MARK, [key], [to, seen]):
+            raise moved(resource, seen, await self._mark(resource))
+        Hooks(self._hooks)(Event(kind="lower_mark", name=resource, source="redis", token=to, seen=seen))
+        return after
+
     async def _pass(
         self,
         access: Judgement,
@@ -191,9 +199,18 @@ class RedisGuard(BaseRedisGuard):
         """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
         return run(self._raise_mark(resource, to))
 
+    def lower_mark(self, resource: str, *, to: int, seen: int) -> Stamp:
+        """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+
+        For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again: make
+        sure that no older holder is left.
+        """
+        return run(self._lower_mark(resource, to, seen))
+
 
 _ADMIT = Script("fencepost.guards", "admit.lua")
 _RAISE_MARK = Script("fencepost.guards", "raise_mark.lua")
+_LOWER_MARK = Script("fencepost.guards", "lower_mark.lua")
 _CHANGED = Done(None)
 _OVERTAKEN = Done(None)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from fencepost import check
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
-from fencepost.guards.judgement import Judgement
+from fencepost.guards.judgement import Judgement, lowering, moved
 from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp
@@ -25,7 +25,7 @@ from fencepost.sql import BlockingConnection
 from fencepost.sql.connections import Fenced, require_blocking
 from fencepost.sql.sqlite import Table, cursor, link, locked
 
-__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "mark", "raise_mark"]
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "lower_mark", "mark", "raise_mark"]
 
 C = TypeVar("C", bound=BlockingConnection)
 T = TypeVar("T")
@@ -119,6 +119,16 @@ def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Itera
     """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
     require_blocking(conn, _HERE)
     return raising(resource, to, hooks)(conn)
+
+
+def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()) -> Stamp:
+    """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+
+    For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
+    commit on: make sure that no older holder is left.
+    """
+    require_blocking(conn, _HERE)
+    return lowering_to(resource, to, seen, hooks)(conn)
 
 
 def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[str] = ()) -> list[str]:
@@ -245,6 +255,21 @@ def raising(resource: str, to: int, hooks: Iterable[Hook]) -> Job[Stamp]:
         return after
 
     return lift
+
+
+def lowering_to(resource: str, to: int, seen: int, hooks: Iterable[Hook]) -> Job[Stamp]:
+    after = lowering(resource, to, seen)
+
+    def lower(conn: Any) -> Stamp:
+        found = locked(conn, _MARKS)
+        row = _look(found, resource)
+        if row is None or row[0].token != seen:
+            raise moved(resource, seen, row[0] if row else None)
+        found.execute(_KEEP, (resource, *after, None))
+        Hooks(hooks)(Event(kind="lower_mark", name=resource, source="sqlite", token=to, seen=seen))
+        return after
+
+    return lower
 
 
 def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | None) -> bool:

@@ -19,7 +19,16 @@ __all__ = ["Audit", "read"]
 
 Sync: TypeAlias = Literal["never", "refusals", "always"]
 
-_KINDS: tuple[Kind, ...] = ("acquired", "released", "lost", "not_owner", "decision", "override", "raise_mark")
+_KINDS: tuple[Kind, ...] = (
+    "acquired",
+    "released",
+    "lost",
+    "not_owner",
+    "decision",
+    "override",
+    "raise_mark",
+    "lower_mark",
+)
 
 
 class Audit:
@@ -115,4 +124,4 @@ def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def _matters(event: Event) -> bool:
-    return event.enforced is not None or event.kind in ("override", "raise_mark")
+    return event.enforced is not None or event.kind in ("override", "raise_mark", "lower_mark")

@@ -41,6 +41,7 @@ INSTRUMENTS: dict[str, Instrument] = {
     ),
     "fencing_override_total": Instrument("Times a guard was told to let everything pass for a while."),
     "fencing_mark_raised_total": Instrument("Marks raised by hand."),
+    "fencing_mark_lowered_total": Instrument("Marks lowered by hand."),
     "resource_stale_token_rejections_total": Instrument("Accesses refused for an older token."),
     "critical_write_without_token_total": Instrument("Writes to a guarded resource without a token."),
     "resource_writes_accepted_total": Instrument("Writes a guard let pass."),
@@ -87,6 +88,8 @@ def measure(event: Event) -> Iterator[Measure]:
                 yield Measure("fencing_override_total")
         case "raise_mark":
             yield Measure("fencing_mark_raised_total")
+        case "lower_mark":
+            yield Measure("fencing_mark_lowered_total")
 
 
 def _decision(event: Event) -> Iterator[Measure]:

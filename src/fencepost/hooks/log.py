@@ -12,6 +12,7 @@ _LEVELS = {
     "not_owner": logging.WARNING,
     "override": logging.WARNING,
     "raise_mark": logging.WARNING,
+    "lower_mark": logging.WARNING,
     "timeout": logging.INFO,
     "abandoned": logging.INFO,
     "unrenewed": logging.INFO,

@@ -76,7 +76,7 @@ class Telemetry:
                 self._end(event, None)
             case "lost":
                 self._end(event, Status(StatusCode.ERROR, f"lost: {event.detail}"))
-            case "decision" | "override" | "raise_mark":
+            case "decision" | "override" | "raise_mark" | "lower_mark":
                 trace.get_current_span().add_event(
                     f"fencepost.{event.kind}", _attributes(event), _nanoseconds(event.at)
                 )

@@ -19,7 +19,7 @@ from fencepost.sql import AsyncioConnection
 from fencepost.sql.connections import AsyncFenced, require_asyncio
 from fencepost.sql.postgres import awaited
 
-__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "mark", "raise_mark"]
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", "lower_mark", "mark", "raise_mark"]
 
 C = TypeVar("C", bound=AsyncioConnection)
 
@@ -93,6 +93,14 @@ async def raise_mark(conn: AsyncioConnection, resource: str, *, to: int, hooks: 
     """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
     require_asyncio(conn, _THERE)
     return await awaited(conn, jobs.raising(resource, to, hooks))
+
+
+async def lower_mark(
+    conn: AsyncioConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()
+) -> Stamp:
+    """Make ``to`` the mark if its token is still ``seen``; see `fencepost.guards.postgres.lower_mark`."""
+    require_asyncio(conn, _THERE)
+    return await awaited(conn, jobs.lowering_to(resource, to, seen, hooks))
 
 
 async def install(

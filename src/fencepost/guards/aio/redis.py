@@ -59,3 +59,7 @@ class RedisGuard(BaseRedisGuard):
     async def raise_mark(self, resource: str, *, to: int) -> Stamp:
         """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
         return await self._raise_mark(resource, to)
+
+    async def lower_mark(self, resource: str, *, to: int, seen: int) -> Stamp:
+        """Make ``to`` the mark if its token is still ``seen``; see `fencepost.guards.RedisGuard.lower_mark`."""
+        return await self._lower_mark(resource, to, seen)

@@ -17,7 +17,7 @@ from fencepost.rule import Stamp
 from fencepost.sql import AsyncioConnection
 from fencepost.sql.connections import AsyncFenced, require_asyncio, through
 
-__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "mark", "raise_mark"]
+__all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "lower_mark", "mark", "raise_mark"]
 
 C = TypeVar("C", bound=AsyncioConnection)
 T = TypeVar("T")
@@ -84,3 +84,10 @@ async def mark(conn: AsyncioConnection, resource: str) -> Stamp | None:
 async def raise_mark(conn: AsyncioConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
     """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
     return await _awaited(conn, jobs.raising(resource, to, hooks))
+
+
+async def lower_mark(
+    conn: AsyncioConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()
+) -> Stamp:
+    """Make ``to`` the mark if its token is still ``seen``; see `fencepost.guards.sqlite.lower_mark`."""
+    return await _awaited(conn, jobs.lowering_to(resource, to, seen, hooks))
