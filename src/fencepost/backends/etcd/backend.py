@@ -157,19 +157,20 @@ class Etcd(Backend):
                     return None
                 if watch is not None:
                     await signal.wait(None if left == inf else left)
-                    if watch.refused and "auth" not in watch.refused:
-                        raise BackendError(f"etcd refuses to watch: {watch.refused}", backend="etcd", ambiguous=False)
-                pause = 0.05
+                if watch is None or not watch.refused:
+                    pause = 0.05
+                    continue
             except Outage:
-                # It goes on when the store does: its place in line is kept for as long as its session lives.
-                left = until - now()
-                if left <= 0:
-                    return None
-                await self.driver.sleep(min(pause, left))
-                pause = min(2 * pause, 1.0)
+                pass  # it goes on when the store does: its place in line is kept for as long as its session lives
             finally:
                 if watch is not None:
                     self._watches.remove(watch)
+            # A waiter that may not watch, although it may look, looks every second.
+            left = until - now()
+            if left <= 0:
+                return None
+            await self.driver.sleep(min(pause, left))
+            pause = min(2 * pause, 1.0)
 
     async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
         if queue is None and keys.blocking(await view.line(self._rpc, name), limit):
