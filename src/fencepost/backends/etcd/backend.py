@@ -69,6 +69,9 @@ class Etcd(Backend):
             entry = await self._sessions.enter(name, holder, ttl)
             try:
                 grant = await (self._ask(entry) if queue is None else self._join(entry, queue))
+            except GeneratorExit:
+                self._sessions.abandon(entry)
+                raise
             except LeaseGone:
                 self._sessions.lose(entry.session, "etcd no longer knows its session")
                 continue
@@ -131,6 +134,21 @@ class Etcd(Backend):
         look: Callable[[Entry], Awaitable[Found]],
         rejoin: Callable[[Entry | None], Awaitable[Grant | None]],
     ) -> Grant | None:
+        try:
+            return await self._turn(holder, timeout, look, rejoin)
+        except GeneratorExit:
+            entry = self._sessions.find(holder)
+            if entry is not None:
+                self._sessions.abandon(entry)
+            raise
+
+    async def _turn(
+        self,
+        holder: str,
+        timeout: float | None,
+        look: Callable[[Entry], Awaitable[Found]],
+        rejoin: Callable[[Entry | None], Awaitable[Grant | None]],
+    ) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self.driver.signal()
@@ -185,6 +203,9 @@ class Etcd(Backend):
                 if isinstance(found, Grant):
                     return found
                 line = await view.line(self._rpc, name)
+            except GeneratorExit:
+                self._sessions.abandon(entry)
+                raise
             except LeaseGone:
                 self._sessions.lose(entry.session, "etcd no longer knows its session")
                 continue

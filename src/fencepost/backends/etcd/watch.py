@@ -26,7 +26,7 @@ class Watches:
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # the garbage collector may end a waiter, and its watch, anywhere
         self._numbers = count(1)
         self._watches: dict[int, Watch] = {}
         self._stream: Stream[pb.WatchRequest, pb.WatchResponse] | None = None
@@ -85,7 +85,7 @@ class Watches:
             if refused:
                 # etcd does not say which watch it refuses. The stream's login is the usual cause: etcd has forgotten
                 # it, or asks for one now. So every waiter looks again, and watches on a stream with a new login.
-                for each in self._watches.values():
+                for each in list(self._watches.values()):
                     each.refused = reason
             elif watch is None:
                 return
