@@ -51,6 +51,11 @@ class Driver(Protocol):
     def close(self) -> None: ...
 
 
+def abandoned(signal: Signal) -> bool:
+    """Whether nobody can wait for a signal any more, because its event loop is closed."""
+    return bool(getattr(signal, "abandoned", False))
+
+
 def run(job: Coroutine[Any, Any, T]) -> T:
     """Finish a coroutine that never suspends; RuntimeError if it does, for that is a bug."""
     try:

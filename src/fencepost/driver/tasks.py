@@ -32,13 +32,19 @@ class TaskSignal:
         try:
             loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            self._event.set()  # the loop is closed: nobody waits any more
+            # The loop is closed. What still seems to wait there must not be touched: asyncio would raise an error.
+            self._event = asyncio.Event()
+            self._event.set()
 
     def clear(self) -> None:
         self._event.clear()
 
     def is_set(self) -> bool:
         return self._event.is_set()
+
+    @property
+    def abandoned(self) -> bool:
+        return self._loop is not None and self._loop.is_closed()
 
     async def wait(self, timeout: float | None = None) -> bool:
         self._loop = asyncio.get_running_loop()

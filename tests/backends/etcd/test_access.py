@@ -1,37 +1,49 @@
 """Users and passwords, certificates, and what the doctor says about a cluster."""
 
+import asyncio
 import os
 import secrets
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
 import fencepost
+from fencepost.backends.etcd.watch import Watches
 from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import QUICK_ETCD, Etcd, ask
-from tests.backends.etcd.tools import etcdctl
+from fencepost_lab.servers.processes import program
+from tests.backends.etcd.tools import LONG, etcdctl, queued
+from tests.conformance.faces import FACES, Client
 from tests.harness.servers import Endpoint
-from tests.harness.waiting import until
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until, until_async
 
 
 @pytest.fixture
 def guarded() -> Iterator[Etcd]:
     """An etcd that asks who is there, forgets tokens after a second, and lets `me` see only `mine/`."""
     with Etcd(args=[*QUICK_ETCD, "--auth-token-ttl", "1"]) as server:
-        for command in (
-            "user add root:top",
-            "user grant-role root root",
-            "role add part",
-            "role grant-permission part --prefix=true readwrite mine/",
-            "user add me:s3cret",
-            "user grant-role me part",
-            "auth enable",
-        ):
-            etcdctl(server.url, *command.split())
+        guard(server)
         yield server
+
+
+def guard(server: Etcd) -> None:
+    """Have it ask who is there."""
+    for command in (
+        "user add root:top",
+        "user grant-role root root",
+        "role add part",
+        "role grant-permission part --prefix=true readwrite mine/",
+        "user add me:s3cret",
+        "user grant-role me part",
+        "auth enable",
+    ):
+        etcdctl(server.url, *command.split())
 
 
 def url(server: Etcd, login: str) -> str:
@@ -78,6 +90,77 @@ def test_an_expired_login_is_renewed(guarded: Etcd) -> None:
             return bool(rpc._login != first)
 
         until(renewed, "it is renewed")
+
+
+def forget_tokens(server: Etcd) -> None:
+    """Have etcd forget every token of `me` now, as it does with one that was not used for its whole life."""
+    address = server.url.partition("://")[2]
+    command = [program("ETCDCTL"), "--endpoints", address, "--user", "root:top", "user", "passwd", "me"]
+    subprocess.run([*command, "--interactive=false"], input="s3cret\n", text=True, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_waiter_whose_watch_was_refused_for_its_old_login_is_woken(
+    guarded: Etcd, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream keeps the login that it was opened with, long after single requests have a new one."""
+    refused: list[str] = []
+    heard = Watches._heard
+
+    def noticed(watches: Watches, stream: Any, answer: Any) -> None:
+        if answer.created and answer.canceled:
+            refused.append(answer.cancel_reason)
+        heard(watches, stream, answer)
+
+    monkeypatch.setattr(Watches, "_heard", noticed)
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=LONG) as others:
+        client = Client(face, url(guarded, "me:s3cret"), ttl=LONG)
+        held = others.acquire("mine/1")
+        with pytest.raises(fencepost.NotAcquired):
+            await client.acquire("mine/1", timeout=0.5)
+        assert not refused
+        forget_tokens(guarded)
+        waiting = asyncio.ensure_future(client.acquire("mine/1"))
+        await until_async(lambda: bool(refused), "its watch is refused", watching=[waiting])
+        assert "auth token" in refused[0]
+        assert await asyncio.to_thread(held.release)
+        lease = await asyncio.wait_for(waiting, PATIENCE)
+        assert len(refused) == 1, "the next stream has a login that etcd knows"
+        assert await lease.release()
+        await client.close()
+
+
+def test_who_looks_on_looks_again_when_its_watch_was_refused(guarded: Etcd) -> None:
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=LONG) as locks:
+        lease = locks.acquire("mine/1")
+        changed = locks._core.backend.changed
+
+        def watched() -> bool:
+            return bool(locks._core.backend._watches._watches)  # type: ignore[attr-defined]
+
+        first = background(lambda: run(changed("mine/1", lease.token)))
+        until(watched, "it watches", watching=[first])
+        assert lease.release()
+        first.result()
+        lease = locks.acquire("mine/1")
+        forget_tokens(guarded)
+        background(lambda: run(changed("mine/1", lease.token))).result()
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_login_is_used_from_when_etcd_asks_for_one(face: str) -> None:
+    with Etcd(args=QUICK_ETCD) as server:
+        client = Client(face, url(server, "me:s3cret"), ttl=LONG)
+        assert await (await client.acquire("mine/1")).release(), "nobody asks yet"
+        guard(server)
+        with fencepost.connect(url(server, "me:s3cret"), ttl=LONG) as others:
+            held = others.acquire("mine/2")
+            waiting = asyncio.ensure_future(client.acquire("mine/2"))
+            await until_async(lambda: queued(others, "mine/2", 1), "it waits", watching=[waiting])
+            assert held.release()
+            lease = await asyncio.wait_for(waiting, PATIENCE)
+            assert await lease.release()
+        await client.close()
 
 
 def test_a_login_nobody_asks_for_does_no_harm(etcd_server: Endpoint) -> None:

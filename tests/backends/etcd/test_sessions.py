@@ -9,7 +9,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost_lab.servers import QUICK_ETCD, Etcd
-from tests.backends.etcd.tools import LONG, counts, etcdctl
+from tests.backends.etcd.tools import LONG, counts, etcdctl, queued
 from tests.harness.child import Child
 from tests.harness.waiting import PATIENCE, until
 
@@ -26,11 +26,6 @@ def server() -> Iterator[Etcd]:
 def locks(server: Etcd) -> Iterator[sync.Locks]:
     with fencepost.connect(server.url, ttl=LONG) as connected:
         yield connected
-
-
-def queued(locks: sync.Locks, name: str, count: int) -> bool:
-    status = locks.status(name)
-    return status is not None and len(status.waiters) == count
 
 
 def leases(server: Etcd) -> int:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from typing import Any
 
+from fencepost import sync
 from fencepost_lab.servers import Etcd, EtcdCluster, http_text
 from fencepost_lab.servers.processes import HOST, program
 from tests.harness.child import Child
@@ -23,6 +24,12 @@ def etcdctl(url: str, *arguments: str) -> Any:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stdout
+
+
+def queued(locks: sync.Locks, name: str, count: int) -> bool:
+    """Whether so many wait for a lock."""
+    status = locks.status(name)
+    return status is not None and len(status.waiters) == count
 
 
 class Native(Child):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ import pytest
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST, Postgres
@@ -158,6 +160,82 @@ def test_a_request_whose_connection_broke_does_not_take_the_lock_after_all(serve
                 os.kill(pid, signal.SIGCONT)
             until(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
             assert others.status(name) is None
+
+
+def crowd(locks: sync.Locks, count: int) -> None:
+    """Have the pool open so many connections, which are idle then."""
+    together = threading.Barrier(count)
+    backend = locks._core.backend
+    assert isinstance(backend, Backend)
+
+    def one(number: int) -> None:
+        together.wait(PATIENCE)
+        with locks.lock(f"crowd-{number}"):
+            pass
+
+    def idle() -> bool:
+        for task in [aside(one, number) for number in range(count)]:
+            task.result(PATIENCE)
+        return len(backend._links._idle) >= count
+
+    until(idle, f"{count} connections are idle")
+
+
+def test_a_request_given_up_does_not_take_the_lock_although_another_connection_cleans_up(
+    server: Postgres, name: str
+) -> None:
+    url = f"{server.url}?application_name={name}&timeout=1s"
+    with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+        crowd(locks, 3)
+        pid = locks._core.backend._links._idle[-1].pid  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(BackendError, match="no answer within 1 s"):
+                locks.try_acquire(name)
+            assert unread(server.port), "the request has arrived"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
+        assert others.status(name) is None
+
+
+async def test_a_request_whose_caller_was_cancelled_does_not_take_the_lock_after_its_clean_up(
+    server: Postgres, name: str
+) -> None:
+    url = f"{server.url}?application_name={name}&timeout=1s"
+    async with aio.connect(url, ttl=LONG) as locks:
+        links = locks._core.backend._links  # type: ignore[attr-defined]
+        for lease in await asyncio.gather(*(locks.acquire(f"{name}-{number}") for number in range(3))):
+            assert await lease.release()
+        assert len(links._idle) > 1
+        pid = links._idle[-1].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            victim = asyncio.create_task(locks.acquire(name))
+            await until_async(lambda: unread(server.port), "the request has arrived", watching=[victim])
+            victim.cancel()
+            await asyncio.wait([victim])
+            assert victim.cancelled()
+            await until_async(lambda: not links._stranded and len(links._idle) == links._open, "it is cleaned up")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until_async(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
+        assert await locks.status(name) is None
+
+
+def test_one_silent_connection_makes_all_idle_ones_suspect(server: Postgres, name: str) -> None:
+    """As when a firewall has forgotten them all: each of them would be waited for in its turn."""
+    with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout=1s"
+        with fencepost.connect(url, ttl=LONG) as locks:
+            crowd(locks, 4)
+            proxy.cut(newcomers=False)
+            with pytest.raises(BackendError, match="no answer within 1 s"):
+                locks.acquire(name)
+            assert proxy.held, "the request was on its way"
+            held = proxy.held
+            assert locks.acquire(name).release()
+            assert proxy.held == held, "nothing more was sent over the old connections"
 
 
 @pytest.mark.parametrize("waits", [False, True])

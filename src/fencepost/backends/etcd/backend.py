@@ -69,6 +69,9 @@ class Etcd(Backend):
             entry = await self._sessions.enter(name, holder, ttl)
             try:
                 grant = await (self._ask(entry) if queue is None else self._join(entry, queue))
+            except GeneratorExit:
+                self._sessions.abandon(entry)
+                raise
             except LeaseGone:
                 self._sessions.lose(entry.session, "etcd no longer knows its session")
                 continue
@@ -131,6 +134,21 @@ class Etcd(Backend):
         look: Callable[[Entry], Awaitable[Found]],
         rejoin: Callable[[Entry | None], Awaitable[Grant | None]],
     ) -> Grant | None:
+        try:
+            return await self._turn(holder, timeout, look, rejoin)
+        except GeneratorExit:
+            entry = self._sessions.find(holder)
+            if entry is not None:
+                self._sessions.abandon(entry)
+            raise
+
+    async def _turn(
+        self,
+        holder: str,
+        timeout: float | None,
+        look: Callable[[Entry], Awaitable[Found]],
+        rejoin: Callable[[Entry | None], Awaitable[Grant | None]],
+    ) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self.driver.signal()
@@ -157,19 +175,20 @@ class Etcd(Backend):
                     return None
                 if watch is not None:
                     await signal.wait(None if left == inf else left)
-                    if watch.refused and "auth" not in watch.refused:
-                        raise BackendError(f"etcd refuses to watch: {watch.refused}", backend="etcd", ambiguous=False)
-                pause = 0.05
+                if watch is None or not watch.refused:
+                    pause = 0.05
+                    continue
             except Outage:
-                # It goes on when the store does: its place in line is kept for as long as its session lives.
-                left = until - now()
-                if left <= 0:
-                    return None
-                await self.driver.sleep(min(pause, left))
-                pause = min(2 * pause, 1.0)
+                pass  # it goes on when the store does: its place in line is kept for as long as its session lives
             finally:
                 if watch is not None:
                     self._watches.remove(watch)
+            # A waiter that may not watch, although it may look, looks every second.
+            left = until - now()
+            if left <= 0:
+                return None
+            await self.driver.sleep(min(pause, left))
+            pause = min(2 * pause, 1.0)
 
     async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
         if queue is None and keys.blocking(await view.line(self._rpc, name), limit):
@@ -184,6 +203,9 @@ class Etcd(Backend):
                 if isinstance(found, Grant):
                     return found
                 line = await view.line(self._rpc, name)
+            except GeneratorExit:
+                self._sessions.abandon(entry)
+                raise
             except LeaseGone:
                 self._sessions.lose(entry.session, "etcd no longer knows its session")
                 continue

@@ -11,7 +11,7 @@ from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TX
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
-from fencepost.driver import Driver, Signal, run
+from fencepost.driver import Driver, Signal, abandoned, run
 from fencepost.errors import BackendError
 
 # An idle session is kept for the next lock this long.
@@ -48,10 +48,10 @@ class Entry:
     session: Session
     key: bytes
     value: bytes
-    signal: Signal | None = None
+    signal: Signal
     revision: int = 0
     deadline: float = inf
-    """When it is to be deleted: where a hold's last renewal ends; never, while it waits."""
+    """When it is to be deleted: where a hold's last renewal ends; never, while somebody waits for it."""
     held: bool = False
     sent: Sent = field(default_factory=Sent)
 
@@ -84,6 +84,15 @@ class Keeper:
         if session.doubtful:
             self._nudge.set()
 
+    def abandon(self, entry: Entry) -> None:
+        """Nobody waits for this key any more, and nobody can clean up: have the keeper delete it.
+
+        This takes no lock, for the garbage collector may call it anywhere.
+        """
+        if not entry.revision:
+            entry.session.doubtful = True  # the key may still be on its way
+        entry.deadline = self._driver.now()
+
     def lose(self, session: Session, why: str) -> None:
         """The store has forgotten a session: tell its holders, and have its waiters join again."""
         with self._gate:
@@ -99,8 +108,7 @@ class Keeper:
         for entry in entries:
             if entry.held:
                 self._report(entry.holder, why)
-            if entry.signal is not None:
-                entry.signal.set()
+            entry.signal.set()
         for asker in askers:
             asker.set()
 
@@ -178,6 +186,9 @@ class Keeper:
                         overdue = session.unanswered[0] + max(session.ttl / 4, 0.75)
                         silent = silent or now >= overdue
                         wake = min(wake, overdue)
+                    for entry in session.entries.values():
+                        if entry.deadline == inf and abandoned(entry.signal):
+                            self.abandon(entry)
                     late += [entry for entry in session.entries.values() if now >= entry.deadline]
                     ends = (entry.deadline for entry in session.entries.values() if entry.deadline > now)
                     wake = min(wake, session.due, min(ends, default=inf))

@@ -85,7 +85,8 @@ class Fault(NamedTuple):
         code: grpc.StatusCode = error.code()
         words: str = error.details() or ""
         low = words.lower()
-        login = code is grpc.StatusCode.UNAUTHENTICATED or "auth token" in low or "auth store is old" in low
+        asked = ("auth token", "auth store is old", "user name is empty")
+        login = code is grpc.StatusCode.UNAUTHENTICATED or any(sign in low for sign in asked)
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
             unsent = ("failed to connect", "refused", "no leader", "name resolution", "dns", "too many requests")
             sent = not any(sign in low for sign in unsent)

@@ -63,8 +63,9 @@ class Rpc:
                 if sent is not None and sent.pending is None:
                     sent.doubtful = True
                 raise
-            if fault.login and not self._anonymous and logins < 2:
-                self._login, logins = None, logins + 1
+            if fault.login and self._address.user is not None and logins < 2:
+                self.forget_login()
+                logins += 1
                 continue
             if not fault.passing or wires.closed or self._driver.now() + pause >= until:
                 kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
@@ -142,15 +143,16 @@ class Rpc:
         except grpc.RpcError as error:
             words = error.details() or ""
             if "not enabled" in words:
-                self._anonymous = True  # as etcd's own client does: whoever needs no password may give one
+                self._anonymous = True  # as etcd's own client does, until etcd asks for a login
                 return
             if "invalid user" in words or "authentication failed" in words:
-                hint = "etcd knows no such user with this password; mend user and password in the URL"
+                hint = "etcd rejected the credentials; check user and password in the URL"
                 raise BackendError(hint, backend="etcd", ambiguous=False) from None
             raise
 
     def forget_login(self) -> None:
-        self._login = None
+        """Log in again before the next request, if the URL names a user."""
+        self._login, self._anonymous = None, self._address.user is None
 
     def _metadata(self) -> list[tuple[str, str]]:
         # A member cut off from the leader says so at once, instead of staying silent.

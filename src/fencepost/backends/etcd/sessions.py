@@ -80,7 +80,7 @@ class Sessions(Keeper):
     def _claim(self, session: Session, name: str, holder: str, limit: int | None) -> Entry:
         alone = keys.prefix(name) + b"%x" % session.id not in session.entries
         key, value = keys.spell(name, session.id, holder, limit, alone=alone)
-        entry = Entry(name, holder, session, key, value)
+        entry = Entry(name, holder, session, key, value, self._driver.signal())
         session.entries[key] = self._entries[holder] = entry
         return entry
 

@@ -26,7 +26,7 @@ class Watches:
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # the garbage collector may end a waiter, and its watch, anywhere
         self._numbers = count(1)
         self._watches: dict[int, Watch] = {}
         self._stream: Stream[pb.WatchRequest, pb.WatchResponse] | None = None
@@ -78,18 +78,26 @@ class Watches:
     def _heard(self, stream: Stream[pb.WatchRequest, pb.WatchResponse], answer: pb.WatchResponse) -> None:
         if not answer.canceled and not answer.events:
             return
+        reason = "" if answer.compact_revision else answer.cancel_reason or "etcd cancelled it"
+        refused = bool(answer.canceled and answer.created and reason)
         with self._gate:
             watch = self._watches.get(answer.watch_id)
-            if watch is None:
+            if refused:
+                # etcd does not say which watch it refuses. The stream's login is the usual cause: etcd has forgotten
+                # it, or asks for one now. So every waiter looks again, and watches on a stream with a new login.
+                for each in list(self._watches.values()):
+                    each.refused = reason
+            elif watch is None:
                 return
-            if answer.canceled:
-                # Its history was compacted away: whoever waits looks again, and watches from there.
+            elif answer.canceled:
+                # If its history was compacted away, the waiter looks again, and watches from there.
                 del self._watches[watch.number]
-                watch.refused = "" if answer.compact_revision else answer.cancel_reason or "etcd cancelled it"
-        if "auth" in watch.refused:
+                watch.refused = reason
+        if refused:
             self._rpc.forget_login()
             self.restart()
-        watch.signal.set()
+        if watch is not None:
+            watch.signal.set()
 
     def _over(self, stream: Stream[pb.WatchRequest, pb.WatchResponse], why: str) -> None:
         with self._gate:

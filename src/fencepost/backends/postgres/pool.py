@@ -30,7 +30,7 @@ T = TypeVar("T")
 # serializable, whoever had to wait for a row fails, and behind a pooler that cannot be helped.
 _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
 # Ends only sessions of ours: a pid may be somebody else's by now.
-_END = """SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity
+_END = """SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
     WHERE pid = ANY(%s) AND application_name = %s AND usename = current_user"""
 
 _parents: list[Link] = []  # never closed: a connection inherited through a fork is the parent's
@@ -90,6 +90,8 @@ class Links:
                 if self._driver.now() > until:
                     raise failure(error, ambiguous=False) from error
             except psycopg.Error as error:
+                if error.sqlstate is None:
+                    self._suspect()
                 # Only the server's own word that it failed says for sure that nothing was done.
                 unsure = error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
                 raise failure(error, ambiguous=unsure) from error
@@ -112,14 +114,19 @@ class Links:
             if signal is not None:
                 await self._turn(signal)
             elif _silent(link):
+                if self._stranded:
+                    await self._end_stranded(link)
                 return link
             else:
                 self._drop(link)
         try:
-            return await self._connect()
+            link = await self._connect()
         except BaseException:
             self._closed_one()
             raise
+        if self._stranded:
+            await self._end_stranded(link)
+        return link
 
     async def _turn(self, signal: Signal) -> None:
         try:
@@ -149,6 +156,27 @@ class Links:
                 if self._queue and (self._idle or self._open < self._limit):
                     self._queue.popleft().set()
 
+    def _suspect(self) -> None:
+        """A connection broke, or the server was silent on it: the idle ones may be dead too, and nobody has told us."""
+        with self._gate:
+            idle, self._idle = self._idle, []
+        for link in idle:
+            self._drop(link)
+
+    async def _end_stranded(self, link: Link) -> None:
+        """A statement that was given up must not be carried out after its clean-up: end the server's process for it."""
+        stranded = self._stranded.copy()
+        patience = int(min(2.0, self._patience / 2) * 1000)
+        try:
+            await ask(link, _END, [patience, stranded, self._info["application_name"]])
+        except BaseException as error:
+            self._give_back(link)
+            if isinstance(error, psycopg.Error):
+                raise failure(error, ambiguous=False) from error
+            raise
+        with self._gate:
+            self._stranded = [pid for pid in self._stranded if pid not in stranded]
+
     def _drop(self, link: Link) -> None:
         link.pgconn.finish()  # without goodbyes, which might wait
         self._closed_one()
@@ -169,10 +197,6 @@ class Links:
                 await ask(link, "SET default_transaction_isolation = 'read committed'")  # see _TRANSIENT
                 for call in self._calls:
                     await call.prepare(link)
-            stranded, self._stranded = self._stranded, []
-            if stranded:
-                # A statement cut off on its way must not be carried out after its clean-up.
-                await ask(link, _END, [stranded, self._info["application_name"]])
         except BaseException as error:
             link.pgconn.finish()
             if isinstance(error, psycopg.Error):

@@ -79,6 +79,9 @@ class ZooKeeper(Backend):
         place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost, limit)
         try:
             await place.join(self._settings, self.driver)
+        except GeneratorExit:
+            place.forsaken = True
+            raise
         except BackendError as error:
             if not error.ambiguous:
                 del self._places[holder]
@@ -99,6 +102,14 @@ class ZooKeeper(Backend):
         return await self._wait(name, holder, ttl, limit, timeout)
 
     async def _wait(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
+        try:
+            return await self._turn(name, holder, ttl, limit, timeout)
+        except GeneratorExit:
+            if place := self._places.get(holder):
+                place.forsaken = True
+            raise
+
+    async def _turn(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         place = self._places.get(holder)
@@ -267,6 +278,7 @@ class ZooKeeper(Backend):
     def _open(self, timeout: float) -> Session:
         session = Session(self._settings, timeout, self.driver)
         session.on_lost, session.on_connected = self._session_lost, self._session_connected
+        session.on_beat = self._session_beat
         self._sessions[timeout] = session
         session.start()
         return session
@@ -309,6 +321,12 @@ class ZooKeeper(Backend):
                     self._dropped(place, True)
                 else:
                     place.rouse()
+
+    def _session_beat(self, session: Session) -> None:
+        """Drop the waiters whose event loop is closed, as one may be without leaving: the session lives on."""
+        for place in list(self._places.values()):
+            if place.session is session and place.abandoned and self._overdue.left(place.holder) is None:
+                self._drop(place)
 
     def _session_connected(self, session: Session) -> None:
         for place in list(self._places.values()):

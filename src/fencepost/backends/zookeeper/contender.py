@@ -12,7 +12,7 @@ from fencepost.backend import LOOK
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import Settings
 from fencepost.backends.zookeeper.session import Reply, Session, sets
-from fencepost.driver import Driver, Signal
+from fencepost.driver import Driver, Signal, abandoned
 from fencepost.errors import ConfigError
 
 _EPHEMERAL_SEQUENTIAL = 3
@@ -23,6 +23,7 @@ class Place:
     """A holder's node in the line of its lock, from before it is asked for until it is surely gone."""
 
     __slots__ = (
+        "_last",
         "_lost",
         "_stem",
         "_wake",
@@ -30,6 +31,7 @@ class Place:
         "created",
         "ended",
         "folder",
+        "forsaken",
         "holder",
         "limit",
         "name",
@@ -56,7 +58,9 @@ class Place:
         self.created: Reply | None = None
         self.ahead: list[str] = []  # who stood before it when last seen, first come first
         self.ended = False  # nobody wants it any more; it is dropped as soon as the connection allows
+        self.forsaken = False  # its waiter's coroutine was closed, so that nobody cleans up
         self._stem = ""
+        self._last: Signal | None = None  # what it was last waited on with
         self._wake: Signal | None = None
         self._lost = lost
 
@@ -74,6 +78,11 @@ class Place:
         return names.blocking(self.ahead, self.limit)
 
     @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for it any more, and nobody can."""
+        return self.forsaken or (self._last is not None and abandoned(self._last))
+
+    @property
     def token(self) -> int:
         """The zxid that created its node: larger than that of every node before it."""
         assert self.created is not None
@@ -86,7 +95,7 @@ class Place:
         # As kazoo's Election has it: what a candidate tells of itself is its node's data.
         data = (told or f"{self.holder} {self.ttl:g}").encode()
         while True:
-            answered = driver.signal()
+            answered = self._last = driver.signal()
             stem = names.LAYOUTS[settings.layout](identity, session.id)
             self._stem = f"{folder}/{names.share(identity, self.limit) if self.limit else stem}"
             self.created = session.send(Create2(self._stem, data, settings.acl, _EPHEMERAL_SEQUENTIAL))
@@ -125,7 +134,7 @@ class Place:
 
     async def passed(self, driver: Driver, left: float) -> bool:
         """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
-        self._wake = wake = driver.signal()
+        self._wake = self._last = wake = driver.signal()
         last = self.blocking[-1]
         if self.limit and names.limit(last):
             # Any of them may make room.

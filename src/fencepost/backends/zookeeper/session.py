@@ -22,7 +22,7 @@ from kazoo.protocol.serialization import Connect, Create2
 from kazoo.protocol.states import KazooState
 
 from fencepost.backends.zookeeper.address import Settings
-from fencepost.driver import Driver, Signal
+from fencepost.driver import Driver, Signal, boottime
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -112,6 +112,23 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     """
 
     granted = 0.0
+    on_beat: Callable[[], None] = staticmethod(lambda: None)
+    _due = 0.0
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        super()._send_request(read_timeout, connect_timeout)
+        self._beat()
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        super()._send_ping(connect_timeout)
+        self._beat()
+
+    def _beat(self) -> None:
+        """Whatever was sent keeps the session alive: now and then, see for whom."""
+        now = boottime()
+        if now >= self._due:
+            self._due = now + self.granted / 3
+            self.on_beat()
 
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> Any:
         if not isinstance(request, Connect):
@@ -130,6 +147,8 @@ class Session:
         self.era = 0
         self.on_lost: Callable[[Session], None] = lambda session: None
         self.on_connected: Callable[[Session], None] = lambda session: None
+        self.on_beat: Callable[[Session], None] = lambda session: None
+        """Called every now and then while the session is kept alive, on kazoo's connection thread."""
         self._driver = driver
         self._settings = settings
         self._patience = settings.patience
@@ -142,6 +161,7 @@ class Session:
             **settings.client,
         )
         self._connection = _Connection(self._client, self._client._conn_retry.copy(), self._client.logger)
+        self._connection.on_beat = lambda: self.on_beat(self)
         self._client._connection = self._connection
         self._client.add_listener(self._changed)
 
