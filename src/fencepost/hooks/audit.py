@@ -19,16 +19,8 @@ __all__ = ["Audit", "read"]
 
 Sync: TypeAlias = Literal["never", "refusals", "always"]
 
-_KINDS: tuple[Kind, ...] = (
-    "acquired",
-    "released",
-    "lost",
-    "not_owner",
-    "decision",
-    "override",
-    "raise_mark",
-    "lower_mark",
-)
+_BY_HAND: tuple[Kind, ...] = ("override", "raise_mark", "lower_mark")
+_KINDS: tuple[Kind, ...] = ("acquired", "released", "lost", "not_owner", "decision", *_BY_HAND)
 
 
 class Audit:
@@ -124,4 +116,4 @@ def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def _matters(event: Event) -> bool:
-    return event.enforced is not None or event.kind in ("override", "raise_mark", "lower_mark")
+    return event.enforced is not None or event.kind in _BY_HAND

@@ -19,6 +19,7 @@ from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST, Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session
+from tests.harness.pgbouncer import PgBouncer
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
@@ -221,6 +222,34 @@ async def test_a_request_whose_caller_was_cancelled_does_not_take_the_lock_after
             os.kill(pid, signal.SIGCONT)
         await until_async(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
         assert await locks.status(name) is None
+
+
+async def test_behind_a_pooler_a_cancelled_request_ends_before_its_clean_up(server: Postgres, name: str) -> None:
+    """Nobody can end the server's process there, and a second cancellation cuts off what would cancel the request."""
+    with PgBouncer(target=server.url) as pooler:
+        url = f"{pooler.url}?application_name={name}"
+        async with aio.connect(url, ttl=LONG) as locks, aio.connect(server.url, ttl=LONG) as others:
+            links = locks._core.backend._links  # type: ignore[attr-defined]
+            await (await locks.acquire(name)).release()
+            assert links.pooled
+            with session(server) as other:
+                ((pid,),) = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [name])
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                victim = asyncio.create_task(locks.acquire(name))
+                await until_async(lambda: unread(server.port), "the request has arrived", watching=[victim])
+                while not victim.done():
+                    victim.cancel()
+                    await asyncio.sleep(0)
+                assert links._unfinished, "it is still under way"
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await until_async(lambda: not links._unfinished, "it has ended")
+
+            async def free() -> bool:
+                return await others.status(name) is None
+
+            await until_async(free, "the lock is free")
 
 
 def test_one_silent_connection_makes_all_idle_ones_suspect(server: Postgres, name: str) -> None:

@@ -5,10 +5,12 @@ import select
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors
+from psycopg.generators import execute
 from psycopg.pq import TransactionStatus
 
 from fencepost.backends.postgres.connection import (
@@ -68,6 +70,7 @@ class Links:
         self._open = 0
         self._queue: deque[Signal] = deque()
         self._stranded: list[int] = []  # server processes that may still be at work for connections that broke
+        self._unfinished = 0  # statements that were given up behind a pooler, and are still being ended
         self._known = False
         self.closed = False
         self.pooled = False
@@ -103,9 +106,9 @@ class Links:
         while True:
             signal = None
             with self._gate:
-                if self._idle:
+                if self._idle and not self._unfinished:
                     link = self._idle.pop()
-                elif self._open < self._limit:
+                elif self._open < self._limit and not self._unfinished:
                     self._open += 1
                     break
                 else:
@@ -142,6 +145,9 @@ class Links:
         if link.closed or link.pgconn.transaction_status != TransactionStatus.IDLE:
             if not self.pooled:
                 self._stranded.append(link.pid)
+            elif not (link.closed or self.closed):
+                self._end_later(link)
+                return
             self._drop(link)
         elif self.closed:
             self._drop(link)
@@ -153,7 +159,7 @@ class Links:
     def _call_next(self) -> None:
         if self._queue:
             with self._gate:
-                if self._queue and (self._idle or self._open < self._limit):
+                if self._queue and not self._unfinished and (self._idle or self._open < self._limit):
                     self._queue.popleft().set()
 
     def _suspect(self) -> None:
@@ -176,6 +182,44 @@ class Links:
             raise
         with self._gate:
             self._stranded = [pid for pid in self._stranded if pid not in stranded]
+
+    def _end_later(self, link: Link) -> None:
+        """The same behind a pooler, which tells nobody the process: cancel the statement, and wait until it has ended.
+
+        Until then nobody gets a connection, or a clean-up might come before what it has to undo.
+        """
+        with self._gate:
+            self._unfinished += 1
+        try:
+            self._driver.spawn(self._end(link), "fencepost-end")
+        except (RuntimeError, MemoryError):  # no thread could be started, or the event loop is gone
+            self._drop(link)
+            self._ended()
+
+    async def _end(self, link: Link) -> None:
+        try:
+            with suppress(psycopg.Error):
+                await settle(link.cancel_safe(timeout=self._patience))
+            await settle(link.wait(execute(link.pgconn)))
+        except psycopg.Error:
+            self._drop(link)
+        except BaseException:
+            self._drop(link)
+            raise
+        else:
+            if link.pgconn.transaction_status == TransactionStatus.IDLE:
+                self._give_back(link)
+            else:
+                self._drop(link)
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._gate:
+            self._unfinished -= 1
+            waiting = len(self._queue)
+        for _ in range(waiting):
+            self._call_next()
 
     def _drop(self, link: Link) -> None:
         link.pgconn.finish()  # without goodbyes, which might wait
@@ -216,4 +260,4 @@ class Links:
         """Open anew, in a forked child, on next use."""
         _parents.extend(self._idle)
         self._gate = threading.Lock()
-        self._idle, self._open, self._queue, self._stranded = [], 0, deque(), []
+        self._idle, self._open, self._queue, self._stranded, self._unfinished = [], 0, deque(), [], 0
