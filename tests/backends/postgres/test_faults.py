@@ -233,7 +233,8 @@ async def test_behind_a_pooler_a_cancelled_request_ends_before_its_clean_up(serv
             await (await locks.acquire(name)).release()
             assert links.pooled
             with session(server) as other:
-                ((pid,),) = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [name])
+                look = "SELECT pid, clock_timestamp() FROM pg_stat_activity WHERE application_name = %s"
+                ((pid, stopped),) = other.execute(look, [name])
             os.kill(pid, signal.SIGSTOP)
             try:
                 victim = asyncio.create_task(locks.acquire(name))
@@ -241,10 +242,12 @@ async def test_behind_a_pooler_a_cancelled_request_ends_before_its_clean_up(serv
                 while not victim.done():
                     victim.cancel()
                     await asyncio.sleep(0)
-                assert links._unfinished, "it is still under way"
+                await until_async(lambda: links._unfinished and links._queue, "the clean-up waits for its end")
             finally:
                 os.kill(pid, signal.SIGCONT)
-            await until_async(lambda: not links._unfinished, "it has ended")
+            with session(server) as other:
+                busy = "SELECT FROM pg_stat_activity WHERE pid = %s AND (state = 'active' OR query_start < %s)"
+                await until_async(lambda: not other.execute(busy, [pid, stopped]).fetchall(), "it was carried out")
 
             async def free() -> bool:
                 return await others.status(name) is None
