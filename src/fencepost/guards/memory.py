@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from fencepost.driver.fork import in_child
 from fencepost.events import Action, Hook
 from fencepost.guards.judgement import Decision, Judgement
 from fencepost.guards.policy import Policy
@@ -32,6 +33,7 @@ class MemoryGuard(Generic[V]):
         self._lock = threading.RLock()
         self._marks: dict[str, Stamp] = {}
         self._values: dict[str, V] = {}
+        in_child(self, MemoryGuard._forked)
 
     def write(self, resource: str, value: V, lease: FenceOrAmbient = AMBIENT) -> bool:
         """Keep ``value``. True if this call did it, False if it is a replay of the write that did."""
@@ -56,6 +58,9 @@ class MemoryGuard(Generic[V]):
         """The largest stamp admitted so far."""
         with self._lock:
             return self._marks.get(resource)
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()  # a thread of the parent may have held it
 
     def _access(self, resource: str, lease: FenceOrAmbient, action: Action) -> Judgement:
         return Judgement("memory", resource, lease, action, self._hooks, self._policy)
