@@ -68,6 +68,29 @@ class TestReport:
         for number in itertools.islice(self.tokens, count):
             self.guard.write(f"thing/{number % 7}", "x", number)
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '{"kind":"decision"}',
+            '{"kind":"decision","at":1}',
+            '{"kind":"decision","at":"x","source":"memory"}',
+            '{"kind":"decision","at":null,"source":"memory"}',
+            '{"kind":"decision","at":NaN,"source":"memory"}',
+            '{"kind":"decision","at":9e999,"source":"memory"}',
+            '{"kind":"decision","at":1,"source":["memory"]}',
+            '{"kind":"decision","at":1,"source":"memory","detail":"no mode"}',
+            '{"kind":"decision","at":1,"source":"memory","detail":{}}',
+            '{"kind":["decision"],"at":1,"source":"memory"}',
+            '{"kind":"override","seconds":5}',
+        ],
+    )
+    def test_odd_lines_are_passed_over(self, line: str) -> None:
+        self.work(60)
+        with self.path.open("a") as log:
+            log.write(line + "\n")
+        row = self.report()
+        assert (row["decisions"], row["mode"], row["overrides"]) == (60, "shadow", 0)
+
     def test_lines_of_others_are_passed_over(self) -> None:
         self.work(20)
         with self.path.open("a") as log:
