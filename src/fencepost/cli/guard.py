@@ -13,6 +13,7 @@ import typer
 from fencepost.cli import exits
 from fencepost.cli.database import connected
 from fencepost.cli.options import Duration, Json
+from fencepost.cli.text import say
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook
 from fencepost.rule import Stamp
@@ -68,14 +69,15 @@ def report(
         print(json.dumps(rows, indent=2))
     else:
         for row in rows:
-            print(_told(row))
+            for line in _told(row):
+                say(line)
         if not rows:
             print(f"{log} has no decision of a guard yet; give the guards hooks=[Audit({str(log)!r})]")
     if not rows or not all(row["safe"] for row in rows):
         raise typer.Exit(exits.FAILED)
 
 
-def _told(row: dict[str, Any]) -> str:
+def _told(row: dict[str, Any]) -> list[str]:
     lines = [f"{row['guard']}: {row['mode']}, {row['decisions']} decisions in {row['hours']:g} h"]
     for key in ("refused", "would_have_refused"):
         if row[key]:
@@ -84,7 +86,7 @@ def _told(row: dict[str, Any]) -> str:
     lines += [f"  not yet: {obstacle}" for obstacle in row["obstacles"]]
     if row["safe"]:
         lines.append(f"  safe to go on to {row['next']}" if row["next"] else "  at the top; nothing speaks against it")
-    return "\n".join(lines)
+    return lines
 
 
 @app.command()
@@ -152,7 +154,7 @@ def raise_mark(
         raised = (
             f"raised from {before} to {mark.token}" if mark.token != before else f"stays at {before}: never lowered"
         )
-        print(f"{resource}  {raised}")
+        say(f"{resource}  {raised}")
 
 
 def _primary_key(url: str, table: str) -> list[str]:
