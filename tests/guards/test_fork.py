@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent_s(tmp_path: Path) -> N
         assert go.wait(PATIENCE)
         return b"1"
 
-    updates = [background(lambda: guard.update("thing", change, held)) for guard in (files, memory)]
+    updates = [background(partial(guard.update, "thing", change, held)) for guard in (files, memory)]
     for _ in updates:
         assert inside.acquire(timeout=PATIENCE)
 
