@@ -63,6 +63,9 @@ class Ticket(NamedTuple):
 class EtcdGuard(cas.Guard):
     """The guarded keys under ``prefix``; their marks are under ``marks``.
 
+    Give a prefix of your own where the same etcd holds locks: without one, the value of ``account/42/x`` is a key below
+    the lock ``account/42``, and `etcdctl lock` and Go's Mutex take it for an older contender that never goes away.
+
     ``endpoints`` are tried in turn. ``headers`` go with every request, such as an Authorization. A forked child
     opens connections of its own.
     """
