@@ -38,7 +38,7 @@ def kind(conn: Any) -> Kind:
     if known is None:
         known = _look(conn)
         # A proxy's attributes are those of what it stands for, and one class of them may stand for several kinds.
-        if what.__getattribute__ is object.__getattribute__ and not hasattr(what, "__getattr__"):
+        if cast(Any, what).__getattribute__ is object.__getattribute__ and not hasattr(what, "__getattr__"):
             _kinds[what] = known
     return known
 
