@@ -13,7 +13,9 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
+from fencepost.cli import exits
 from fencepost.cli.app import app
+from fencepost.errors import BackendError
 from fencepost.guards import file, postgres, sqlite
 from fencepost.guards import redis as redis_guard
 from fencepost.guards.memory import MemoryGuard
@@ -21,6 +23,9 @@ from fencepost.guards.policy import Policy
 from fencepost.hooks.audit import Audit
 from fencepost.hooks.audit import read as read_audit
 from fencepost.rule import Stamp
+from fencepost_lab.servers import QUICK_ETCD, Etcd
+from tests.backends.etcd.test_access import SecureEtcd
+from tests.backends.etcd.tools import etcdctl
 from tests.harness.servers import Endpoint
 
 
@@ -67,6 +72,29 @@ class TestReport:
     def work(self, count: int = 60) -> None:
         for number in itertools.islice(self.tokens, count):
             self.guard.write(f"thing/{number % 7}", "x", number)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '{"kind":"decision"}',
+            '{"kind":"decision","at":1}',
+            '{"kind":"decision","at":"x","source":"memory"}',
+            '{"kind":"decision","at":null,"source":"memory"}',
+            '{"kind":"decision","at":NaN,"source":"memory"}',
+            '{"kind":"decision","at":9e999,"source":"memory"}',
+            '{"kind":"decision","at":1,"source":["memory"]}',
+            '{"kind":"decision","at":1,"source":"memory","detail":"no mode"}',
+            '{"kind":"decision","at":1,"source":"memory","detail":{}}',
+            '{"kind":["decision"],"at":1,"source":"memory"}',
+            '{"kind":"override","seconds":5}',
+        ],
+    )
+    def test_odd_lines_are_passed_over(self, line: str) -> None:
+        self.work(60)
+        with self.path.open("a") as log:
+            log.write(line + "\n")
+        row = self.report()
+        assert (row["decisions"], row["mode"], row["overrides"]) == (60, "shadow", 0)
 
     def test_lines_of_others_are_passed_over(self) -> None:
         self.work(20)
@@ -215,3 +243,43 @@ def test_raise_lifts_a_mark_never_lowers_one_and_is_audited(
         for url in marks
         for line in (("raise_mark", 50, None, f"restored {url[:4]}"), ("raise_mark", 20, 50, f"restored {url[:4]}"))
     ]
+
+
+def lift(url: str, tmp_path: Path, to: str = "50") -> Done:
+    return Done("raise", url, "thing", "--to", to, "--reason", "r", "--audit", str(tmp_path / "audit.jsonl"), "--json")
+
+
+@pytest.mark.etcd
+def test_raise_logs_in_to_etcd_and_asks_the_member_that_answers(tmp_path: Path) -> None:
+    with Etcd(args=QUICK_ETCD) as server:
+        for command in ("user add root:top", "user grant-role root root", "auth enable"):
+            etcdctl(server.url, *command.split())
+        done = lift(f"etcd://root:top@127.0.0.1:1,{server.address}", tmp_path)
+        assert done.code == 0, done.err
+        assert done.json["mark"] == "50"
+        for login in ("root:wrong@", ""):
+            done = lift(f"etcd://{login}{server.address}", tmp_path, "60")
+            assert done.code != 0
+            assert "wrong" not in done.err
+        assert lift(f"etcd://root:top@{server.address}", tmp_path, "20").json["mark"] == "50", "nobody else raised it"
+
+
+@pytest.mark.etcd
+def test_raise_speaks_tls_to_etcd(tmp_path: Path) -> None:
+    with SecureEtcd() as server:
+        ca, cert, key = (server.folder / each for each in ("ca.pem", "client.pem", "client.key"))
+        done = lift(f"{server.url}?ca={ca}&cert={cert}&key={key}", tmp_path)
+        assert done.code == 0, done.err
+        assert done.json["mark"] == "50"
+        assert lift(f"{server.url}?tls=1", tmp_path).code == exits.code(BackendError("", backend="", ambiguous=False))
+    assert lift("etcd://localhost?ca=/nowhere.pem", tmp_path).code == 2
+
+
+def test_a_url_with_a_password_may_stay_out_of_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "app.sqlite3"
+    sqlite3.connect(path).close()
+    path.touch()
+    assert "$FENCEPOST_DATABASE" in Done("install", "-").err
+    monkeypatch.setenv("FENCEPOST_DATABASE", f"sqlite://{path}")
+    assert Done("install", "-").out == "installed\n"
+    assert lift("-", tmp_path).json["mark"] == "50"

@@ -1,8 +1,10 @@
 """`fencepost ls|show|watch|break|bump|backends|doctor`, on locks that are really there."""
 
 import json
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,19 @@ def test_the_readme_names_what_there_is() -> None:
         f"<!-- backends: begin -->\n{table}\n<!-- backends: end -->"
         in PAGE.parents[1].joinpath("README.md").read_text()
     )
+
+
+def test_what_a_store_holds_is_shown_and_not_obeyed_by_the_terminal(
+    locks: sync.Locks, where: str, tmp_path: Path
+) -> None:
+    locks.acquire("evil")
+    with closing(sqlite3.connect(tmp_path / "locks.db")) as db, db:
+        db.execute("UPDATE lock SET name = ?, holder = ? WHERE name = 'evil'", ("a\x1b]0;x\x07\u202e", "b\x9b2J\nfree"))
+    for command in (("ls",), ("watch", "--for", "0")):
+        said = fence(*command, "--backend", where).stdout
+        assert "a\\x1b]0;x\\x07\\u202e  token " in said
+        assert "holder b\\x9b2J\\nfree, " in said
+        assert said.replace("\n", "").isprintable()
 
 
 def test_ls_lists_what_is_held(locks: sync.Locks, where: str) -> None:

@@ -1,5 +1,7 @@
 """The SQL guards inside the transactions of every kind of connection they claim to take."""
 
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import fencepost
 from fencepost.driver import settle
 from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
 from fencepost.rule import Stamp
+from fencepost.sql import connections
 from fencepost.sql.connections import is_async
 from tests.harness.connections import KINDS, Kind, execute
 from tests.harness.waiting import run
@@ -179,3 +182,35 @@ def test_outside_a_transaction_it_says_so(play: Callable[[Scenario], None]) -> N
         assert await mark(kind, conn, thing) is None
 
     play(scenario)
+
+
+class Instrumented:
+    """A connection that another one hides behind, as tracing wraps it."""
+
+    def __init__(self, conn: object) -> None:
+        self._conn = conn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._conn, name)
+
+
+def test_one_class_of_proxies_may_stand_for_two_kinds_of_connections() -> None:
+    class Psycopg:
+        pgconn = transaction = object()
+
+    class Alchemy:
+        exec_driver_sql = object()
+
+    found = [connections.kind(Instrumented(conn)) for conn in (Psycopg(), Alchemy(), Psycopg())]
+    assert found == ["psycopg", "sqlalchemy", "psycopg"]
+
+
+def test_a_class_of_connections_that_is_gone_is_forgotten() -> None:
+    class Own:
+        exec_driver_sql = object()
+
+    assert connections.kind(Own()) == "sqlalchemy"
+    there = weakref.ref(Own)
+    del Own
+    gc.collect()
+    assert there() is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken, TokenClash
+from fencepost.guards.envelope import unpack
 from fencepost.guards.file import FileGuard
 from fencepost.rule import Stamp
 from tests.harness.child import Child
@@ -190,3 +191,24 @@ def test_names_that_differ_in_case_only_are_two_files_wherever_they_are(tmp_path
     names = ["account", "Account", "ACCOUNT", "%41ccount", "%41CCOUNT", "\u00c4", "\u00e4", "A" * 300, "a" * 300]
     files = {guard.path(name).name.lower() for name in names}
     assert len(files) == len(names)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"[]",
+        b"5",
+        b'"token"',
+        b"[" * 100_000,
+        b'{"token":"12345678901234567890123","seq":"1","holder":"a","digest":null}',
+        b'{"token":"0","seq":"1","holder":"a","digest":null}',
+        b'{"token":"5","seq":"-1","holder":"a","digest":null}',
+        b'{"token":"5","seq":"1","holder":["a"],"digest":null}',
+        b'{"token":"5","seq":"1","holder":"a\\u0000","digest":null}',
+        b'{"token":"5","seq":"1","holder":"a","digest":7}',
+        b'{"token":"' + b"9" * 5000 + b'","seq":"1","holder":"a","digest":null}',
+    ],
+)
+def test_a_first_line_that_no_guard_wrote_is_damaged(head: bytes) -> None:
+    with pytest.raises(BackendError, match="damaged"):
+        unpack(b"fencepost 1 " + head + b"\nvalue")

@@ -3,17 +3,22 @@
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fencepost.errors import ConfigError
+from fencepost.events import Event
 from fencepost.guards import sqlite
 from fencepost.guards.etcd import EtcdGuard
 from fencepost.guards.file import FileGuard
 from fencepost.guards.marks import Marks
+from fencepost.guards.memory import MemoryGuard
+from fencepost.hooks.otel import Telemetry
 from fencepost.rule import Stamp
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
+from tests.harness.leases import lease as lease_of
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run
@@ -156,3 +161,44 @@ def test_a_change_that_forks_is_made_by_the_parent_alone(tmp_path: Path) -> None
     assert children[0], "the child wrote"
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 42
     assert guard.peek("thing") == b"parent's"
+
+
+@isolated
+def test_a_child_does_not_wait_for_a_thread_of_its_parent_s(tmp_path: Path) -> None:
+    held = lease_of("lock", "ann", 5)
+    files, memory = FileGuard(tmp_path), MemoryGuard[bytes]()
+    inside, go = threading.Semaphore(0), threading.Event()
+
+    def change(before: bytes | None) -> bytes:
+        inside.release()
+        assert go.wait(PATIENCE)
+        return b"1"
+
+    updates = [background(partial(guard.update, "thing", change, held)) for guard in (files, memory)]
+    for _ in updates:
+        assert inside.acquire(timeout=PATIENCE)
+
+    def write() -> list[bool]:
+        return [files.write("other", b"2", held), memory.write("other", b"2", held)]
+
+    child = forked(write)
+    assert child() == [True, True]
+    go.set()
+    for update in updates:
+        update.result()
+
+
+@isolated
+def test_a_child_ends_no_span_of_its_parent_s() -> None:
+    hook = Telemetry()
+    hook(Event(kind="acquired", name="thing", source="redis", token=7, holder="ann"))
+
+    def release() -> int:
+        before = len(hook._holds)
+        hook(Event(kind="released", name="thing", source="redis", token=7, holder="ann"))
+        return before
+
+    with hook._gate:  # as a thread of the parent's would
+        child = forked(release)
+    assert child() == 0
+    assert len(hook._holds) == 1

@@ -174,3 +174,14 @@ def test_a_policy_that_judges_nothing_refuses_no_misplaced_access(mode: str) -> 
     assert MemoryGuard[str](policy=Policy(mode)).write("thing", "x", access)
     with pytest.raises(ConfigError, match="this access is to 'other'"):
         MemoryGuard[str]().write("thing", "x", access)
+
+
+def test_a_flag_that_cannot_be_looked_up_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    flags = {"mode": "enforce"}
+    guard, _, _ = guarded(lambda: flags["mode"])
+    guard.write("thing", "x", 5)
+    del flags["mode"]
+    with pytest.raises(StaleToken):
+        guard.write("thing", "y", 4)
+    assert guard.write("thing", "y", 6)
+    assert "stays in mode enforce: KeyError" in caplog.text

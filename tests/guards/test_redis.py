@@ -262,3 +262,14 @@ def test_nobody_writes_over_a_mark(guard: RedisGuard, client: Any, thing: str) -
         guard.execute("DEL", mark, lease=1)
     with pytest.raises(StaleToken):
         guard.execute("SET", thing, "zombie", lease=5)
+
+
+@pytest.mark.parametrize("mode", ["strict", "off"])
+def test_an_update_leaves_a_key_s_expiry_alone(client: Any, thing: str, mode: str) -> None:
+    client.set(thing, "1", ex=600)
+    guard = RedisGuard(client, policy=Policy(mode))
+    guard.update(thing, lambda before: int(before) + 1, 5)
+    assert client.get(thing) == b"2"
+    assert 0 < client.ttl(thing) <= 600
+    guard.update(f"{thing}/new", lambda before: "x", 5)
+    assert client.ttl(f"{thing}/new") == -1

@@ -202,6 +202,14 @@ def test_without_a_store_it_says_how_to_name_one() -> None:
     assert "--backend redis://" in said.stderr
 
 
+@pytest.mark.parametrize("command", [("gen", "--keys", "1"), ("contend", "--sections", "1")])
+def test_the_everyday_store_is_not_put_under_load_by_default(command: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(app, command, env={"FENCEPOST_URL": "redis://:secret@127.0.0.1:1/0"})
+    assert said.exit_code == 2
+    assert '--backend "$FENCEPOST_URL"' in said.stderr
+    assert "secret" not in said.stderr
+
+
 def test_a_store_that_is_not_there_is_named() -> None:
     with Redis() as server:
         port = server.port

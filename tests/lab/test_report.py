@@ -99,6 +99,48 @@ def test_the_report_has_every_figure_with_its_command(tmp_path: Path) -> None:
         assert f"]({name})" in text
 
 
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "", "a/b", 7, None])
+@pytest.mark.parametrize("where", ["experiment", "plot"])
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, where: str, name: object) -> None:
+    folder = tmp_path / "a" / "b"
+    result = runs.run(sample(), out=folder)
+    if where == "experiment":
+        result["experiment"] = name
+    else:
+        result["plots"][0]["name"] = name
+    (folder / "pause.json").write_text(json.dumps(result))
+    with pytest.raises(ConfigError, match="none of the lab's"):
+        report.write(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "<script>alert(1)</script>",
+        "<SCRIPT >alert(1)</SCRIPT>",
+        '<path onload="alert(1)"/>',
+        '<path/onload="alert(1)"/>',
+        '<use href="http://127.0.0.1/x.svg#a"/>',
+        "<use xlink:href='javascript:alert(1)'/>",
+        "<foreignObject><img src=x onerror=alert(1)></foreignObject>",
+        "<style>@import 'http://127.0.0.1/x.css'</style>",
+        "<!-- --><image/>",
+    ],
+)
+def test_a_picture_that_is_no_drawing_is_refused(tmp_path: Path, inside: str) -> None:
+    runs.run(sample(), out=tmp_path)
+    picture = tmp_path / "pause-one.svg"
+    assert plots.is_drawing(picture.read_text("utf-8"))
+    picture.write_text(picture.read_text("utf-8").replace("</svg>", f"{inside}</svg>"))
+    with pytest.raises(ConfigError, match="no drawing of the lab's"):
+        report.write(tmp_path, tmp_path / "out")
+
+
+def test_the_drawings_of_the_docs_are_drawings() -> None:
+    assert all(plots.is_drawing(path.read_text("utf-8")) for path in DOCS.glob("*.svg"))
+
+
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     _, page = written(tmp_path)
     assert page.count("<svg ") == 4

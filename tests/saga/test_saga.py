@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 import fencepost
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
+from fencepost.guards import sqlite
+from fencepost.rule import Stamp
 from fencepost.saga import Compensated, Saga, Step, Stuck, Task
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
@@ -206,6 +208,25 @@ def test_a_lock_store_that_has_lost_its_tokens_is_told_of(
     with fencepost.connect(f"sqlite:{tmp_path}/emptied.sqlite3") as emptied:
         assert Saga("order", [Step("a", say), Step("b", say)]).resume(emptied, conn) == {}
     assert "saga order 1 was left alone: stale fencing token" in caplog.text
+
+
+def test_a_lock_store_that_has_repeated_a_token_does_not_keep_the_others_from_going_on(
+    conn: Any, locks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(task: Task) -> None:
+        raise KeyboardInterrupt
+
+    for id in ("1", "2"):
+        with pytest.raises(KeyboardInterrupt):
+            Saga("order", [Step("a", say), Step("b", interrupted)]).run(locks, conn, id)
+    with conn:
+        # As if another holder had been given the token that the next acquire gets.
+        with locks.lock("saga/order/1") as lease:
+            last = lease.token
+        sqlite.admit(conn, "saga/order/1", Stamp(last + 1, 1, "another"))
+    saga = Saga("order", [Step("a", say), Step("b", say)])
+    assert saga.resume(locks, conn) == {"2": "done"}
+    assert "saga order 1 was left alone: token clash" in caplog.text
 
 
 def test_one_that_cannot_go_on_does_not_keep_the_others_from_it(conn: Any, locks: Any) -> None:

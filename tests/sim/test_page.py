@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from typer.testing import CliRunner
@@ -63,6 +64,38 @@ def test_a_posted_scenario_is_answered_with_its_trace(page: ThreadingHTTPServer)
 def test_a_scenario_that_cannot_be_meant_is_answered_with_the_reason(page: ThreadingHTTPServer) -> None:
     status, _, body = ask(page, "POST", "/run", b'{"settings": {"backend": "mysql"}}')
     assert (status, "backend is one of" in json.loads(body)["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"settings": {"clients": [1]}}',
+        b'{"settings": {"clients": [["A"]]}}',
+        b'{"settings": {"ttl": 1' + b"0" * 400 + b"}}",
+        b'{"settings": {"delay": [{}, 1]}}',
+        b'{"until": 1' + b"0" * 400 + b"}",
+        b'{"actions": [{"do": {}}]}',
+        b'{"actions": [{"do": "acquire", "who": ["A"]}]}',
+        b'{"actions": [{"do": "cut", "who": "A", "from": {}}]}',
+        b'{"actions": [{"do": "cut", "who": "A", "way": []}]}',
+        b'{"actions": [{"do": "skew", "who": "A", "rate": null}]}',
+        b'{"actions": [{"do": "acquire", "who": "A", "at": 1' + b"0" * 400 + b"}]}",
+        b'{"seed": 1' + b"0" * 5000 + b"}",
+        b"\xff\xfe{",
+    ],
+)
+def test_odd_input_is_answered_with_400(page: ThreadingHTTPServer, body: bytes) -> None:
+    status, _, answer = ask(page, "POST", "/run", body)
+    assert (status, list(json.loads(answer))) == (400, ["error"])
+
+
+def test_numbers_of_thousands_of_digits_are_answered(page: ThreadingHTTPServer) -> None:
+    assert ask(page, "POST", "/run", None, **{"Content-Length": "1" * 5000})[0] == 413
+    for number in ("1" * 5000, "\u0661", "9" * 19):
+        assert ask(page, "GET", quote(f"/data/seeds/{number}.json"))[0] == 404
+        assert ask(page, "GET", quote(f"/data/traces/pause-{number}.jsonl"))[0] == 404
+    assert ask(page, "GET", f"/data/seeds/{2**63 - 1}.json")[0] == 200
 
 
 def test_too_large_a_scenario_is_refused_unread(page: ThreadingHTTPServer) -> None:

@@ -37,3 +37,13 @@ def test_what_goes_wrong_is_louder(
     with caplog.at_level(logging.DEBUG, "fencepost.events"):
         Log()(Event(kind=kind, name="thing", source="redis", verdict=verdict, enforced=enforced))
     assert [record.levelno for record in caplog.records] == [level]
+
+
+def test_a_holder_cannot_forge_a_field_or_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    holder = "ann verdict=admit\u2028\u202e\nacquired"
+    with caplog.at_level(logging.DEBUG, "fencepost.events"):
+        Log()(Event(kind="decision", name="a\u2028b", source="http", token=7, holder=holder, verdict=Verdict.STALE))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "decision 'a\\u2028b' source=http token=7 holder='ann verdict=admit\\u2028\\u202e\\nacquired' verdict=stale"
+    )

@@ -7,6 +7,7 @@ import typer
 
 from fencepost.cli import exits
 from fencepost.cli.loader import Loader
+from fencepost.cli.text import escaped
 from fencepost.errors import FencepostError
 
 COMMANDS = {
@@ -38,7 +39,8 @@ class Root(Loader):
         try:
             return super().invoke(ctx)
         except FencepostError as error:
-            print(f"fencepost: {error}", file=sys.stderr)
+            for line in f"fencepost: {error}".split("\n"):  # a database's message may have several
+                print(escaped(line), file=sys.stderr)
             raise typer.Exit(exits.code(error)) from None
 
 

@@ -7,6 +7,7 @@ import typer
 
 from fencepost.cli.loader import Loader
 from fencepost.cli.options import Backend, Json, store
+from fencepost.cli.text import say
 
 app = typer.Typer(cls=Loader, add_completion=False, no_args_is_help=True)
 
@@ -34,17 +35,17 @@ def show(
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    print(f"{group}: {len(found['members'])} members, {found['count']} partitions, {len(found['unowned'])} unowned")
+    say(f"{group}: {len(found['members'])} members, {found['count']} partitions, {len(found['unowned'])} unowned")
     for member in found["members"]:
         owns = " ".join(map(str, member["owns"])) or "nothing"
-        print(f"  {member['name']}  {member['remaining']:.1f} s left, owns {len(member['owns'])}: {owns}")
+        say(f"  {member['name']}  {member['remaining']:.1f} s left, owns {len(member['owns'])}: {owns}")
     for each in found["partitions"]:
         if each["token"] is None:
-            print(f"{each['partition']:5}  unowned")
+            say(f"{each['partition']:5}  unowned")
         else:
             owner = each["member"] or f"no member, holder {each['holder']}"
             waiting = f", {each['waiting']} waiting" if each["waiting"] else ""
-            print(f"{each['partition']:5}  {owner}  token {each['token']}, {each['remaining']:.1f} s left{waiting}")
+            say(f"{each['partition']:5}  {owner}  token {each['token']}, {each['remaining']:.1f} s left{waiting}")
 
 
 def told(found: Any) -> dict[str, Any]:

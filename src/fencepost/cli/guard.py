@@ -1,8 +1,10 @@
 """``fencepost guard``: prepare a database for guards, watch a rollout, raise or lower a mark."""
 
 import json
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +12,13 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fencepost import check
+from fencepost.address import Address, parse
 from fencepost.cli import exits
 from fencepost.cli.database import connected
 from fencepost.cli.options import Duration, Json
-from fencepost.errors import ConfigError
+from fencepost.cli.text import say
+from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event, Hook
 from fencepost.rule import Stamp
 
@@ -68,14 +73,15 @@ def report(
         print(json.dumps(rows, indent=2))
     else:
         for row in rows:
-            print(_told(row))
+            for line in _told(row):
+                say(line)
         if not rows:
             print(f"{log} has no decision of a guard yet; give the guards hooks=[Audit({str(log)!r})]")
     if not rows or not all(row["safe"] for row in rows):
         raise typer.Exit(exits.FAILED)
 
 
-def _told(row: dict[str, Any]) -> str:
+def _told(row: dict[str, Any]) -> list[str]:
     lines = [f"{row['guard']}: {row['mode']}, {row['decisions']} decisions in {row['hours']:g} h"]
     for key in ("refused", "would_have_refused"):
         if row[key]:
@@ -84,12 +90,14 @@ def _told(row: dict[str, Any]) -> str:
     lines += [f"  not yet: {obstacle}" for obstacle in row["obstacles"]]
     if row["safe"]:
         lines.append(f"  safe to go on to {row['next']}" if row["next"] else "  at the top; nothing speaks against it")
-    return "\n".join(lines)
+    return lines
 
 
 @app.command()
 def install(
-    url: Annotated[str, typer.Argument(help="The database: postgresql://... or sqlite:///path.")],
+    url: Annotated[
+        str, typer.Argument(help="The database: postgresql://... or sqlite:///path; - means $FENCEPOST_DATABASE.")
+    ],
     table: Annotated[str | None, typer.Argument(help="A table to set a trigger on.")] = None,
     resource: Annotated[
         str | None, typer.Option(help="What a row is called, such as 'account/{id}' (Postgres only).")
@@ -100,6 +108,7 @@ def install(
     ] = False,
 ) -> None:
     """Create the table of marks; with TABLE, a trigger that refuses updates which are not fenced, psql included."""
+    url = _given(url)
     if url.startswith(("postgres://", "postgresql://")):
         from fencepost.guards import postgres
 
@@ -122,7 +131,8 @@ def install(
 Marks = Annotated[
     str,
     typer.Argument(
-        help="Where the marks are: postgresql://, sqlite:, redis://, etcd://, s3://bucket/prefix or file:///folder.",
+        help="Where the marks are: postgresql://, sqlite:, redis://, etcd://, s3://bucket/prefix or "
+        "file:///folder; - means $FENCEPOST_DATABASE.",
         metavar="URL",
     ),
 ]
@@ -142,7 +152,7 @@ def raise_mark(
 ) -> None:
     """Raise a resource's mark by hand, never lower it: for marks that were restored from a backup."""
     told = list[Event]()
-    mark = _by_hand(url, "raise_mark", resource, [told.append, _audited(audit, reason)], to=to)
+    mark = _by_hand(_given(url), "raise_mark", resource, [told.append, _audited(audit, reason)], to=to)
     before = told[-1].seen if told else None
     if as_json:
         print(json.dumps({"resource": resource, "before": before, "mark": str(mark.token)}))
@@ -150,7 +160,16 @@ def raise_mark(
         raised = (
             f"raised from {before} to {mark.token}" if mark.token != before else f"stays at {before}: never lowered"
         )
-        print(f"{resource}  {raised}")
+        say(f"{resource}  {raised}")
+
+
+def _given(url: str) -> str:
+    """The URL, or what the environment has for it: others see a command's arguments, and the passwords in them."""
+    if url != "-":
+        return url
+    if not (found := os.environ.get("FENCEPOST_DATABASE")):
+        raise ConfigError("- means $FENCEPOST_DATABASE, which is not set")
+    return found
 
 
 @app.command("lower")
@@ -168,11 +187,11 @@ def lower_mark(
     Until then every honest holder is refused. Afterwards every token above --to may write again, older ones of holders
     that were replaced too: make sure that none of those is left.
     """
-    mark = _by_hand(url, "lower_mark", resource, [_audited(audit, reason)], to=to, seen=seen)
+    mark = _by_hand(_given(url), "lower_mark", resource, [_audited(audit, reason)], to=to, seen=seen)
     if as_json:
         print(json.dumps({"resource": resource, "before": str(seen), "mark": str(mark.token)}))
     else:
-        print(f"{resource}  lowered from {seen} to {mark.token}")
+        say(f"{resource}  lowered from {seen} to {mark.token}")
 
 
 def _audited(path: Path, reason: str) -> Hook:
@@ -212,31 +231,87 @@ def _by_hand(url: str, call: str, resource: str, hooks: Iterable[Hook], **option
         with connected(url) as conn:
             mark = getattr(sqlite, call)(conn, resource, hooks=hooks, **options)
     else:
-        mark = getattr(_guard(url, hooks), call)(resource, **options)
+        with _guard(url, hooks) as guard:
+            mark = getattr(guard, call)(resource, **options)
     return mark
 
 
-def _guard(url: str, hooks: Iterable[Hook]) -> Any:
+def _etcd(url: str, hooks: Iterable[Hook]) -> Any:
+    """etcd's guard for a URL as the lock's is: several hosts, user and password, ca=, cert=, key= or tls=1."""
+    import ssl
+
+    from fencepost.guards import EtcdGuard
+
+    address = parse(url)
+    options = address.options(ca=str, cert=str, key=str, tls=_flag, timeout=check.duration)
+    if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
+        raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
+    context = None
+    if options.get("tls") or options.keys() & {"ca", "cert", "key"}:
+        try:
+            context = ssl.create_default_context(cafile=options.get("ca"))
+            if "cert" in options:
+                context.load_cert_chain(options["cert"], options.get("key"))
+        except OSError as error:
+            raise ConfigError(f"the certificates of etcd's URL cannot be used: {error}") from None
+    scheme = "http" if context is None else "https"
+    places = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
+    timeout = options.get("timeout", 10.0)
+    headers = {} if address.user is None else {"Authorization": _login(places, address, context, timeout)}
+    return EtcdGuard(*places, context=context, headers=headers, timeout=timeout, hooks=hooks)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("it is 0 or 1")
+    return text == "1"
+
+
+def _login(places: list[str], address: Address, context: Any, timeout: float) -> str:
+    """A token for etcd's user, of the first member that answers."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    body = json.dumps({"name": address.user, "password": address.password or ""}).encode()
+    why = ""
+    for place in places:
+        try:
+            with urlopen(Request(f"{place}/v3/auth/authenticate", body), timeout=timeout, context=context) as answer:
+                return str(json.load(answer)["token"])
+        except HTTPError as error:
+            error.close()
+            if 400 <= error.code < 500:
+                raise ConfigError("etcd rejected the credentials; check user and password in the URL") from None
+            why = f"HTTP {error.code}"
+        except (OSError, ValueError, KeyError) as error:
+            why = type(error).__name__
+    raise BackendError(f"etcd did not answer: {why}", backend="etcd", ambiguous=False)
+
+
+@contextmanager
+def _guard(url: str, hooks: Iterable[Hook]) -> Iterator[Any]:
     """The guard whose marks are behind ``url``."""
     place = urlsplit(url)
     if place.scheme in ("redis", "rediss"):
-        import redis as client
+        from redis import from_url
 
         from fencepost.guards import RedisGuard
 
-        return RedisGuard(client.from_url(url), hooks=hooks)
-    if place.scheme == "etcd":
-        from fencepost.guards import EtcdGuard
-
-        return EtcdGuard(*(f"http://{host}" for host in place.netloc.split(",")), hooks=hooks)
-    if place.scheme == "s3":
+        with from_url(url) as client:
+            yield RedisGuard(client, hooks=hooks)
+    elif place.scheme == "etcd":
+        with closing(_etcd(url, hooks)) as guard:
+            yield guard
+    elif place.scheme == "s3":
         import boto3
 
         from fencepost.guards import S3Guard
 
-        return S3Guard(boto3.client("s3"), place.netloc, prefix=place.path.removeprefix("/"), hooks=hooks)
-    if place.scheme == "file":
+        with closing(boto3.client("s3")) as client:
+            yield S3Guard(client, place.netloc, prefix=place.path.removeprefix("/"), hooks=hooks)
+    elif place.scheme == "file":
         from fencepost.guards import FileGuard
 
-        return FileGuard(place.path, hooks=hooks)
-    raise ConfigError(f"no marks in {place.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")
+        yield FileGuard(place.path, hooks=hooks)
+    else:
+        raise ConfigError(f"no marks in {place.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")

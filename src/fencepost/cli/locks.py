@@ -12,6 +12,7 @@ from fencepost import check
 from fencepost.backend import Status
 from fencepost.cli import exits
 from fencepost.cli.options import Backend, Duration, Json, store
+from fencepost.cli.text import say
 
 
 def ls(
@@ -27,7 +28,7 @@ def ls(
     if as_json:
         print(json.dumps([as_fact(status) for status in held], indent=2))
     for status in () if as_json else held:
-        print(as_line(status))
+        say(as_line(status))
 
 
 def show(
@@ -43,13 +44,13 @@ def show(
     if as_json:
         print(json.dumps(status and as_fact(status), indent=2))
     elif status is None:
-        print(f"{name}  free")
+        say(f"{name}  free")
     else:
-        print(as_line(status))
+        say(as_line(status))
         for sharer in status.sharers:
-            print(f"  shared by {sharer}")
+            say(f"  shared by {sharer}")
         for place, waiter in enumerate(status.waiters, 1):
-            print(f"  {place}. {waiter}")
+            say(f"  {place}. {waiter}")
 
 
 def watch(
@@ -66,7 +67,7 @@ def watch(
         if as_json:
             print(json.dumps({"at": time.time(), "name": name, "status": status and as_fact(status)}), flush=True)
         else:
-            print(time.strftime("%H:%M:%S"), as_line(status) if status else f"{name}  free", flush=True)
+            say(f"{time.strftime('%H:%M:%S')} {as_line(status) if status else f'{name}  free'}")
 
     if every <= 0:
         raise typer.BadParameter("--every must be greater than 0: it is the pause between two looks")
@@ -103,7 +104,7 @@ def break_lock(
     if as_json:
         print(json.dumps(ended and as_fact(ended), indent=2))
     else:
-        print(f"ended: {as_line(ended)}" if ended else f"{name}  free: nobody to take it from")
+        say(f"ended: {as_line(ended)}" if ended else f"{name}  free: nobody to take it from")
     if ended is None:
         raise typer.Exit(exits.FAILED)
 
@@ -123,7 +124,7 @@ def bump(
 
     with fencepost.connect(store(backend)) as locks:
         locks.bump(name, above=above, force=force)
-    print(f"{name}  the next token is larger than {above}")
+    say(f"{name}  the next token is larger than {above}")
 
 
 def as_fact(status: Status) -> dict[str, Any]:

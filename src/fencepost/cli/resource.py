@@ -35,7 +35,11 @@ def _new_token(name: str | None) -> None:
 def resource(
     store: Annotated[
         str | None,
-        typer.Option(help="Where the values live: an SQLite file, or postgresql://...; default: in your state folder."),
+        typer.Option(
+            envvar="FENCEPOST_STORE",
+            help="Where the values live: an SQLite file, or postgresql://...; default: $FENCEPOST_STORE, else in your "
+            "state folder.",
+        ),
     ] = None,
     fence: Annotated[Fence, typer.Option(help="off: accept everything, and only count what is wrong.")] = Fence.ON,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -11,6 +11,7 @@ import typer
 
 from fencepost.cli.database import Database, connected
 from fencepost.cli.options import Backend, Json, store
+from fencepost.cli.text import say
 from fencepost.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -40,7 +41,7 @@ def ls(
         print(json.dumps(facts, indent=2))
         return
     for each in facts:
-        print(_line(each))
+        say(_line(each))
 
 
 @app.command()
@@ -57,11 +58,11 @@ def show(
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    print(_line(found))
-    print(f"  args {json.dumps(found['args'], ensure_ascii=False)}")
+    say(_line(found))
+    say(f"  args {json.dumps(found['args'], ensure_ascii=False)}")
     for step in found["steps"]:
         result = "" if step["result"] is None else f"  {json.dumps(step['result'], ensure_ascii=False)}"
-        print(f"  {step['state']:<9} {step['name']}{result}")
+        say(f"  {step['state']:<9} {step['name']}{result}")
 
 
 @app.command()
@@ -72,7 +73,7 @@ def resume(saga: App, database: Database, backend: Backend = None, as_json: Json
         print(json.dumps(stands, indent=2))
     else:
         for id, state in stands.items():
-            print(f"{id}  {state}")
+            say(f"{id}  {state}")
 
 
 @app.command()

@@ -7,8 +7,9 @@ a value that was there before the guard, and has no mark.
 import json
 from typing import NamedTuple
 
+from fencepost import check
 from fencepost.errors import BackendError
-from fencepost.rule import Stamp
+from fencepost.rule import MAX_TOKEN, Stamp
 
 _MAGIC = b"fencepost 1 "
 
@@ -42,12 +43,22 @@ def unpack(data: bytes) -> Content:
     line, _, value = data[len(_MAGIC) :].partition(b"\n")
     try:
         head = json.loads(line)
-        mark = Stamp(int(head["token"]), int(head["seq"]), str(head["holder"])) if "token" in head else None
-    except (ValueError, KeyError, TypeError):
+        mark = _mark(head) if "token" in head else None
+        digest, gone = head.get("digest"), "gone" in head
+        if not isinstance(digest, str | None):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BackendError(
             f"the mark of a guarded value is damaged ({line[:60]!r}); restore it, then raise it with 'fencepost guard "
             f"raise'",
             backend="envelope",
             ambiguous=False,
         ) from None
-    return Content(mark, head.get("digest"), None if "gone" in head else value)
+    return Content(mark, digest, None if gone else value)
+
+
+def _mark(head: dict[str, str]) -> Stamp:
+    token, seq = check.token(int(head["token"])), int(head["seq"])
+    if not 0 <= seq <= MAX_TOKEN:
+        raise ValueError
+    return Stamp(token, seq, check.holder(head["holder"]))

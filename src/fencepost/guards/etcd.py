@@ -12,15 +12,14 @@ It speaks etcd's JSON gateway (3.4 and newer) over the standard library's HTTP, 
 import base64
 import http.client
 import json
-import os
 import ssl
-import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
+from fencepost.driver.fork import in_child
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import cas
@@ -64,6 +63,9 @@ class Ticket(NamedTuple):
 class EtcdGuard(cas.Guard):
     """The guarded keys under ``prefix``; their marks are under ``marks``.
 
+    Give a prefix of your own where the same etcd holds locks: without one, the value of ``account/42/x`` is a key below
+    the lock ``account/42``, and `etcdctl lock` and Go's Mutex take it for an older contender that never goes away.
+
     ``endpoints`` are tried in turn. ``headers`` go with every request, such as an Authorization. A forked child
     opens connections of its own.
     """
@@ -96,7 +98,8 @@ class EtcdGuard(cas.Guard):
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._turn = 0
         self._idle: deque[http.client.HTTPConnection] = deque()  # shared by threads, each of which takes one
-        _guards.add(self)
+        # Two processes on one connection would read each other's answers. Closing the child's copy sends nothing.
+        in_child(self, EtcdGuard.close)
 
     def ticket(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> Ticket | None:
         """What admits one transaction of yours; None where the policy lets everything pass.
@@ -210,18 +213,6 @@ class EtcdGuard(cas.Guard):
         with suppress(IndexError):  # another thread was faster
             while True:
                 self._idle.pop().close()
-
-
-_guards: "weakref.WeakSet[EtcdGuard]" = weakref.WeakSet()
-
-
-def _forked() -> None:
-    # Two processes on one connection would read each other's answers. Closing the child's copy sends nothing.
-    for guard in list(_guards):
-        guard.close()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def _is_endpoint(place: SplitResult) -> bool:

@@ -17,13 +17,13 @@ import hashlib
 import os
 import stat
 import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from fencepost.driver.fork import in_child
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import cas
@@ -61,7 +61,7 @@ class _Lock:
                     error.errno, "a symbolic link is in the place of the lock; remove it", str(path)
                 ) from None
             raise
-        _locks.add(self)
+        in_child(self, _Lock.forsake)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         except BaseException:
@@ -70,29 +70,22 @@ class _Lock:
 
     @property
     def forked(self) -> bool:
-        """Whether this is the copy of a lock of the parent's."""
+        """Whether this is the copy of a lock of the parent's, or closed."""
         return self._file < 0
 
-    def close(self, *, unlock: bool = True) -> None:
+    def close(self) -> None:
+        if not self.forked:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.forsake()
+
+    def forsake(self) -> None:
+        """Close this copy, and leave the lock to the other processes that have one."""
         file, self._file = self._file, -1
         if file >= 0:
-            if unlock:
-                fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
     def __del__(self) -> None:
         self.close()
-
-
-_locks: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for lock in list(_locks):
-        lock.close(unlock=False)
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class FileGuard(cas.Guard):

@@ -1,6 +1,7 @@
 """A guard's decision about one access: the offer found, judged, told to the hooks, and turned into an answer."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,15 @@ from fencepost.rule import Stamp, Verdict, judge, raised
 _log = logging.getLogger("fencepost")
 _gate = threading.Lock()
 _turns: WeakKeyDictionary[BaseLease, AbstractContextManager[bool]] = WeakKeyDictionary()
+
+
+def _forked() -> None:
+    global _gate
+    _gate = threading.Lock()  # a thread of the parent may have been inside
+    _turns.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Decision(NamedTuple):

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from fencepost.driver.fork import in_child
 from fencepost.events import Action, Hook
 from fencepost.guards.judgement import Decision, Judgement
 from fencepost.guards.policy import Policy
@@ -34,6 +35,7 @@ class MemoryGuard(Generic[V]):
         self._values: dict[str, V] = {}
         self._written: dict[str, Stamp] = {}
         """The stamp of the write that set the value: its payload is known by it."""
+        in_child(self, MemoryGuard._forked)
 
     def write(self, resource: str, value: V, lease: FenceOrAmbient = AMBIENT) -> bool:
         """Keep ``value``. True if this call did it, False if it is a replay of the write that did."""
@@ -58,6 +60,9 @@ class MemoryGuard(Generic[V]):
         """The largest stamp admitted so far."""
         with self._lock:
             return self._marks.get(resource)
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()  # a thread of the parent may have held it
 
     def _access(self, resource: str, lease: FenceOrAmbient, action: Action) -> Judgement:
         return Judgement("memory", resource, lease, action, self._hooks, self._policy)

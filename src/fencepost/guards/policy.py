@@ -72,8 +72,8 @@ class Policy:
     """How far the guards that are given it go, which tokens they believe, and how far a token may leap.
 
     ``mode`` may be set again at any time, and holds from the next access on. Given as a callable, it is
-    asked at each access, so that a feature flag can steer it; when what it says is no mode, the last one
-    stays. With ``keys``, only signed tokens pass.
+    asked at each access, so that a feature flag can steer it; when it raises, or what it says is no mode, the
+    last one stays. With ``keys``, only signed tokens pass.
 
     A token that no issuer can have come to is refused (TokenLeap), or one client that sends 2^63-1 would lock
     everybody out: one that is more than a day of microseconds above both the mark and the present time.
@@ -106,12 +106,12 @@ class Policy:
     def mode(self) -> str:
         """The step this policy is on."""
         if self._source is not None:
-            said = self._source()
-            if said != self._mode:
-                try:
+            try:
+                said = self._source()
+                if said != self._mode:
                     self.mode = said
-                except ConfigError as error:
-                    _log.error("a guard stays in mode %s: %s", self._mode, error)
+            except Exception as error:  # whatever their lookup raises
+                _log.error("a guard stays in mode %s: %s: %s", self._mode, type(error).__name__, error)
         return self._mode
 
     @mode.setter

@@ -99,10 +99,10 @@ class BaseRedisGuard:
             after = change(before)
             access = Judgement("redis", key, lease, "write", self._hooks, self._policy)
             if not access.judged:
-                return Done(await self.link.ask("SET", key, after))
+                return Done(await self.link.ask("SET", key, after, "KEEPTTL"))
             expected = b"-" if held is None else b"=" + held
             with access.turn(blocking=not self.link.is_async):
-                done = await self._pass(access, key, (key,), ("SET", key, after), digest, expected)
+                done = await self._pass(access, key, (key,), ("SET", key, after, "KEEPTTL"), digest, expected)
             if done is not _CHANGED:
                 return done
 
@@ -188,7 +188,10 @@ class RedisGuard(BaseRedisGuard):
         run(self._enter(resource, lease))
 
     def update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient = AMBIENT) -> Done:
-        """Read a string, change it and write it as one access: what ``change`` was given is what is replaced."""
+        """Read a string, change it and write it as one access: what ``change`` was given is what is replaced.
+
+        A key that expires keeps its expiry.
+        """
         return run(self._update(key, change, lease))
 
     def mark(self, resource: str) -> Stamp | None:

@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
+from fencepost.errors import ConfigError
 from fencepost.guards.policy import STEPS, share
 
 MISTAKES = {
@@ -70,20 +72,37 @@ class Fared:
         return found
 
 
+def _is_ours(fact: Mapping[str, Any]) -> bool:
+    """Whether a line tells of a guard: others may write theirs to the same file."""
+    kind, at = fact.get("kind"), fact.get("at")
+    timed = isinstance(at, int | float) and isfinite(at)
+    mode = fact.get("detail", "strict")
+    named = isinstance(fact.get("source"), str) and isinstance(mode, str)
+    return timed and (kind == "override" or (kind == "decision" and named and _is_mode(mode)))
+
+
+def _is_mode(text: str) -> bool:
+    try:
+        share("strict" if text.startswith("override") else text)
+    except ConfigError:
+        return False
+    return True
+
+
 def fared(facts: Iterable[Mapping[str, Any]], *, since: float = 0.0) -> list[Fared]:
     """How each guard of an audit log fared, counted from its last change of mode."""
     guards: dict[str, Fared] = {}
     overrides = 0
     for fact in facts:
-        if fact.get("kind") not in ("decision", "override") or fact["at"] < since:
-            continue  # others may write their lines to the same file
+        if not _is_ours(fact) or fact["at"] < since:
+            continue
         if fact["kind"] == "override" and fact.get("seconds"):
             overrides += 1
             for each in guards.values():
                 each.overrides += 1
         if fact["kind"] != "decision":
             continue
-        guard, mode = str(fact["source"]), str(fact.get("detail", "strict"))
+        guard, mode = fact["source"], fact.get("detail", "strict")
         known = guards.get(guard)
         if mode.startswith("override"):
             mode = known.mode if known else "strict"

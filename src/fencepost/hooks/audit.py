@@ -7,11 +7,11 @@ import contextlib
 import json
 import os
 import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from fencepost.driver.fork import in_child
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Kind
 
@@ -49,7 +49,7 @@ class Audit:
         except OSError as error:
             why = error.strerror or error
             raise ConfigError(f"the audit log {str(self._path)!r} cannot be written: {why}; name another") from error
-        _audits.add(self)
+        in_child(self, Audit._forked)
 
     def __call__(self, event: Event) -> None:
         if event.kind not in self._kinds:
@@ -76,6 +76,9 @@ class Audit:
                 os.close(self._file)
                 self._file = -1
 
+    def _forked(self) -> None:
+        self._gate = threading.Lock()  # a thread of the parent may have held it, and is not here to give it back
+
     def _is_current(self) -> bool:
         """Whether the open file is still the one of that name; a rotation renames or removes it."""
         if self._file < 0:
@@ -92,17 +95,6 @@ class Audit:
         self._file = file
         size = os.fstat(file).st_size
         self._torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-
-
-_audits: "weakref.WeakSet[Audit]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for audit in list(_audits):
-        audit._gate = threading.Lock()  # a thread of the parent may have held it, and is not here to give it back
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,14 @@
 """Structured log lines, as a hook: ``connect(..., hooks=[Log()])``."""
 
 import logging
+import re
 
 from fencepost.events import Event
 from fencepost.rule import Verdict
 
 __all__ = ["Log"]
 
+_WORD = re.compile(r"[\w.:/%+@-]+", re.ASCII)
 _LEVELS = {
     "lost": logging.WARNING,
     "not_owner": logging.WARNING,
@@ -33,8 +35,14 @@ class Log:
         level = _level(event)
         if self._logger.isEnabledFor(level):
             facts = event.facts()
-            rest = " ".join(f"{name}={facts[name]}" for name in facts if name not in ("kind", "name", "at"))
+            rest = " ".join(f"{name}={_word(facts[name])}" for name in facts if name not in ("kind", "name", "at"))
             self._logger.log(level, "%s %r %s", event.kind, event.name, rest, extra={"fencepost": facts})
+
+
+def _word(value: object) -> str:
+    """A value as one word: a holder comes from whoever asks, and must not look like another field, or another line."""
+    text = str(value)
+    return text if _WORD.fullmatch(text) else repr(text)
 
 
 def _level(event: Event) -> int:

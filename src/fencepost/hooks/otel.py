@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+from fencepost.driver.fork import in_child
 from fencepost.errors import ConfigError
 from fencepost.events import Event
 from fencepost.hooks.instruments import INSTRUMENTS, measure
@@ -56,6 +57,7 @@ class Telemetry:
                 self._counters[name] = meter.create_counter(name.removesuffix("_total"), description=text)
         self._gate = threading.Lock()
         self._holds: OrderedDict[str, Span] = OrderedDict()
+        in_child(self, Telemetry._forked)
 
     def __call__(self, event: Event) -> None:
         for name, value, label in measure(event):
@@ -80,6 +82,10 @@ class Telemetry:
                 trace.get_current_span().add_event(
                     f"fencepost.{event.kind}", _attributes(event), _nanoseconds(event.at)
                 )
+
+    def _forked(self) -> None:
+        self._gate = threading.Lock()  # a thread of the parent may have held it
+        self._holds.clear()  # of leases that are the parent's to end
 
     def _acquired(self, event: Event) -> None:
         self._span("lock acquire", event, None)

@@ -11,6 +11,7 @@ from fencepost.errors import ConfigError
 
 LARGEST = 1 << 20
 """The largest body of a request, in bytes, unless another is named."""
+_PERSONAL = {"set-cookie", "set-cookie2"}
 REPLAYED = ("Idempotency-Replayed", "true")
 
 
@@ -22,11 +23,14 @@ class Answer(NamedTuple):
     body: bytes
 
     def kept(self, request: str) -> dict[str, Any]:
-        """As it is remembered, with the fingerprint of the request that it answers."""
+        """As it is remembered, with the fingerprint of the request that it answers.
+
+        Cookies are for the one who asked first: whoever repeats a request with its key must not be logged in by it.
+        """
         return {
             "request": request,
             "status": self.status,
-            "headers": self.headers,
+            "headers": [(name, value) for name, value in self.headers if name.lower() not in _PERSONAL],
             "body": base64.b64encode(self.body).decode(),
         }
 

@@ -21,7 +21,7 @@ from typing import Any
 from fencepost import check
 from fencepost.driver import run as _run
 from fencepost.driver import settle
-from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
+from fencepost.errors import ConfigError, LeaseLost, NotAcquired, Refused, StaleToken
 from fencepost.lease import BaseLease
 from fencepost.saga import ledger, moves
 from fencepost.saga.ledger import Record, State
@@ -115,7 +115,7 @@ class Saga:
                 stands[id] = "stuck"
             except (NotAcquired, LeaseLost):
                 pass  # somebody else is at work on it
-            except StaleToken as error:  # somebody else is, or the lock store has lost its tokens
+            except Refused as error:  # somebody else is, or the lock store has lost or repeated its tokens
                 _log.warning("saga %s %s was left alone: %s", self.name, id, error)
             except ConfigError as error:
                 alien = alien or error

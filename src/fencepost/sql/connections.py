@@ -17,6 +17,7 @@ from contextlib import (
 )
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from fencepost.errors import ConfigError
 
@@ -27,14 +28,18 @@ T = TypeVar("T")
 Kind: TypeAlias = Literal[
     "psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async", "django", "other", "other-async"
 ]
-_kinds: dict[type, Kind] = {}
+_kinds: WeakKeyDictionary[type, Kind] = WeakKeyDictionary()
 
 
 def kind(conn: Any) -> Kind:
     """What kind of connection this is."""
-    known = _kinds.get(type(conn))
+    what = type(conn)
+    known = _kinds.get(what)
     if known is None:
-        known = _kinds[type(conn)] = _look(conn)
+        known = _look(conn)
+        # A proxy's attributes are those of what it stands for, and one class of them may stand for several kinds.
+        if cast(Any, what).__getattribute__ is object.__getattribute__ and not hasattr(what, "__getattr__"):
+            _kinds[what] = known
     return known
 
 

@@ -1,21 +1,25 @@
 """``fencepost contend``: many contenders for one lock or many, measured."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fencepost.cli.options import Backend, Duration, Json
+from fencepost.cli.options import Duration, Json
 from fencepost.cli.resource import Fence
+from fencepost.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def contend(
-    backend: Backend = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="Where the locks live; default: the embedded SQLite file.")
+    ] = None,
     client: Annotated[str, typer.Option(help="Whose lock: fencepost, or a peer; 'list' names them.")] = "fencepost",
     contenders: Annotated[int, typer.Option(help="How many want the lock.")] = 50,
     processes: Annotated[int, typer.Option(help="In how many processes.")] = 2,
@@ -62,6 +66,9 @@ def contend(
         for name, row in clients.CLIENTS.items():
             print(f"{name:18} {', '.join(row.schemes) or 'any backend':14} {row.about}")
         return
+    if backend is None and os.environ.get("FENCEPOST_URL"):
+        # What locks live in every day is not put under load by default.
+        raise ConfigError('$FENCEPOST_URL is set; say which store to put under load: --backend "$FENCEPOST_URL"')
     plan = Plan(
         backend=backend,
         client=client,

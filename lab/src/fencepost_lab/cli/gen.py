@@ -15,7 +15,7 @@ def gen(
     keys: Annotated[int, typer.Option(help="How many locks there shall be, such as 10_000_000.", min=1)],
     backend: Annotated[
         str | None,
-        typer.Option(help="The store: redis://..., or etcd://... with a lease per lock. Default: $FENCEPOST_URL."),
+        typer.Option(help="The store to fill: redis://..., or etcd://... with a lease per lock."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Which locks: the same seed means the same ones in the same order.")] = 7,
     ttl: Annotated[float, Duration(help="How long each lock lasts.")] = 600.0,
@@ -36,8 +36,6 @@ def gen(
 
     Cut off half-way, the same command goes on where the store has confirmed the last batch.
     """
-    import os
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -45,9 +43,9 @@ def gen(
     from fencepost_lab.gen.ground import Laid
     from fencepost_lab.gen.run import Order, lay
 
-    url = backend or os.environ.get("FENCEPOST_URL")
-    if url is None:
-        raise ConfigError("say where the locks shall be: --backend redis://localhost:6379/0, or set $FENCEPOST_URL")
+    if backend is None:
+        # Not $FENCEPOST_URL: what locks live in every day is not what to fill with millions of them.
+        raise ConfigError('say which store to fill: --backend redis://localhost:6379/0, or --backend "$FENCEPOST_URL"')
     order = Order(keys=keys, seed=seed, ttl=ttl, rate=rate, batch=batch, fresh=fresh)
     count = None
     console = Console(stderr=True)
@@ -76,7 +74,7 @@ def gen(
             if count is not None:
                 count(lock_acquire_attempts_total=laid.locks, lock_acquire_success_total=laid.free)
 
-        done = lay(url, order, told=told, wait=until_expired)
+        done = lay(backend, order, told=told, wait=until_expired)
     if as_json:
         print(json.dumps(done.data()))
         return

@@ -12,6 +12,7 @@ from fencepost.errors import ConfigError
 from fencepost_lab.experiments import slo
 from fencepost_lab.experiments.runs import FOLDER, Result
 from fencepost_lab.report.page import page
+from fencepost_lab.report.plots import is_drawing
 
 TITLE = "fencepost: what the lab shows"
 LEAD = (
@@ -19,6 +20,7 @@ LEAD = (
     "one machine, with real pauses and kills, and can be run again by its command. Absolute times are that machine's; "
     "the claims are about counts, orders and ratios."
 )
+_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 NOTES = {"redlock": "redlock-note.md"}
 """Experiment -> the note that follows it."""
 
@@ -32,6 +34,10 @@ def load(folder: Path) -> list[Result]:
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read {str(file)!r}: {error}") from error
         if isinstance(result, dict) and "experiment" in result and "claims" in result:
+            for name in (result["experiment"], *(plot["name"] for plot in result["plots"])):
+                # Names become those of files: one that leads out of the folder is no experiment's.
+                if not isinstance(name, str) or not _NAME.fullmatch(name):
+                    raise ConfigError(f"{str(file)!r} names an experiment or a plot {name!r}; it is none of the lab's")
             found.append(result)
     if not found:
         raise ConfigError(f"there are no results in {str(folder)!r}; run 'fencepost lab run all --out {folder}' first")
@@ -51,6 +57,8 @@ def write(source: Path = FOLDER, out: Path | None = None) -> list[Path]:
                 pictures[name] = (source / name).read_text("utf-8")
             except OSError as error:
                 raise ConfigError(f"cannot read {str(source / name)!r}: run '{result['command']}' again") from error
+            if not is_drawing(pictures[name]):
+                raise ConfigError(f"{str(source / name)!r} is no drawing of the lab's; run '{result['command']}' again")
     if out.resolve() != source.resolve():
         for name in [*pictures, *(f"{result['experiment']}.json" for result in results)]:
             shutil.copyfile(source / name, out / name)

@@ -23,6 +23,7 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW = (
 MARKERS = "osD^vPX"
 """So that a line can be told from another without its colour."""
 
+_ELEMENTS = {*("svg", "defs", "style", "g", "path", "use", "clipPath", "rect", "pattern", "text", "tspan")}
 _INK = "#010203"  # stands for the reader's own colour of text, until the SVG is written
 _STYLE: dict[Any, Any] = {
     "axes.edgecolor": _INK,
@@ -57,6 +58,13 @@ def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: fl
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return Plot(name, caption, _plain(out.getvalue()))
+
+
+def is_drawing(svg: str) -> bool:
+    """Whether an SVG is what ``draw`` makes: shapes and text, nothing that runs or that is fetched from elsewhere."""
+    elements = re.findall(r"<\s*/?\s*([^\s/>]*)", re.sub(r"<!--[^<>]*-->", "", svg))
+    alien = re.search(r"""[\s"'/]on\w+\s*=|href\s*=\s*(?!"#)|@import|url\((?!#)""", svg, re.IGNORECASE)
+    return alien is None and _ELEMENTS.issuperset(elements)
 
 
 def own(svg: str, name: str) -> str:

@@ -94,8 +94,8 @@ class Settings:
         names = self.clients
         if (
             not 1 <= len(names) <= 26
+            or not all(isinstance(n, str) and n.isalpha() and n.isupper() for n in names)
             or len(set(names)) < len(names)
-            or not all(n.isalpha() and n.isupper() for n in names)
         ):
             raise ConfigError(f"clients are 1 to 26 different names in capital letters, not {list(names)}")
 
@@ -125,7 +125,7 @@ def parse(data: Mapping[str, Any] | str | bytes) -> Scenario:
     if isinstance(data, (str, bytes)):
         try:
             data = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"a scenario is JSON: {error}") from None
     if not isinstance(data, Mapping):
         raise ConfigError("a scenario is an object with seed, settings, actions and until")
@@ -154,7 +154,7 @@ def _settings(data: Any) -> Settings:
         if isinstance(value, list):
             value = tuple(value)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = _number(key, value)
         wanted = tuple if get_args(kind) else kind
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):  # type: ignore[arg-type]
             raise ConfigError(f"setting {key!r} cannot be {value!r}")
@@ -163,7 +163,7 @@ def _settings(data: Any) -> Settings:
 
 
 def _action(data: Any, settings: Settings) -> dict[str, Any]:
-    if not isinstance(data, Mapping) or data.get("do") not in ACTIONS:
+    if not isinstance(data, Mapping) or not isinstance(data.get("do"), str) or data["do"] not in ACTIONS:
         raise ConfigError(f"an action has at, who and do, one of {', '.join(ACTIONS)}; not {data!r}")
     do = data["do"]
     options = ACTIONS[do]
@@ -171,6 +171,9 @@ def _action(data: Any, settings: Settings) -> dict[str, Any]:
         if key not in ("at", "who", "do") and key not in options:
             raise ConfigError(f"{do} has no option {key!r}; it takes {', '.join(options) or 'none'}")
     who = data.get("who")
+    for key in ("who", "from", "way"):
+        if not isinstance(data.get(key), str | None):
+            raise ConfigError(f"{do}: {key} is a name, not {data[key]!r}")
     hurts = do in SERVICE_ACTIONS or who == "service"
     if hurts and do not in ("evict", "note") and not MACHINES[settings.backend]:
         raise ConfigError(f"{do}: the {settings.backend} store has no machine of its own; choose another backend")
@@ -187,7 +190,7 @@ def _action(data: Any, settings: Settings) -> dict[str, Any]:
     for key in ("for", "rate", "by", "lag", "offset", "tail", "work", "think", "timeout", "rounds", "writes"):
         if data.get(key) is not None and abs(_number(key, data[key])) > 1e6:
             raise ConfigError(f"{do}: {key} is out of range")
-    if do == "skew" and not 0.01 <= data.get("rate", 1.0) <= 100:
+    if do == "skew" and not 0.01 <= _number("rate", data.get("rate", 1.0)) <= 100:
         raise ConfigError("skew: rate lies between 0.01 and 100")
     if do in ("cut", "heal") and data.get("from", "all") not in {*machines, "all"}:
         raise ConfigError(f"{do}: from is 'all' or one of {', '.join(sorted(machines))}")
@@ -214,4 +217,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise ConfigError(f"{name} is a number, not {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{name} is out of range") from None

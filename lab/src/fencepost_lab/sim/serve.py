@@ -65,7 +65,7 @@ class Page(BaseHTTPRequestHandler):
         if not self._local():
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY:
+        if not (length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= MAX_BODY):
             self.close_connection = True
             self._fail(413, f"a scenario has at most {MAX_BODY} bytes, and says how many in Content-Length")
             return

@@ -1,6 +1,7 @@
 """What the page is made of: its files, and the data it asks for, live or exported."""
 
 import json
+import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,7 @@ from fencepost_lab.sim.scenario import (
 )
 from fencepost_lab.sim.seeds import told
 
+_NUMBER = re.compile(r"[0-9]{1,19}")
 STATIC = files("fencepost_lab.sim") / "static"
 
 
@@ -63,7 +65,7 @@ def trace(name: str) -> str:
     """A recorded variant, by the name ``scenario-variant``; ConfigError if there is none."""
     story, _, number = name.rpartition("-")
     for each in guided():
-        if each["name"] == story and number.isdecimal() and int(number) < len(each["variants"]):
+        if each["name"] == story and number in map(str, range(len(each["variants"]))):
             return lines(run(variant(each, int(number))))
     raise ConfigError(f"there is no recorded trace {name!r}")
 
@@ -94,8 +96,9 @@ def data(path: str, *, play: Path | None, live: bool = True) -> str:
         return played(play)
     if folder == "traces" and name.endswith(".jsonl"):
         return trace(name.removesuffix(".jsonl"))
-    if folder == "seeds" and name.removesuffix(".json").isdecimal() and live:
-        return json.dumps(chaos(int(name.removesuffix(".json"))).data())
+    seed = name.removesuffix(".json")
+    if folder == "seeds" and live and _NUMBER.fullmatch(seed) and int(seed) < 2**63:
+        return json.dumps(chaos(int(seed)).data())
     raise ConfigError(f"there is no data/{path}")
 
 
