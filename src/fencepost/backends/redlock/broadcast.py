@@ -110,13 +110,15 @@ def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], unti
             elif isinstance(opened, Socket):
                 pools[index].drop(opened)
 
-    missing = [index for index, wire in enumerate(wires) if wire is None]
-    threads = [
-        threading.Thread(target=connect, args=(each,), name="fencepost-redlock", daemon=True) for each in missing
-    ]
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            thread.start()
+        for index in [index for index, wire in enumerate(wires) if wire is None]:
+            thread = threading.Thread(target=connect, args=(index,), name="fencepost-redlock", daemon=True)
+            try:
+                thread.start()
+                threads.append(thread)
+            except (RuntimeError, MemoryError):  # no thread can be started just now: one after the other, then
+                connect(index)
         for thread in threads:
             thread.join(max(until - monotonic(), 0.0))
     finally:
