@@ -48,8 +48,10 @@ class Consul(Backend):
         reach="everybody who reaches the cluster",
         fair=False,
         consensus=True,
-        failover="locks and tokens survive the loss of a minority and a restart; a restored snapshot repeats tokens",
-        clock="the leader's clock; it may give a lost holder's lock away only after twice its ttl",
+        failover="locks and tokens survive the loss of a minority, a restart, and a crash of the holder's agent; "
+        "an agent that leaves the cluster, or whose node is deregistered, loses its holders' locks at once; "
+        "a restored snapshot repeats tokens",
+        clock="the leader's clock; a dead holder's lock goes on after one to two times its ttl",
         token="the Raft index at which the key was locked",
         wakeup="one blocking query per lock and process; inside a process, first come, first served",
         observe="one blocking query",

@@ -65,8 +65,15 @@ class Sessions:
 
     async def _create(self, ttl: float) -> Session:
         begun = self._now()
-        asked = {"Name": "fencepost", "TTL": f"{ttl:.3f}s", "LockDelay": f"{self._lock_delay:.3f}s"}
-        answer = await self._http.one("PUT", "session/create", {**asked, "Behavior": "release"})
+        asked = {
+            "Name": "fencepost",
+            "TTL": f"{ttl:.3f}s",
+            "LockDelay": f"{self._lock_delay:.3f}s",
+            "Behavior": "release",
+            # The ttl alone ends it. By default it would end as soon as the agent's host seems to be down.
+            "NodeChecks": [],
+        }
+        answer = await self._http.one("PUT", "session/create", asked)
         if answer.status != 200:
             raise BackendError(f"Consul gave no session: {answer.body!r}", backend="consul", ambiguous=False)
         return Session(answer.json["ID"], ttl, begun)
