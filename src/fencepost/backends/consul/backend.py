@@ -33,6 +33,8 @@ class _Held:
     name: str
     session: Session
     token: int = 0
+    unconfirmed: bool = False
+    """A release of it got no answer."""
 
 
 class Consul(Backend):
@@ -173,6 +175,7 @@ class Consul(Backend):
         try:
             return await self._end(held) and in_time
         except BaseException:
+            held.unconfirmed = True
             self._held[holder] = held  # it may be tried again, and ends in time if it is not
             self._overdue.put(holder, self.driver.now() + left)
             raise
@@ -183,11 +186,13 @@ class Consul(Backend):
             if held.token and await self._remove(held.name, held.token):
                 self._sessions.give_back(held.session)
                 return True
+            # While a session lives, nobody but its holder or an operator removes its key: the earlier release did.
+            released = held.unconfirmed and await self._sessions.alive(held.session)
             await self._sessions.destroy(held.session)
         except BaseException:
             self._sessions.doom(held.session)
             raise
-        return False
+        return released
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is None:
