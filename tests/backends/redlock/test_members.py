@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fencepost.backends.redlock.backend import Redlock
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
 from fencepost.registry import connect
+from fencepost_lab.faults.proxy import Proxy, _Pair
 from tests.backends.redlock.conftest import Five
 from tests.harness.waiting import PATIENCE, until
 
@@ -103,3 +105,39 @@ def test_servers_are_connected_to_one_after_the_other_where_no_thread_can_be_sta
     with fencepost.connect(five.url, ttl=TTL) as locks:
         assert locks.acquire("a").release()
     assert len(refused) == 5
+
+
+class Counting(Proxy):
+    """Counts the connections on which something was asked that no longer gets through."""
+
+    def __init__(self, target: int) -> None:
+        self.stuck: set[_Pair] = set()
+        super().__init__(target)
+
+    def _spring(self, pair: _Pair, data: bytes) -> None:
+        if not pair.gates.up.is_set():
+            self.stuck.add(pair)
+
+
+def test_after_one_request_without_an_answer_no_idle_connection_to_that_node_is_trusted(five: Five) -> None:
+    with Counting(five.members[0].port) as proxy:
+        hosts = ",".join([proxy.address, *(member.address for member in five.members[1:])])
+        with fencepost.connect(f"redlock://{hosts}/0?node_timeout=500ms", ttl=TTL) as locks:
+            with ThreadPoolExecutor(8) as crowd:
+                together = threading.Barrier(8, timeout=PATIENCE)
+
+                def hold(number: int) -> None:
+                    together.wait()
+                    with locks.lock(f"lock {number}"):
+                        together.wait()
+
+                list(crowd.map(hold, range(8)))
+            assert len(proxy._pairs) > 1, "there are several connections"
+            proxy.cut(newcomers=False)  # those there are lead nowhere from now on
+
+            def votes() -> bool:
+                with locks.lock("a", timeout=PATIENCE):
+                    return five.value(0) is not None
+
+            until(votes, "the node votes again")
+            assert len(proxy.stuck) == 1

@@ -72,9 +72,10 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                     answers[index] = _broken(pools[index], wire, error)
     finally:
         for index, wire in enumerate(wires):
-            # Whatever it still answers belongs to nobody.
+            # Whatever it still answers belongs to nobody, and the node's idle connections may lead nowhere as well.
             if isinstance(wire, Socket) and answers[index] is None:
                 pools[index].drop(wire)
+                pools[index].close()
     return [
         dial.error(place, _LATE, ambiguous=True) if answer is None else answer
         for (_, place, _), answer in zip(asked, answers, strict=True)
