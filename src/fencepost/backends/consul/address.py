@@ -44,6 +44,8 @@ def read(address: Address) -> Settings:
     )
     if address.user:
         raise ConfigError("Consul has no users; write its ACL token as consul://:TOKEN@host")
+    if address.password and not address.password.isprintable():
+        raise ConfigError("the ACL token of consul:// contains a control character, such as a line break")
     lock_delay = options.get("lock_delay", 0.0)
     if lock_delay > 60:
         raise ConfigError(f"lock_delay is at most 60s in Consul, not {lock_delay:g}s")

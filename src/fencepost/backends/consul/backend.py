@@ -33,6 +33,8 @@ class _Held:
     name: str
     session: Session
     token: int = 0
+    unconfirmed: bool = False
+    """A release of it got no answer."""
 
 
 class Consul(Backend):
@@ -48,8 +50,10 @@ class Consul(Backend):
         reach="everybody who reaches the cluster",
         fair=False,
         consensus=True,
-        failover="locks and tokens survive the loss of a minority and a restart; a restored snapshot repeats tokens",
-        clock="the leader's clock; it may give a lost holder's lock away only after twice its ttl",
+        failover="locks and tokens survive the loss of a minority, a restart, and a crash of the holder's agent; "
+        "an agent that leaves the cluster, or whose node is deregistered, loses its holders' locks at once; "
+        "a restored snapshot repeats tokens",
+        clock="the leader's clock; a dead holder's lock goes on after one to two times its ttl",
         token="the Raft index at which the key was locked",
         wakeup="one blocking query per lock and process; inside a process, first come, first served",
         observe="one blocking query",
@@ -171,6 +175,7 @@ class Consul(Backend):
         try:
             return await self._end(held) and in_time
         except BaseException:
+            held.unconfirmed = True
             self._held[holder] = held  # it may be tried again, and ends in time if it is not
             self._overdue.put(holder, self.driver.now() + left)
             raise
@@ -181,11 +186,13 @@ class Consul(Backend):
             if held.token and await self._remove(held.name, held.token):
                 self._sessions.give_back(held.session)
                 return True
+            # While a session lives, nobody but its holder or an operator removes its key: the earlier release did.
+            released = held.unconfirmed and await self._sessions.alive(held.session)
             await self._sessions.destroy(held.session)
         except BaseException:
             self._sessions.doom(held.session)
             raise
-        return False
+        return released
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is None:

@@ -13,10 +13,18 @@ async def examine(http: Http, min_ttl: float, lock_delay: float) -> list[Finding
         Finding(
             "ok",
             f"Consul {config.get('Version')}, {role} agent {config.get('NodeName')} in {config.get('Datacenter')}",
-            "sessions belong to this node: if its health check fails, its holders lose their locks",
+            "sessions belong to this node: if it is deregistered, its holders lose their locks at once",
         ),
         _servers(len((await http.one("GET", "status/peers")).json)),
     ]
+    if agent.get("DebugConfig", {}).get("LeaveOnTerm"):
+        findings.append(
+            Finding(
+                "warn",
+                "this agent leaves the cluster when it is stopped",
+                "with each restart its holders lose their locks at once; set leave_on_terminate = false",
+            )
+        )
     shortest = _seconds(agent.get("DebugConfig", {}).get("SessionTTLMin"))
     if shortest and shortest != min_ttl:
         findings.append(

@@ -10,7 +10,7 @@ import json
 import select
 import socket
 import ssl
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from fencepost.backends.consul.address import Settings
@@ -20,6 +20,8 @@ from fencepost.driver import Driver
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import woken
 from fencepost.errors import BackendError
+
+T = TypeVar("T")
 
 _CHUNK = 65536
 BATCH = 64
@@ -45,6 +47,14 @@ class Answer(NamedTuple):
 def _header(head: bytes, name: bytes) -> bytes:
     start = head.find(b"\r\n%b:" % name)
     return head[start + len(name) + 3 : head.find(b"\r\n", start + 2)].strip() if start >= 0 else b""
+
+
+def taken(pool: list[T]) -> T | None:
+    """The last of a pool that several threads take from; None if it is empty."""
+    try:
+        return pool.pop()
+    except IndexError:
+        return None
 
 
 class Forbidden(BackendError):
@@ -202,6 +212,7 @@ class Http:
                     answers += await link.exchange(b"".join(batch), len(batch), self._settings.timeout + patience)
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: that was no HTTP
             self._drop(link)
+            self._drop_idle()  # what became of this one may have become of them all
             raise self._failure(str(error) or "no answer in time", ambiguous=True) from error
         except BaseException:
             self._drop(link)
@@ -226,8 +237,7 @@ class Http:
         return (await self.ask(self.request(method, path, body, **query)))[0]
 
     async def _link(self) -> _Link:
-        while self._idle:
-            link = self._idle.pop()
+        while (link := taken(self._idle)) is not None:
             if link.fresh():
                 return link
             self._drop(link)
@@ -251,8 +261,11 @@ class Http:
     def close(self) -> None:
         """Close every connection, now or when it has its answer."""
         self._closed = True
-        while self._idle:
-            self._drop(self._idle.pop())
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        while (link := taken(self._idle)) is not None:
+            self._drop(link)
 
     def forked(self) -> None:
         for link in self._links:

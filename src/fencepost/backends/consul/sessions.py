@@ -8,7 +8,7 @@ nothing that comes late can take a lock with it any more.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fencepost.backends.consul.http import Http
+from fencepost.backends.consul.http import Http, taken
 from fencepost.driver import Driver
 from fencepost.errors import BackendError
 
@@ -22,6 +22,8 @@ class Session:
     ttl: float
     renewed: float
     """A local instant before Consul last began to count its ttl."""
+    doomed: bool = False
+    """It is to be ended, and lent to nobody any more."""
 
 
 class Sessions:
@@ -38,35 +40,44 @@ class Sessions:
         """A session that will live for most of ``ttl`` from now."""
         await self._bury()
         idle = self._idle.setdefault(ttl, [])
-        while idle:
-            session = idle.pop()
+        while (session := taken(idle)) is not None:
             age = self._now() - session.renewed
             if age < ttl * _FRESH or (age < ttl and (await self.renew([session]))[0]):
                 return session
         return await self._create(ttl)
 
     def give_back(self, session: Session) -> None:
-        if session in self._doomed:
-            return
-        self._idle.setdefault(session.ttl, []).append(session)
+        if not session.doomed:
+            self._idle.setdefault(session.ttl, []).append(session)
 
     def doom(self, session: Session) -> None:
         """A session that Consul could not be told to end: it is ended as soon as Consul can be asked again."""
-        self._doomed.append(session)
+        if not session.doomed:
+            session.doomed = True
+            self._doomed.append(session)
 
     async def _bury(self) -> None:
-        while self._doomed:
-            session = self._doomed.pop()
+        while (session := taken(self._doomed)) is not None:
             try:
                 await self.destroy(session)
             except BackendError:
-                self.doom(session)
+                self._doomed.append(session)
                 return
+            except BaseException:
+                self._doomed.append(session)
+                raise
 
     async def _create(self, ttl: float) -> Session:
         begun = self._now()
-        asked = {"Name": "fencepost", "TTL": f"{ttl:.3f}s", "LockDelay": f"{self._lock_delay:.3f}s"}
-        answer = await self._http.one("PUT", "session/create", {**asked, "Behavior": "release"})
+        asked = {
+            "Name": "fencepost",
+            "TTL": f"{ttl:.3f}s",
+            "LockDelay": f"{self._lock_delay:.3f}s",
+            "Behavior": "release",
+            # The ttl alone ends it. By default it would end as soon as the agent's host seems to be down.
+            "NodeChecks": [],
+        }
+        answer = await self._http.one("PUT", "session/create", asked)
         if answer.status != 200:
             raise BackendError(f"Consul gave no session: {answer.body!r}", backend="consul", ambiguous=False)
         return Session(answer.json["ID"], ttl, begun)
@@ -82,6 +93,10 @@ class Sessions:
             if answer.status == 200:
                 session.renewed = begun
         return [answer.status == 200 for answer in answers]
+
+    async def alive(self, session: Session) -> bool:
+        """Whether Consul still has it, as the leader knows."""
+        return bool((await self._http.one("GET", f"session/info/{session.id}", consistent="")).json)
 
     async def destroy(self, *sessions: Session) -> None:
         """End them, and with them whatever they hold or may still come to hold."""

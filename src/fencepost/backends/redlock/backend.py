@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -15,14 +16,15 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options, patient
 from fencepost.backends.redis.connection import spell
 from fencepost.backends.redis.inspect import held
-from fencepost.backends.redis.scripts import Keys, Layout
+from fencepost.backends.redis.scripts import MARK, Keys, Layout
 from fencepost.backends.redlock.members import Call, Member, Members, shares
 from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
 
-_GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
+_GONE = 60_000  # ms for which an attempt that was given up is refused, should it still arrive
+_EVERY = 2**53 - 1  # larger than the number of any attempt
 _DRIFT, _STEP = 0.01, 0.002  # how much faster than ours a node's clock may run, and how coarsely
 _SOON, _LATEST = 0.01, 0.25  # seconds between two attempts of a waiter
 
@@ -68,9 +70,12 @@ class Redlock(Backend):
         self._standing: dict[str, Signal] = {}
         self._attempts = count(1)
         self._unasked: set[str] = set()
-        """Holders that nobody has heard of: they were still waiting for a connection."""
+        """Holders whose attempt is still waiting for a connection."""
         self._unsettled: set[str] = set()
-        """Holders of whom a node may still carry out a request that it did not answer."""
+        """Holders whose attempt is under way, or was cut off: any node may still carry it out."""
+        self._gate = threading.Lock()
+        self._tried = 0
+        """The largest token of an attempt that too few nodes remembered."""
 
     # The contract
 
@@ -121,10 +126,9 @@ class Redlock(Backend):
         self._lines.leave(name, holder)
         if holder in self._unasked:
             self._unasked.discard(holder)
-            return
-        said = await self._give_up(name, holder, "", late=holder in self._unsettled)
-        self._unsettled.discard(holder)
-        self._majority(said)
+            if holder not in self._unsettled:
+                return
+        self._majority(await self._give_up(name, holder, "*"))
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         calls = [
@@ -152,8 +156,7 @@ class Redlock(Backend):
         return BackendError(what, backend=self.scheme, ambiguous=True)
 
     async def release(self, name: str, holder: str, token: int) -> bool:
-        said = await self._give_up(name, f"{holder}:{token}", holder, late=holder in self._unsettled)
-        self._unsettled.discard(holder)
+        said = await self._give_up(name, holder, token)
         if waiter := self._standing.get(name):
             waiter.set()
         answer = self._renewal([reply for reply in said.values() if not isinstance(reply, BackendError)])
@@ -199,46 +202,62 @@ class Redlock(Backend):
         """Take the lock at a majority; None if others have too much of it, and then nothing is left of this."""
         nodes, keys = self._nodes, self.layout.keys(name)
         attempt = next(self._attempts)
-        own = f"{holder}:-{attempt}"
+        nodes.longest = max(nodes.longest, ttl)
         self._unasked.add(holder)
         await nodes.connect()
         self._unasked.discard(holder)
         self._unsettled.add(holder)
         start = self.driver.now()
-        said = await nodes.one(Call(shares().take, (keys.lock, keys.gone, keys.counter), (holder, attempt, _ms(ttl))))
+        take = Call(shares().take, (keys.lock, _gone(keys, holder), keys.counter), (holder, attempt, _ms(ttl)))
+        said = await nodes.one(take)
         errors = [reply for reply in said.values() if isinstance(reply, BackendError)]
+        silent = {member for member, reply in said.items() if isinstance(reply, BackendError) and reply.ambiguous}
         granted = {member: reply for member, reply in said.items() if isinstance(reply, list)}
         token = max((max(int(last) + 1, time) for last, time in granted.values()), default=0)
+        # A token of its own for each attempt, or what undoes a failed one would undo the next.
+        token = max(token, self._tried + 1)
+        kept: dict[Member, Any] = {}
         if len(granted) >= nodes.quorum and token <= MAX_TOKEN:
-            keep = Call(shares().keep, (keys.lock, keys.counter), (own, f"{holder}:{token}", token))
+            keep = Call(shares().keep, (keys.lock, keys.counter), (f"{holder}:-{attempt}", f"{holder}:{token}", token))
             kept = await nodes.one(keep, list(granted))
             if sum(reply == 1 for reply in kept.values()) >= nodes.quorum and self.driver.now() - start < ttl:
-                if not errors and not any(isinstance(reply, BackendError) for reply in kept.values()):
-                    self._unsettled.discard(holder)
+                if silent:
+                    nodes.owe(self._leave(name, holder, attempt, "", _GONE), silent)
+                self._unsettled.discard(holder)
                 return Grant(token, ttl, start)
-            own = holder  # some may remember it under the token
-        if doubtful := [member for member, reply in said.items() if not isinstance(reply, int)]:
-            await self._give_up(name, own, "", late=False, members=doubtful)
-        self._unsettled.discard(holder)
+            with self._gate:
+                self._tried = max(self._tried, token)
+            silent.update(member for member, reply in kept.items() if isinstance(reply, BackendError))
+        # Undo this attempt and no other: a waiter goes on under the same holder.
+        undone = token if kept else ""
+        if silent:
+            nodes.owe(self._leave(name, holder, attempt, undone, _GONE), silent)
+        if answered := [member for member in granted if member not in silent]:
+            await nodes.tell(self._leave(name, holder, attempt, undone, 0), answered)
+        lacking = nodes.lacking(errors) if len(errors) > len(nodes.all) - nodes.quorum else None
+        if lacking is None or not lacking.ambiguous:
+            self._unsettled.discard(holder)
         if token > MAX_TOKEN:
             raise Exhausted(
                 f"the last token of {name!r} was {MAX_TOKEN}, and there is no larger one; lock under another name",
                 backend=self.scheme,
                 ambiguous=False,
             )
-        if len(errors) > len(nodes.all) - nodes.quorum:
-            raise nodes.lacking(errors)
+        if lacking is not None:
+            raise lacking
         return None
 
-    async def _give_up(
-        self, name: str, own: str, holder: str, *, late: bool, members: Sequence[Member] | None = None
-    ) -> dict[Member, Any]:
-        """Give up what ``own`` says, everywhere: who does not answer is told later, and refuses what comes late."""
+    def _leave(self, name: str, holder: str, attempt: int, token: int | str, refused: int) -> Call:
+        """What has a node give up a holder's attempts up to this one, and what it holds under ``token``."""
         keys = self.layout.keys(name)
-        now, then = (
-            Call(shares().leave, (keys.lock, keys.gone), (own, holder, _GONE if each else 0)) for each in (late, True)
-        )
-        return await self._nodes.tell(now, members, late=then)
+        return Call(shares().leave, (keys.lock, _gone(keys, holder)), (holder, attempt, token, refused))
+
+    async def _give_up(self, name: str, holder: str, token: int | str) -> dict[Member, Any]:
+        """End a holder for good, everywhere."""
+        refused = _GONE if holder in self._unsettled else 0
+        said = await self._nodes.tell(self._leave(name, holder, _EVERY, token, refused))
+        self._unsettled.discard(holder)
+        return said
 
     def _majority(self, said: dict[Member, Any]) -> None:
         errors = [reply for reply in said.values() if isinstance(reply, BackendError)]
@@ -303,6 +322,11 @@ def _options(address: Address) -> Options:
     if len(set(found.places)) < len(found.places):
         raise ConfigError(f"{address.scheme}:// names a server twice, which would count its vote twice")
     return found
+
+
+def _gone(keys: Keys, holder: str) -> str:
+    """The key that has the number of this holder's last attempt that was given up; it expires by itself."""
+    return f"{keys.gone}{MARK}{holder}"
 
 
 def _ms(ttl: float) -> int:

@@ -72,9 +72,10 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                     answers[index] = _broken(pools[index], wire, error)
     finally:
         for index, wire in enumerate(wires):
-            # Whatever it still answers belongs to nobody.
+            # Whatever it still answers belongs to nobody, and the node's idle connections may lead nowhere as well.
             if isinstance(wire, Socket) and answers[index] is None:
                 pools[index].drop(wire)
+                pools[index].close()
     return [
         dial.error(place, _LATE, ambiguous=True) if answer is None else answer
         for (_, place, _), answer in zip(asked, answers, strict=True)
@@ -110,13 +111,15 @@ def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], unti
             elif isinstance(opened, Socket):
                 pools[index].drop(opened)
 
-    missing = [index for index, wire in enumerate(wires) if wire is None]
-    threads = [
-        threading.Thread(target=connect, args=(each,), name="fencepost-redlock", daemon=True) for each in missing
-    ]
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            thread.start()
+        for index in [index for index, wire in enumerate(wires) if wire is None]:
+            thread = threading.Thread(target=connect, args=(index,), name="fencepost-redlock", daemon=True)
+            try:
+                thread.start()
+                threads.append(thread)
+            except (RuntimeError, MemoryError):  # no thread can be started just now: one after the other, then
+                connect(index)
         for thread in threads:
             thread.join(max(until - monotonic(), 0.0))
     finally:

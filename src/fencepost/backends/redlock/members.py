@@ -1,12 +1,12 @@
 """The independent nodes of a Redlock: who answers, who is out, and what is owed to those who did not answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis.connection import Dial, Place, pack, refusal, spell
+from fencepost.backends.redis.connection import LATER, Dial, Place, pack, refusal, spell
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.scripts import Script, build, scripts
 from fencepost.backends.redis.topology import fixed
@@ -15,7 +15,10 @@ from fencepost.driver import Driver
 from fencepost.errors import BackendError
 
 _SOON, _LATEST = 0.1, 1.0  # seconds between two looks at a node that is out
-_OWED = 4096  # debts to one node; what is older has expired there, or will
+_OWED, _BATCH = 4096, 64  # debts to one node, and how many of them it is told at once
+_OUTLIVED = 60.0  # seconds beyond the longest ttl after which a debt no longer matters
+# A refusal that is over in a moment. After any other, telling again would not help.
+_PASSING = (*LATER, "NOSCRIPT", "BUSY", "MISCONF")
 
 
 class Shares(NamedTuple):
@@ -61,11 +64,11 @@ class Member:
         self.look_at = 0.0
         self.pause = _SOON
         self.looking = False
-        self.owed: dict[Call, None] = {}
-        """What it must still be told: that somebody left, whose request it may yet carry out."""
+        self.owed: dict[Call, float] = {}
+        """What it must still be told, and until when that matters: whose share to free, and whom to refuse."""
 
-    def owe(self, call: Call) -> None:
-        self.owed[call] = None
+    def owe(self, call: Call, until: float) -> None:
+        self.owed[call] = until
         while len(self.owed) > _OWED:
             self.owed.pop(next(iter(self.owed)), None)
 
@@ -85,6 +88,8 @@ class Members:
             Member(kind(dial, fixed(place), "", lambda node, push: None, lambda node: None), place) for place in places
         ]
         self.quorum = len(self.all) // 2 + 1
+        self.longest = 0.0
+        """The longest ttl that was asked for."""
 
     async def connect(self) -> None:
         """Connect where that can be cut off: a task that is cancelled here has asked for nothing yet."""
@@ -121,7 +126,10 @@ class Members:
                 for index, reply in zip(again[member], replies, strict=True):
                     known[index] = reply
         for member in wanted:
-            replies = heard.setdefault(member, member.out or _silent(member, self._dial))
+            if member not in heard:  # so nothing of this can happen there, whatever became of what it was asked before
+                why = str(member.out or f"{spell(member.place)} was not asked")
+                heard[member] = BackendError(why, backend=self._dial.scheme, ambiguous=False)
+            replies = heard[member]
             if isinstance(replies, list):
                 heard[member] = [
                     refusal(f"{reply} (at {spell(member.place)})", self._dial.scheme)
@@ -136,20 +144,24 @@ class Members:
         heard = await self.ask([call], members)
         return {member: said if isinstance(said, BackendError) else said[0] for member, said in heard.items()}
 
-    async def tell(self, call: Call, members: Sequence[Member] | None = None, *, late: Call) -> dict[Member, Any]:
-        """The same, seen through: who does not answer is told ``late`` once it does."""
+    async def tell(self, call: Call, members: Sequence[Member] | None = None) -> dict[Member, Any]:
+        """The same, seen through: who does not answer is told as soon as it does."""
         try:
             said = await self.one(call, members)
         except GeneratorExit:
             raise  # no loop is left to run anything in
         except BaseException:
-            for member in self.all if members is None else members:
-                self._owe(member, late)
+            self.owe(call, self.all if members is None else members)
             raise
-        for member, reply in said.items():
-            if isinstance(reply, BackendError):
-                self._owe(member, late)
+        self.owe(call, [member for member, reply in said.items() if isinstance(reply, BackendError)])
         return said
+
+    def owe(self, call: Call, members: Iterable[Member]) -> None:
+        """Have these run a script as soon as they answer again."""
+        until = self._driver.now() + self.longest + _OUTLIVED
+        for member in members:
+            member.owe(call, until)
+            self._look_after(member)
 
     def lacking(self, errors: Sequence[BackendError], *, ambiguous: bool | None = None) -> BackendError:
         """What to raise when too few answered."""
@@ -190,54 +202,58 @@ class Members:
             elif member.out is not None and not member.owed:
                 member.out = None
         for member in self.all:
-            if member.out is not None and (member.look_at <= now or member.owed):
+            if member.owed or (member.out is not None and member.look_at <= now):
                 self._look_after(member)
-
-    def _owe(self, member: Member, call: Call) -> None:
-        member.owe(call)
-        self._look_after(member)
 
     def _look_after(self, member: Member) -> None:
         if not member.looking and not self._closed:
             member.looking = True
-            self._driver.spawn(self._look(member), "fencepost-redlock-look")
+            try:
+                self._driver.spawn(self._look(member), "fencepost-redlock-look")
+            except (RuntimeError, MemoryError):  # no thread can be started just now; the next request tries again
+                member.looking = False
 
     async def _look(self, member: Member) -> None:
         """See whether a member answers again, and tell it what it missed; while that is owed, until it does."""
         try:
-            while not self._closed:
-                owed = list(member.owed)
-                requests = [call.text() for call in owed[:1]] + [call.request() for call in owed[1:]] or [
-                    pack(("PING",))
-                ]
-                (answer,) = await ask([(member.node, member.place, requests)], self._dial)
-                if isinstance(answer, list):
-                    told = {
-                        call for call, reply in zip(owed, answer, strict=False) if reply.__class__ is not ReplyError
-                    }
-                    for call in told:
-                        member.owed.pop(call, None)
-                    if not member.owed:
-                        member.out, member.pause = None, _SOON
-                        return
-                    if told:
-                        continue
-                else:
-                    member.out = answer
-                member.look_at = self._driver.now() + member.pause
-                member.pause = min(2 * member.pause, _LATEST)
-                if not member.owed:
-                    return
-                await self._driver.sleep(member.look_at - self._driver.now())
+            await self._tell_owed(member)
         finally:
             member.looking = False
             if self._closed:
                 member.node.close()  # it may have been connected after everything was closed
+        if member.owed:  # since just now, when this seemed to be on its way still
+            self._look_after(member)
+
+    async def _tell_owed(self, member: Member) -> None:
+        while not self._closed:
+            now = self._driver.now()
+            for call, until in member.owed.copy().items():
+                if until <= now:
+                    member.owed.pop(call, None)
+            owed = list(member.owed)[:_BATCH]
+            requests = [call.text() for call in owed[:1]] + [call.request() for call in owed[1:]] or [pack(("PING",))]
+            (answer,) = await ask([(member.node, member.place, requests)], self._dial)
+            if isinstance(answer, list):
+                told = [call for call, reply in zip(owed, answer, strict=False) if not _passing(reply)]
+                for call in told:
+                    member.owed.pop(call, None)
+                if not member.owed:
+                    member.out, member.pause = None, _SOON
+                    return
+                if told:
+                    continue
+            else:
+                member.out = answer
+            member.look_at = self._driver.now() + member.pause
+            member.pause = min(2 * member.pause, _LATEST)
+            if not member.owed:
+                return
+            await self._driver.sleep(member.look_at - self._driver.now())
+
+
+def _passing(reply: Any) -> bool:
+    return reply.__class__ is ReplyError and str(reply).startswith(_PASSING)
 
 
 def _unknown(reply: Any) -> bool:
     return reply.__class__ is ReplyError and str(reply).startswith("NOSCRIPT")
-
-
-def _silent(member: Member, dial: Dial) -> BackendError:
-    return dial.error(member.place, "it does not answer", ambiguous=False)

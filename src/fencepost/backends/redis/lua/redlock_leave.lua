@@ -1,15 +1,22 @@
 -- Give up one node's share of a lock.
--- KEYS: lock, gone
--- ARGV: the value to give up, such as holder:token or holder:-attempt, or a holder, for every value of its;
---       a holder whose attempts are given up as well ('': none);
---       ms for which a request of either that arrives late is refused (0: none can)
--- Answers: 1 if the first was there, else 0.
-if ARGV[3] ~= '0' then
-    redis.call('SADD', KEYS[2], ARGV[1], ARGV[2])
-    redis.call('PEXPIRE', KEYS[2], ARGV[3])
+-- KEYS: lock, gone (of this holder)
+-- ARGV: holder;
+--       the number of the last attempt to give up, and all before it;
+--       the token to give up ('': none; '*': every one of this holder's);
+--       ms for which these attempts are refused if they arrive late (0: none can)
+-- Answers: 1 if the share was held under that token, else 0.
+local holder, last, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local found = 0
+local owner, sign, number = string.match(redis.call('GET', KEYS[1]) or '', '^(.*):(%-?)(%d+)$')
+if owner == holder then
+    if sign == '' and (token == '*' or token == number) then
+        found = redis.call('DEL', KEYS[1])
+    elseif sign == '-' and tonumber(number) <= last then
+        redis.call('DEL', KEYS[1])
+    end
 end
-local value = redis.call('GET', KEYS[1])
-if not value then return 0 end
-if value == ARGV[1] or string.match(value, '^(.*):%-?%d+$') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-if string.match(value, '^(.*):%-%d+$') == ARGV[2] then redis.call('DEL', KEYS[1]) end
-return 0
+if ARGV[4] ~= '0' and last > tonumber(redis.call('GET', KEYS[2]) or 0) then
+    -- A server that is out of memory refuses this, and has freed the share all the same.
+    redis.pcall('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
+end
+return found

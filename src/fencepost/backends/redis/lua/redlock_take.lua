@@ -1,12 +1,12 @@
 -- Take one node's share of a lock, for one attempt; no token goes with it yet.
--- KEYS: lock, gone, counter
+-- KEYS: lock, gone (of this holder), counter
 -- ARGV: holder, number of the attempt, ttl in ms
--- Answers: {last token, time in us}, if granted; ms left or -1, if another holds it; -2, if this one has left.
+-- Answers: {last token, time in us}, if granted; ms left or -1, if another holds it; -2, if this attempt was given up.
 -- needs: clock
 local holder, attempt = ARGV[1], ARGV[2]
 local own = holder .. ':-' .. attempt
 if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then
-    if redis.call('SISMEMBER', KEYS[2], holder) == 1 or redis.call('SISMEMBER', KEYS[2], own) == 1 then return -2 end
+    if tonumber(attempt) <= tonumber(redis.call('GET', KEYS[2]) or 0) then return -2 end
     local value = redis.call('GET', KEYS[1])
     if value then
         -- An earlier attempt of the same holder may have been cut off; a later one is not to be undone by this.

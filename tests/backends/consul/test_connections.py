@@ -1,0 +1,137 @@
+"""Requests that break on their way to Consul: what can be tried again, and what is not trusted any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import fencepost
+from fencepost.errors import BackendError, ConfigError
+from fencepost.events import Event
+from fencepost_lab.faults.proxy import Proxy, _Pair
+from fencepost_lab.servers import Consul, http_json
+from tests.conformance.faces import FACES, Client
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.consul
+
+TTL = 300.0  # nothing here gets free by expiry
+DELETE, DESTROY = b'"delete"', b"/v1/session/destroy/"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Consul]:
+    with Consul() as started:
+        yield started
+
+
+def sessions(server: Consul) -> list[Any]:
+    found: list[Any] = http_json(server.port, "GET", "/v1/session/list")
+    return found
+
+
+class Meddler(Proxy):
+    """Breaks the connection of the first request to remove a key, and holds back requests to destroy a session."""
+
+    def __init__(self, target: int) -> None:
+        self.broken = 0
+        self.held_back = 0
+        self.let_go = threading.Event()
+        super().__init__(target)
+
+    def _spring(self, pair: _Pair, data: bytes) -> None:
+        if DELETE in data and not self.broken:
+            self.broken += 1
+            raise ConnectionResetError
+        if DESTROY in data:
+            self.held_back += 1
+            self.let_go.wait()
+        super()._spring(pair, data)
+
+
+def test_a_session_that_is_to_be_ended_is_never_lent_again(server: Consul) -> None:
+    with (
+        Meddler(server.port) as proxy,
+        fencepost.connect(f"consul://{proxy.address}/doomed?timeout=30s", ttl=TTL) as locks,
+    ):
+        lease = locks.acquire("x")
+        with pytest.raises(BackendError):
+            lease.release()
+        assert proxy.broken == 1
+        other = background(lambda: locks.acquire("y"))
+        until(lambda: proxy.held_back == 1, "its session is being ended", watching=[other])
+        assert lease.release(), "the first try never arrived"
+        again = locks.acquire("z")
+        proxy.let_go.set()
+        other.result()
+        again.renew()
+        assert again.release()
+
+
+def test_a_release_whose_answer_was_lost_is_confirmed_by_the_second_try(server: Consul) -> None:
+    events: list[Event] = []
+    with (
+        Proxy(server.port) as proxy,
+        fencepost.connect(f"consul://{proxy.address}/unheard", ttl=TTL, hooks=[events.append]) as locks,
+        fencepost.connect(f"{server.url}/unheard", ttl=TTL) as others,
+    ):
+        lease = locks.acquire("x")
+        proxy.drop_after(DELETE)
+        with pytest.raises(BackendError) as failed:
+            lease.release()
+        assert failed.value.ambiguous
+        next_one = others.acquire("x", timeout=PATIENCE)  # so it was carried out
+        assert lease.release()
+        assert "not_owner" not in [event.kind for event in events]
+        next_one.renew()
+
+
+def test_a_release_that_is_tried_again_after_its_session_was_lost_answers_no(server: Consul) -> None:
+    with (
+        Proxy(server.port) as proxy,
+        fencepost.connect(f"consul://{proxy.address}/lost", ttl=TTL) as locks,
+        fencepost.connect(f"{server.url}/lost", ttl=TTL) as others,
+    ):
+        lease = locks.acquire("x")
+        proxy.cut()
+        released = background(lease.release)
+        until(lambda: bool(proxy.held), "the request was on its way")
+        proxy.drop()
+        with pytest.raises(BackendError):
+            released.result()
+        proxy.mend()
+        for each in sessions(server):
+            http_json(server.port, "PUT", f"/v1/session/destroy/{each['ID']}")
+        next_one = others.acquire("x", timeout=PATIENCE)
+        assert not lease.release()
+        next_one.renew()
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_after_one_request_without_an_answer_no_idle_connection_is_trusted(server: Consul, face: str) -> None:
+    with Proxy(server.port) as proxy:
+        client = Client(face, f"consul://{proxy.address}/suspect?timeout=1s", ttl=TTL)
+        leases = await asyncio.gather(*(client.acquire(f"x{number}") for number in range(4)))
+        for lease in await asyncio.gather(*(client.acquire(f"y{number}") for number in range(4))):
+            assert await lease.release()
+        assert len(proxy._pairs) > 1, "there are several connections"
+        proxy.cut(newcomers=False)  # those there are lead nowhere from now on
+        with pytest.raises(BackendError, match=r"no answer in time|timed out"):
+            await client.status("y")
+        assert proxy.held
+        assert await client.status("y") is None
+        for lease in leases:
+            assert await lease.release()
+        await client.close()
+
+
+@pytest.mark.parametrize("token", ["x%0d%0aX-Evil:1", "x%0aX-Evil:1", "x%00"])
+def test_an_acl_token_cannot_bring_a_header_of_its_own(token: str) -> None:
+    with pytest.raises(ConfigError, match="ACL token") as refused:
+        fencepost.connect(f"consul://:{token}@localhost")
+    assert "Evil" not in str(refused.value)
