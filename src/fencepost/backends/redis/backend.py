@@ -14,7 +14,7 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.inspect import View
-from fencepost.backends.redis.nodes import Node
+from fencepost.backends.redis.nodes import Node, deaf
 from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, scripts
 from fencepost.backends.redis.stream import Stream
@@ -87,7 +87,7 @@ class Redis(Backend):
         nodes = self._nodes
         node = nodes.only or await nodes.at(keys.lock)
         wire = node.at_hand() or await node.ready()
-        if queue is not None and wire.ordered and not node.listening:
+        if queue is not None and wire.ordered and not node.listening and wire.refused is None:
             await node.listen()  # a connection that has messages anyway: it goes out with the request
         joins = queue is not None and node.listening
         asking = self._lines.asking
@@ -117,6 +117,8 @@ class Redis(Backend):
             elif reply != -1 or not await self._prune(name, node, keys):
                 break
         if isinstance(reply, list):
+            if joins and wire.refused is not None:
+                raise deaf(self.dial, wire.refused, ambiguous=True)
             if reply[0].__class__ is int:
                 node.timed(sent, reply[2])  # before its grant can be heard of
             waiter = self._lines.join(name, keys, node, holder, ttl, entry, limit)

@@ -77,9 +77,13 @@ class TaskNode(Node):
     """A server as asyncio code sees it: one connection, for requests and messages both."""
 
     wire: Stream | None
-    listening = False
+    _listens = False
     _opening: "asyncio.Task[Stream] | None" = None
     _keeper: "asyncio.Task[None] | None" = None
+
+    @property
+    def listening(self) -> bool:
+        return self.wire is not None and self.wire.listening != ""
 
     def at_hand(self) -> Stream | None:
         wire = self.wire
@@ -99,7 +103,7 @@ class TaskNode(Node):
                 self.dial, await self.locate(), lambda push: self.hear(self, push), self._dropped
             )
             self.wire = stream
-            if self.listening:
+            if self._listens:
                 stream.listen(self.channel)
             self._keeper = asyncio.create_task(self._keep(stream), name="fencepost-redis-connection")
             return stream
@@ -126,8 +130,13 @@ class TaskNode(Node):
             self.lost(self)
 
     async def listen(self) -> None:
-        self.listening = True
-        (await self.ready()).listen(self.channel)
+        self._listens = True
+        stream = await self.ready()
+        stream.listen(self.channel)
+        if stream.refused is not None:  # that may have changed
+            answer = await stream.subscribe(self.channel)
+            if answer.__class__ is ReplyError:
+                raise deaf(self.dial, answer, ambiguous=False)
 
     def close(self) -> None:
         super().close()
@@ -146,7 +155,7 @@ class TaskNode(Node):
         if self.wire is not None:
             self.wire.forked()
         self.wire = self._opening = self._keeper = None
-        self.listening = False
+        self._listens = False
 
 
 class ThreadNode(Node):
@@ -176,11 +185,7 @@ class ThreadNode(Node):
             with self._gate:
                 ear = self._ear = self._ear or Ear(self)
         if not ear.up.is_set() and not ear.up.wait(self.dial.connect_timeout + self.dial.timeout):
-            raise BackendError(
-                f"cannot listen for grants: {ear.failure or 'no answer in time'}",
-                backend=self.dial.scheme,
-                ambiguous=False,
-            )
+            raise deaf(self.dial, ear.failure or "no answer in time", ambiguous=False)
 
     def close(self) -> None:
         super().close()
@@ -198,6 +203,11 @@ class ThreadNode(Node):
             sever(self._ear.socket.raw)
         self._gate = threading.Lock()
         self._ear = None
+
+
+def deaf(dial: Dial, why: object, *, ambiguous: bool) -> BackendError:
+    """The error of an acquire that would wait, and cannot be told of its turn."""
+    return BackendError(f"cannot listen for grants: {why}", backend=dial.scheme, ambiguous=ambiguous)
 
 
 class Ear:

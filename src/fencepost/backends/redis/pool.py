@@ -10,7 +10,7 @@ from math import inf
 from time import monotonic
 from typing import Any, NoReturn
 
-from hiredis import ProtocolError, Reader
+from hiredis import ProtocolError, Reader, ReplyError
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, garbled
@@ -123,6 +123,7 @@ class Pool:
     """Blocking connections to one server, shared by all threads; each opened when no other is free."""
 
     ordered = False
+    refused: ReplyError | None = None
 
     def __init__(self, dial: Dial, locate: Locate) -> None:
         self._dial = dial
