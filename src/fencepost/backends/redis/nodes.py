@@ -1,11 +1,11 @@
 """One server: where requests go, and from where messages to this process come."""
 
 import asyncio
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 from hiredis import ReplyError
@@ -21,6 +21,7 @@ from fencepost.errors import BackendError
 Hear = Callable[["Node", list[Any]], None]
 Lost = Callable[["Node"], None]
 
+_log = logging.getLogger("fencepost")
 _LISTEN = 5.0  # seconds of silence after which a listening socket asks whether the server is still there
 
 
@@ -33,14 +34,8 @@ class Node(ABC):
         self.channel = channel
         self.hear = hear
         self.lost = lost
-        self.offset = -inf
-        """Local time less server time: a lower bound, from the latest reply that carried the server's time."""
         self.wire: Pool | Stream | None = None
         """Where requests go; None if there is no connection."""
-
-    def timed(self, sent: float, time: int) -> None:
-        """It was ``time`` us there at some instant after ``sent`` here."""
-        self.offset = sent - time / 1e6
 
     @property
     @abstractmethod
@@ -233,6 +228,8 @@ class Ear:
                 self.failure = error
             except OSError:
                 pass
+            except Exception:
+                _log.exception("the listener of a Redis connection failed; it starts again")
             if self.up.is_set():
                 self.up.clear()
                 pause = 0.0
