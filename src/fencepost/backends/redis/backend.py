@@ -213,11 +213,14 @@ class Redis(Backend):
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         by_node: dict[Node, list[tuple[int, Keys, Hold]]] = {}
+        failure: BackendError | None = None
         for index, hold in enumerate(holds):
             keys = self.layout.keys(hold.name)
-            by_node.setdefault(await self._nodes.at(keys.lock), []).append((index, keys, hold))
+            try:
+                by_node.setdefault(await self._nodes.at(keys.lock), []).append((index, keys, hold))
+            except BackendError as error:  # nobody serves its slot; the others' are served
+                failure = error
         answers = [Renewal.UNKNOWN] * len(holds)
-        failure: BackendError | None = None
         for node, batch in by_node.items():
             try:
                 wire = await node.ready()
@@ -383,8 +386,12 @@ class Redis(Backend):
 
     async def _confirm(self, keys: Keys, holder: str, token: int, ttl: float) -> None:
         """Return once enough replicas have the grant. WAIT covers what this connection wrote, hence the renewal."""
-        renewal = self._requests.renew(keys, Hold("", holder, token, ttl))
-        await self._calls.confirm(keys.lock, renewal, self.options.wait_replicas)
+        args = f"{holder}:{token}", ceil(ttl * 1000)
+        try:
+            await self._calls.confirm(keys.lock, self.scripts.renew, args, self.options.wait_replicas)
+        except BackendError as error:
+            # Whatever kept the replicas from confirming it: the grant was made, and has to be given back.
+            raise BackendError(str(error), backend=error.backend, ambiguous=True) from error
 
 
 class Cluster(Redis):
