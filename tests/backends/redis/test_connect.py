@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import redis
 import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError
+from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST, Redis
 from fencepost_lab.servers.redis_groups import RedisCluster, Watcher
 from tests.backends.conftest import Own
 from tests.harness.isolated import isolated
+from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 SECRET = "open:sesame@1/2"
@@ -108,7 +111,9 @@ def test_user_and_password(own_redis: Own) -> None:
         thread.join(PATIENCE)
         assert got[0] > reader.token
     assert "WRONGPASS" in fails(f"redis://app:{SECRET[::-1].replace('/', '').replace('@', '')}@{place}")
-    assert "NOAUTH" in fails(f"redis://{place}")
+    said = fails(f"redis://{place}")
+    assert "NOAUTH" in said
+    assert "Redis 6" not in said, "it is new enough"
 
 
 def test_a_unix_socket_and_another_database(tmp_path: Path) -> None:
@@ -175,12 +180,52 @@ def test_a_server_that_is_not_there_or_does_not_answer_is_given_up_in_time(own_r
             locks.acquire("a")
         assert raised.value.ambiguous
         locks.acquire("a", timeout=PATIENCE).release()
+
+    async def concurrent() -> None:
+        async with aio.connect(url) as locks:
+            await (await locks.acquire("a")).release()
+            with own_redis.server.paused(), pytest.raises(BackendError, match="no answer in time") as raised:
+                await locks.acquire("a")
+            assert raised.value.ambiguous
+
+    run(concurrent())
     with own_redis.server.paused():
         assert "no answer" in fails(url)
     own_redis.server.kill()
     assert "cannot connect" in fails(url)
     own_redis.server.restart()
     works(own_redis.url)
+
+
+def test_one_connection_that_falls_silent_makes_the_idle_ones_suspect(own_redis: Own) -> None:
+    """Each of them would cost a time-out of its own: a half-open connection looks well."""
+    with Proxy(own_redis.server.port) as proxy, fencepost.connect(f"redis://{proxy.address}?timeout=500ms") as locks:
+        everybody = threading.Barrier(6)
+
+        def section(number: int) -> None:
+            with locks.lock(f"n{number}", ttl=300):
+                everybody.wait(PATIENCE)
+
+        for each in [background(partial(section, number)) for number in range(6)]:
+            each.result()
+        proxy.cut(newcomers=False)
+        with pytest.raises(BackendError, match="no answer in time"):
+            locks.status("a")
+        for _ in range(6):
+            assert locks.status("a") is None
+
+
+def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_cannot_connect(own_redis: Own) -> None:
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout=300ms&connect_timeout=300ms") as locks,
+    ):
+        lease = locks.acquire("a")
+        proxy.cut()
+        with pytest.raises(BackendError) as failed:
+            lease.release()
+        assert failed.value.ambiguous
+        proxy.mend()
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redlock"])
@@ -361,6 +406,10 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
                 locks.acquire("a")
             assert raised.value.ambiguous
             assert locks.status("a") is None, "what was not confirmed is given back"
+            here: Any = redis.Redis(port=master.port)
+            here.script_flush()
+            here.close()
+            assert locks.acquire("a").release(), "the renewal is sent again"
         there.close()
         master.kill()
 

@@ -14,7 +14,7 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.inspect import View
-from fencepost.backends.redis.nodes import Node
+from fencepost.backends.redis.nodes import Node, deaf
 from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, scripts
 from fencepost.backends.redis.stream import Stream
@@ -56,12 +56,12 @@ class Redis(Backend):
         super().__init__(address, driver)
         self.options: Options = options(address)
         self.layout = Layout(self.options.prefix, self.options.fence, self.cluster)
-        self.scripts = scripts(self.options.fence, self.cluster)
+        self.scripts = scripts(self.options.fence)
         self._requests = Requests(self.scripts)
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False
         self._pruned: dict[str, float] = {}
-        self._lines = Lines(driver, self._look)
+        self._lines = Lines(driver, self._look, self._forsake)
         self._begin()
 
     def _begin(self) -> None:
@@ -87,38 +87,43 @@ class Redis(Backend):
         nodes = self._nodes
         node = nodes.only or await nodes.at(keys.lock)
         wire = node.at_hand() or await node.ready()
-        if queue is not None and wire.ordered and not node.listening:
+        if queue is not None and wire.ordered and not node.listening and wire.refused is None:
             await node.listen()  # a connection that has messages anyway: it goes out with the request
         joins = queue is not None and node.listening
         asking = self._lines.asking
-        while True:
-            most = queue if joins and queue is not None else -1
-            entry = _entry(node, holder, ttl, limit) if joins else ""
-            asking[holder] = wire, entry
-            sent = self.driver.now()
-            if limit is not None:
-                asked = (holder, ceil(ttl * 1000), most, entry, KEEP, limit, 0)
-                reply = await self._calls.run(self.scripts.share, keys[:4], *asked, wire=wire)
-            else:
-                reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry))
-            if reply.__class__ is ReplyError:
-                args = (holder, ceil(ttl * 1000), most, entry, KEEP)
-                reply = await self._calls.again(reply, self.scripts.take, keys[:4], args)
-            if reply.__class__ is bytes:
-                del asking[holder]
-                if self.options.wait_replicas:
-                    await self._confirm(keys, holder, int(reply), ttl)
-                return Grant(int(reply), ttl, sent)
-            if reply == 0 and queue is not None and not joins:
-                # Listening takes a connection and a thread of its own: only one who has to wait does.
-                await node.listen()
-                wire = await node.ready()
-                joins = True
-            elif reply != -1 or not await self._prune(name, node, keys):
-                break
+        try:
+            while True:
+                most = queue if joins and queue is not None else -1
+                entry = _entry(node, holder, ttl, limit) if joins else ""
+                asking[holder] = wire, entry
+                sent = self.driver.now()
+                if limit is not None:
+                    asked = (holder, ceil(ttl * 1000), most, entry, KEEP, limit, 0)
+                    reply = await self._calls.run(self.scripts.share, keys[:4], *asked, wire=wire)
+                else:
+                    reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry))
+                if reply.__class__ is ReplyError:
+                    args = (holder, ceil(ttl * 1000), most, entry, KEEP)
+                    reply = await self._calls.again(reply, self.scripts.take, keys[:4], args)
+                if reply.__class__ is bytes:
+                    del asking[holder]
+                    if self.options.wait_replicas:
+                        await self._confirm(keys, holder, int(reply), ttl)
+                    return Grant(int(reply), ttl, sent)
+                if reply == 0 and queue is not None and not joins:
+                    # Listening takes a connection and a thread of its own: only one who has to wait does.
+                    await node.listen()
+                    wire = await node.ready()
+                    joins = True
+                elif reply != -1 or not await self._prune(name, node, keys):
+                    break
+        except (BackendError, ConfigError) as error:
+            if not getattr(error, "ambiguous", False):
+                asking.pop(holder, None)  # nothing was taken, so nobody will leave
+            raise
         if isinstance(reply, list):
-            if reply[0].__class__ is int:
-                node.timed(sent, reply[2])  # before its grant can be heard of
+            if joins and wire.refused is not None:
+                raise deaf(self.dial, wire.refused, ambiguous=True)
             waiter = self._lines.join(name, keys, node, holder, ttl, entry, limit)
             self._answer(waiter, sent, reply)
             return None
@@ -144,9 +149,15 @@ class Redis(Backend):
             await self._look(waiter.line, waiter)
         if waiter.grant is None and waiter.error is None:
             await waiter.signal.wait(timeout)
+        waiter.signal.clear()  # first: what comes from here on sets it again
+        if waiter.hinted and waiter.grant is None:
+            waiter.hinted = False
+            await self._verify(waiter)
         if waiter.grant is not None:
             self._lines.part(holder)
             token, _, since = waiter.grant
+            if waiter.doubtful:
+                self._later(name, holder, waiter.entry, str(token))
             if self.options.wait_replicas:
                 await self._confirm(waiter.line.keys, holder, token, ttl)
             return Grant(token, ttl, since)
@@ -162,38 +173,54 @@ class Redis(Backend):
         try:
             await self._leave(name, holder, entry, earlier)
         except BackendError:
-            self.driver.spawn(self._leave_later(name, holder, entry), "fencepost-redis-leave")
+            self._later(name, holder, entry)
             raise
 
     async def _leave(
-        self, name: str, holder: str, entry: str, earlier: Pool | Stream | None = None, late: bool = False
+        self,
+        name: str,
+        holder: str,
+        entry: str,
+        earlier: Pool | Stream | None = None,
+        late: bool = False,
+        token: str = "",
     ) -> None:
         keys = self.layout.keys(name)
         wire = await self._calls.wire(keys.lock)
         # On the same connection this comes after whatever is still under way. On another one it may not.
         late = late or (earlier is not None and not (earlier.ordered and earlier is wire))
-        await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, "", wire=wire)
+        await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, wire=wire)
 
-    async def _leave_later(self, name: str, holder: str, entry: str) -> None:
-        """Clean up once the server answers again; its ttl does, should that take too long."""
+    def _later(self, name: str, holder: str, entry: str, token: str = "", pause: float = 0.1) -> None:
+        self.driver.spawn(self._leave_later(name, holder, entry, token, pause), "fencepost-redis-leave")
+
+    async def _leave_later(self, name: str, holder: str, entry: str, token: str, pause: float) -> None:
+        """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""
         until = self.driver.now() + _GONE / 1000
-        pause = 0.1
+        late = pause > 0
         while self.driver.now() < until and not self._closed:
             await self.driver.sleep(pause)
-            pause = min(2 * pause, 2.0)
             try:
-                await self._leave(name, holder, entry, late=True)
+                await self._leave(name, holder, entry, late=late, token=token)
                 break
             except BackendError:
-                continue
+                pause = min(2 * pause + 0.1, 2.0)
+
+    def _forsake(self, name: str, holder: str, token: str) -> None:
+        """The queue handed the lock to one of ours who is done, as after a failover: the next one gets it."""
+        if not self._closed:
+            self._later(name, holder, "", token, 0.0)
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         by_node: dict[Node, list[tuple[int, Keys, Hold]]] = {}
+        failure: BackendError | None = None
         for index, hold in enumerate(holds):
             keys = self.layout.keys(hold.name)
-            by_node.setdefault(await self._nodes.at(keys.lock), []).append((index, keys, hold))
+            try:
+                by_node.setdefault(await self._nodes.at(keys.lock), []).append((index, keys, hold))
+            except BackendError as error:  # nobody serves its slot; the others' are served
+                failure = error
         answers = [Renewal.UNKNOWN] * len(holds)
-        failure: BackendError | None = None
         for node, batch in by_node.items():
             try:
                 wire = await node.ready()
@@ -222,8 +249,10 @@ class Redis(Backend):
         keys = self.layout.keys(name)
         node = self._nodes.only or await self._nodes.at(keys.lock)
         own = f"{holder}:{token}"
-        request = self._requests.release(keys, own)
         wire = node.at_hand() or await node.ready()
+        if name in self._lines:
+            return await self._hand_over(name, keys, node, wire, own)
+        request = self._requests.release(keys, own)
         try:
             reply = await wire.call(request)
             if reply.__class__ is ReplyError:
@@ -231,10 +260,38 @@ class Redis(Backend):
                 reply = await self._calls.again(reply, self.scripts.release, used, (own,))
             return bool(reply)
         except BackendError as error:
-            # Whatever became of the first request, a second one does no harm; but its no does not tell which was why.
-            if error.ambiguous and await (await node.ready()).call(request) == 1:
+            # Release is idempotent, so retry once. A 0 is then ambiguous: the first attempt may have succeeded.
+            if error.ambiguous and await self._once_more(node, request):
                 return True
             raise
+
+    async def _hand_over(self, name: str, keys: Keys, node: Node, wire: Pool | Stream, own: str) -> bool:
+        """Release a lock that others of this process wait for: the answer says which of them got it."""
+        sent = self.driver.now()
+        request = self._requests.release(keys, own, node.channel)
+        try:
+            reply = await wire.call(request)
+            if reply.__class__ is ReplyError:
+                used = keys.lock, keys.queue, keys.counter
+                reply = await self._calls.again(reply, self.scripts.release, used, (own, node.channel))
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._lines.missed(name)  # one of them may have been handed the lock, and nobody told it
+            if isinstance(error, BackendError) and error.ambiguous and await self._once_more(node, request):
+                return True
+            raise
+        if isinstance(reply, list):
+            self._lines.served(reply, sent)
+        return bool(reply)
+
+    async def _once_more(self, node: Node, request: bytes) -> bool:
+        """Whether a second attempt to release was the one that did."""
+        try:
+            reply = await (await node.ready()).call(request)
+        except BackendError:
+            return False  # the first error says more: it may have happened
+        return reply == 1 or isinstance(reply, list)
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is None:
@@ -281,13 +338,32 @@ class Redis(Backend):
         sent = self.driver.now()
         script, more = (self.scripts.take, ()) if waiter.limit is None else (self.scripts.share, (waiter.limit, 1))
         asked = (holder, ceil(waiter.ttl * 1000), _ANY, waiter.entry, KEEP, *more)
-        reply = await self._calls.run(script, keys[:4], *asked, wire=wire)
+        try:
+            reply = await self._calls.run(script, keys[:4], *asked, wire=wire)
+        except BackendError as error:
+            waiter.doubtful = waiter.doubtful or error.ambiguous
+            if self._lines.waiters.get(holder) is not waiter:
+                self._lines.asking.pop(holder, None)
+                if error.ambiguous:
+                    self._later(line.name, holder, waiter.entry, _kept(waiter))
+            raise
         self._lines.asking.pop(holder, None)
         if not self._answer(waiter, sent, reply):
-            # It was served meanwhile, or left: should this request have taken or queued anew, that is nobody's.
+            # It was served meanwhile, or left: what this request took, or queued again, belongs to nobody.
             self._lines.part(holder)
-            token = waiter.grant.token if waiter.grant is not None else ""
-            await self._calls.run(self.scripts.leave, keys[:4], holder, waiter.entry, 0, token, wire=wire)
+            token = _kept(waiter)
+            try:
+                await self._calls.run(self.scripts.leave, keys[:4], holder, waiter.entry, 0, token, wire=wire)
+            except BackendError:
+                self._later(line.name, holder, waiter.entry, token)
+                raise
+
+    async def _verify(self, waiter: Waiter) -> None:
+        """A message says that the waiter was handed the lock: ask the server. If it does not say, the look-out will."""
+        try:
+            await self._look(waiter.line, waiter)
+        except BackendError:
+            self._lines.audit(waiter.line)
 
     def _answer(self, waiter: Waiter, sent: float, reply: Any) -> bool:
         """Tell a waiter how it stands; False if it does not wait any more."""
@@ -296,9 +372,9 @@ class Redis(Backend):
         if not isinstance(reply, list):
             return True
         if reply[0].__class__ is bytes:
-            token, left = reply  # the message that told of it was lost
-            return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + left / 1000 - waiter.ttl))
-        return self._lines.stands(waiter, sent, reply)
+            token, left = reply
+            return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + min(left / 1000 - waiter.ttl, 0.0)))
+        return self._lines.stands(waiter, reply)
 
     async def _prune(self, name: str, node: Node, keys: Keys) -> bool:
         """Look for dead waiters in a full queue, though not each time; whether it is worth asking again."""
@@ -310,8 +386,12 @@ class Redis(Backend):
 
     async def _confirm(self, keys: Keys, holder: str, token: int, ttl: float) -> None:
         """Return once enough replicas have the grant. WAIT covers what this connection wrote, hence the renewal."""
-        renewal = self._requests.renew(keys, Hold("", holder, token, ttl))
-        await self._calls.confirm(keys.lock, renewal, self.options.wait_replicas)
+        args = f"{holder}:{token}", ceil(ttl * 1000)
+        try:
+            await self._calls.confirm(keys.lock, self.scripts.renew, args, self.options.wait_replicas)
+        except BackendError as error:
+            # Whatever kept the replicas from confirming it: the grant was made, and has to be given back.
+            raise BackendError(str(error), backend=error.backend, ambiguous=True) from error
 
 
 class Cluster(Redis):
@@ -337,6 +417,11 @@ class Sentinel(Redis):
     def _servers(self) -> Single:
         locate = sentinel(self.driver, self.dial, self.options.places, self.options.service)
         return Single(self.driver, self.dial, locate, _channel(), self._lines.hear, self._lines.lost)
+
+
+def _kept(waiter: Waiter) -> str:
+    """The token under which a former waiter may hold the lock, as leave.lua takes it."""
+    return "" if waiter.grant is None else str(waiter.grant.token)
 
 
 def _channel() -> str:

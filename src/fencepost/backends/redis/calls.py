@@ -5,13 +5,16 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis.connection import LATER, Dial, pack, refusal
+from fencepost.backends.redis.connection import ELSEWHERE, LATER, Dial, cause, pack, refusal
+from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import Script
 from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Single
 from fencepost.driver import Driver
 from fencepost.errors import BackendError
+
+_REDIRECTIONS = 5  # in a row, before it is taken for servers that do not agree yet
 
 
 class Calls:
@@ -36,29 +39,49 @@ class Calls:
         """Ask again, with the script's text, where the server says that it did not execute the request."""
         request = pack(("EVAL", script.text, len(keys), *keys, *args))
         until = self._driver.now() + self._dial.timeout
+        node: Node | None = None
+        redirections = 0
         while reply.__class__ is ReplyError:
-            text, once = str(reply), False
-            if text.startswith(("MOVED", "ASK", "CROSSSLOT")):
-                node, once = self.nodes.moved(text)
+            text, once = cause(reply), False
+            away = text.startswith(ELSEWHERE)
+            if (away and redirections < _REDIRECTIONS) or text.startswith("CROSSSLOT"):
+                redirections += 1
+                node, once = self.nodes.moved(text, node)
             else:
-                if text.startswith(LATER) and self._driver.now() < until:
-                    self.nodes.forget()
+                if (away or text.startswith(LATER)) and self._driver.now() < until:
+                    if not text.startswith("BUSY"):  # a server that runs somebody's script for long is the right one
+                        self.nodes.forget()
                     await self._driver.sleep(0.1)
+                    redirections = 0
                 elif not text.startswith("NOSCRIPT"):
                     raise refusal(reply, self._dial.scheme)
                 node = await self.nodes.at(keys[0])
             wire = await node.ready()
-            reply = (await wire.calls([pack(("ASKING",)), request] if once else [request]))[-1]
+            if once:
+                asked, reply = await wire.calls([pack(("ASKING",)), request])
+                if asked.__class__ is ReplyError and reply.__class__ is ReplyError:
+                    raise refusal(asked, self._dial.scheme)  # or the two servers send us back and forth
+            else:
+                reply = await wire.call(request)
         return reply
 
-    async def confirm(self, key: str, request: bytes, replicas: int) -> None:
-        """Return once so many replicas have what ``request`` wrote; BackendError if not in time."""
+    async def confirm(self, key: str, script: Script, args: Sequence[Any], replicas: int) -> None:
+        """Return once so many replicas have what a script wrote; BackendError if not in time, or if it answers no 1."""
         ms = int(self._dial.timeout * 500)
-        done, have = await (await self.wire(key)).calls([request, pack(("WAIT", replicas, ms))])
-        if done != 1 or not isinstance(have, int) or have < replicas:
+        requests = [pack(("EVALSHA", script.sha, 1, key, *args)), pack(("WAIT", replicas, ms))]
+        done, have = await (await self.wire(key)).calls(requests)
+        if done.__class__ is ReplyError:
+            # The server forgot the script, or has not this key. WAIT covers what its own connection wrote: once more.
+            await self.again(done, script, (key,), args)
+            done, have = await (await self.wire(key)).calls(requests)
+        if done.__class__ is ReplyError:
+            raise refusal(done, self._dial.scheme)
+        why = ""
+        if done != 1:
+            why = "the grant was gone before the replicas had it"
+        elif not isinstance(have, int) or have < replicas:
+            why = f"the grant reached {have} of {replicas} replicas within {ms} ms"
+        if why:
             raise BackendError(
-                f"the grant reached {have} of {replicas} replicas within {ms} ms; look at the replicas, or lower "
-                f"wait_replicas",
-                backend=self._dial.scheme,
-                ambiguous=True,
+                f"{why}; look at the replicas, or lower wait_replicas", backend=self._dial.scheme, ambiguous=True
             )

@@ -1,5 +1,6 @@
 """How to get through to a Redis server: credentials, TLS, timeouts, and the first words."""
 
+import re
 import socket
 import ssl
 import struct
@@ -23,8 +24,13 @@ NOTHING = object()
 """What a parser returns that needs more bytes."""
 
 # The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
-LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
+ELSEWHERE = ("MOVED ", "ASK ")
 _NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE", "would overflow")
+
+
+# Redis 6 wraps what a command inside a script was refused with; from 7 on the refusal itself comes first.
+_WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-(?=[A-Z]+ )")
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,11 @@ class Dial:
         return [*commands, *self.opening]
 
     def welcomed(self, place: Place, replies: Sequence[Any]) -> None:
-        """Check the answers to the greeting."""
-        for reply in replies:
+        """Check the answers to the greeting. Scripts that cannot be loaded now are sent when they are needed."""
+        for reply in replies[: len(replies) - len(self.opening)]:
             if isinstance(reply, ReplyError):
                 text = str(reply)
-                if "HELLO" in text or text.startswith("NOPROTO"):
+                if text.startswith("NOPROTO") or ("unknown command" in text.lower() and "HELLO" in text):
                     text += "; fencepost needs Redis 6 or newer, or Valkey"
                 self.fail(place, text, ambiguous=False)
 
@@ -90,14 +96,19 @@ class Dial:
         return raw
 
 
+def cause(reply: Any) -> str:
+    """What a server's error says, by its code: also where an older Redis wraps what happened inside a script."""
+    return _WRAPPED.sub("", str(reply), count=1)
+
+
 def refusal(reply: Any, scheme: str) -> BackendError:
     """What a server's error means for the lock that was asked for."""
-    text = str(reply)
+    text = cause(reply)
     if "WRONGTYPE" in text:
         text += "; the lock's key is in use for something else: give locks a ?prefix= of their own"
     if "would overflow" in text:
         text += "; the last token was given, and there is no larger one: give locks another ?prefix="
-    known = text.startswith((*LATER, *_NEVER)) or any(word in text for word in _NEVER)
+    known = text.startswith((*LATER, *ELSEWHERE, *_NEVER)) or any(word in text for word in _NEVER)
     return BackendError(f"Redis: {text}", backend=scheme, ambiguous=not known)
 
 

@@ -1,17 +1,17 @@
 """One server: where requests go, and from where messages to this process come."""
 
 import asyncio
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 from hiredis import ReplyError
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis.connection import Dial, Locate, limit, pack
+from fencepost.backends.redis.connection import LATER, Dial, Locate, limit, pack
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import run
@@ -21,6 +21,7 @@ from fencepost.errors import BackendError
 Hear = Callable[["Node", list[Any]], None]
 Lost = Callable[["Node"], None]
 
+_log = logging.getLogger("fencepost")
 _LISTEN = 5.0  # seconds of silence after which a listening socket asks whether the server is still there
 
 
@@ -33,14 +34,10 @@ class Node(ABC):
         self.channel = channel
         self.hear = hear
         self.lost = lost
-        self.offset = -inf
-        """Local time less server time: a lower bound, from the latest reply that carried the server's time."""
+        self.failed: Callable[[Node], None] = _ignore
+        """Told whenever the server could not be reached, or a connection to it broke."""
         self.wire: Pool | Stream | None = None
         """Where requests go; None if there is no connection."""
-
-    def timed(self, sent: float, time: int) -> None:
-        """It was ``time`` us there at some instant after ``sent`` here."""
-        self.offset = sent - time / 1e6
 
     @property
     @abstractmethod
@@ -77,9 +74,13 @@ class TaskNode(Node):
     """A server as asyncio code sees it: one connection, for requests and messages both."""
 
     wire: Stream | None
-    listening = False
+    _listens = False
     _opening: "asyncio.Task[Stream] | None" = None
     _keeper: "asyncio.Task[None] | None" = None
+
+    @property
+    def listening(self) -> bool:
+        return self.wire is not None and self.wire.listening != ""
 
     def at_hand(self) -> Stream | None:
         wire = self.wire
@@ -99,10 +100,13 @@ class TaskNode(Node):
                 self.dial, await self.locate(), lambda push: self.hear(self, push), self._dropped
             )
             self.wire = stream
-            if self.listening:
+            if self._listens:
                 stream.listen(self.channel)
             self._keeper = asyncio.create_task(self._keep(stream), name="fencepost-redis-connection")
             return stream
+        except BackendError:
+            self.failed(self)
+            raise
         finally:
             self._opening = None
 
@@ -123,11 +127,17 @@ class TaskNode(Node):
     def _dropped(self, stream: Stream) -> None:
         if self.wire is stream:
             self.wire = None
+            self.failed(self)
             self.lost(self)
 
     async def listen(self) -> None:
-        self.listening = True
-        (await self.ready()).listen(self.channel)
+        self._listens = True
+        stream = await self.ready()
+        stream.listen(self.channel)
+        if stream.refused is not None:  # that may have changed
+            answer = await stream.subscribe(self.channel)
+            if answer.__class__ is ReplyError:
+                raise deaf(self.dial, answer, ambiguous=False)
 
     def close(self) -> None:
         super().close()
@@ -146,7 +156,7 @@ class TaskNode(Node):
         if self.wire is not None:
             self.wire.forked()
         self.wire = self._opening = self._keeper = None
-        self.listening = False
+        self._listens = False
 
 
 class ThreadNode(Node):
@@ -156,9 +166,10 @@ class ThreadNode(Node):
 
     def __init__(self, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
         super().__init__(dial, locate, channel, hear, lost)
-        self.wire = Pool(dial, locate)
+        self.wire = Pool(dial, locate, lambda: self.failed(self))
         self._gate = threading.Lock()
         self._ear: Ear | None = None
+        self._ended = False
 
     @property
     def listening(self) -> bool:
@@ -171,24 +182,31 @@ class ThreadNode(Node):
         return self.wire
 
     async def listen(self) -> None:
-        ear = self._ear
-        if ear is None:
-            with self._gate:
-                ear = self._ear = self._ear or Ear(self)
-        if not ear.up.is_set() and not ear.up.wait(self.dial.connect_timeout + self.dial.timeout):
-            raise BackendError(
-                f"cannot listen for grants: {ear.failure or 'no answer in time'}",
-                backend=self.dial.scheme,
-                ambiguous=False,
-            )
+        until = None
+        while True:
+            ear = self._ear
+            if ear is None:
+                if self._ended:
+                    raise deaf(self.dial, "the connection was closed", ambiguous=False)
+                with self._gate:
+                    ear = self._ear = self._ear or Ear(self)
+            if ear.up.is_set():
+                return
+            until = until or time.monotonic() + self.dial.connect_timeout + self.dial.timeout
+            ear.settled.clear()
+            if ear.refused or (
+                not ear.up.is_set() and ear is self._ear and not ear.settled.wait(until - time.monotonic())
+            ):
+                raise deaf(self.dial, ear.failure or "no answer in time", ambiguous=False)
 
     def close(self) -> None:
         super().close()
-        if self._ear is not None:
-            self._ear.close()
-            self._ear = None
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.close()
 
     async def end(self) -> None:
+        self._ended = True
         self.close()
         self.wire.end()
 
@@ -200,6 +218,11 @@ class ThreadNode(Node):
         self._ear = None
 
 
+def deaf(dial: Dial, why: object, *, ambiguous: bool) -> BackendError:
+    """The error of an acquire that would wait, and cannot be told of its turn."""
+    return BackendError(f"cannot listen for grants: {why}", backend=dial.scheme, ambiguous=ambiguous)
+
+
 class Ear:
     """Listens on a thread of its own, and comes back by itself after every loss of its connection."""
 
@@ -208,6 +231,9 @@ class Ear:
         self._closed = False
         self.socket: Socket | None = None
         self.up = Flag()
+        self.settled = Flag()
+        """Whether there is something to say to those who wait until it listens: it does, may not, or was closed."""
+        self.refused = False
         self.failure: BackendError | None = None
         threading.Thread(target=self._run, name="fencepost-redis-ear", daemon=True).start()
 
@@ -223,9 +249,16 @@ class Ear:
                 self.failure = error
             except OSError:
                 pass
+            except Exception:
+                _log.exception("the listener of a Redis connection failed; it starts again")
+            if self._closed:
+                return
             if self.up.is_set():
                 self.up.clear()
                 pause = 0.0
+            elif self.refused:
+                self.settled.set()
+            node.failed(node)
             time.sleep(pause)
             pause = min(pause * 2 + 0.05, 1.0)
 
@@ -249,14 +282,22 @@ class Ear:
             asked = False
             if push.__class__ is ReplyError:
                 self.failure = node.dial.error(wire.place, push, ambiguous=False)
+                self.refused = not str(push).startswith(LATER)
                 return
             if isinstance(push, list) and push[0] == b"subscribe":
                 node.lost(node)  # from now on nothing is missed; what was before has to be asked for
+                self.refused = False
                 self.up.set()
+                self.settled.set()
             elif isinstance(push, list):
                 node.hear(node, push)
 
     def close(self) -> None:
         self._closed = True
+        self.settled.set()
         if self.socket is not None:
             self.socket.shut()
+
+
+def _ignore(node: Node) -> None:
+    pass

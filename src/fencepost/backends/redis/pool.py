@@ -5,17 +5,18 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
 from typing import Any, NoReturn
 
-from hiredis import ProtocolError, Reader
+from hiredis import ProtocolError, Reader, ReplyError
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, garbled
 from fencepost.driver import interrupts
 from fencepost.driver.interrupts import interruptible
+from fencepost.errors import BackendError
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 _IDLE = 0.02  # seconds after which to look whether the server is still there before asking it
@@ -123,10 +124,12 @@ class Pool:
     """Blocking connections to one server, shared by all threads; each opened when no other is free."""
 
     ordered = False
+    refused: ReplyError | None = None
 
-    def __init__(self, dial: Dial, locate: Locate) -> None:
+    def __init__(self, dial: Dial, locate: Locate, failed: Callable[[], None] = lambda: None) -> None:
         self._dial = dial
         self._locate = locate
+        self._failed = failed
         self._idle: deque[Socket] = deque()
         self._room = threading.Condition()
         self._opened = 0
@@ -178,10 +181,12 @@ class Pool:
             self._opened += 1
         try:
             return Socket(self._dial, await self._locate())
-        except BaseException:
+        except BaseException as error:
             with self._room:
                 self._opened -= 1
                 self._room.notify()
+            if isinstance(error, BackendError):
+                self._failed()
             raise
 
     def back(self, wire: Socket) -> None:
@@ -201,12 +206,20 @@ class Pool:
 
     def broken(self, wire: Socket, error: BaseException) -> NoReturn:
         self.drop(wire)
-        for other in tuple(self._idle):
-            other.used = -inf  # what broke this one may have broken them all: look before using them
         if isinstance(error, OSError):
-            why = "no answer in time" if isinstance(error, (BlockingIOError, TimeoutError)) else error
+            silent = isinstance(error, (BlockingIOError, TimeoutError))
+            self.suspect(silent)
+            why = "no answer in time" if silent else error
             raise self._dial.error(wire.place, why, ambiguous=True) from error
         raise error
+
+    def suspect(self, silent: bool) -> None:
+        """A connection failed: what broke it may have broken them all. Where it fell silent, looking shows nothing."""
+        if silent:
+            self.close()
+        for other in tuple(self._idle):
+            other.used = -inf  # look before using them
+        self._failed()
 
     def close(self) -> None:
         """Drop every idle connection; the next request opens a new one."""
@@ -224,4 +237,4 @@ class Pool:
     def forked(self) -> None:
         for wire in self._idle:
             sever(wire.raw)
-        self.__init__(self._dial, self._locate)  # type: ignore[misc]
+        self.__init__(self._dial, self._locate, self._failed)  # type: ignore[misc]

@@ -68,10 +68,9 @@ def build(name: str, variants: Mapping[str, str], source: str | None = None) -> 
 
 
 @functools.cache
-def scripts(fence: str, cluster: bool = False) -> Scripts:
+def scripts(fence: str) -> Scripts:
     """The scripts that mint by ``fence``: ``clock`` or ``counter``."""
-    variants = {"mint": f"mint_{fence}", "tell": "tell_cluster" if cluster else "tell"}
-    return Scripts(*(build(name, variants) for name in Scripts._fields))
+    return Scripts(*(build(name, {"mint": f"mint_{fence}"}) for name in Scripts._fields))
 
 
 class Keys(NamedTuple):
@@ -179,6 +178,7 @@ class Requests:
     def __init__(self, scripts: Scripts) -> None:
         self._take = scripts.take.head(4, 5)
         self._release = scripts.release.head(3, 1)
+        self._release_here = scripts.release.head(3, 2)
         self._renew = scripts.renew.sha
 
     def take(self, keys: Keys, holder: str, ttl: float, most: int, entry: str) -> bytes:
@@ -189,9 +189,13 @@ class Requests:
             size, length = len(holder.encode()), len(entry.encode())
         return f"{self._take}{keys.to_take}${size}\r\n{holder}\r\n{amounts}${length}\r\n{entry}{_TO_KEEP}".encode()
 
-    def release(self, keys: Keys, own: str) -> bytes:
+    def release(self, keys: Keys, own: str, channel: str | None = None) -> bytes:
+        """``channel`` is that of this process, if it has waiters for the lock: the answer tells them of a grant."""
         size = len(own) if own.isascii() else len(own.encode())
-        return f"{self._release}{keys.to_release}${size}\r\n{own}\r\n".encode()
+        if channel is None:
+            return f"{self._release}{keys.to_release}${size}\r\n{own}\r\n".encode()
+        here = f"${len(channel)}\r\n{channel}\r\n"
+        return f"{self._release_here}{keys.to_release}${size}\r\n{own}\r\n{here}".encode()
 
     def renew(self, keys: Keys, hold: Hold) -> bytes:
         return pack(("EVALSHA", self._renew, 1, keys.lock, f"{hold.holder}:{hold.token}", ceil(hold.ttl * 1000)))

@@ -9,11 +9,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from hiredis import ProtocolError, PushNotification, Reader
+from hiredis import ProtocolError, PushNotification, Reader, ReplyError
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.connection import NOTHING, Dial, Place, garbled, keep_alive, pack
 from fencepost.backends.redis.reply import Reply
+
+
+class Subscription(Reply):
+    """The answer to SUBSCRIBE: a message if the server complies, a reply if it refuses."""
+
+    def __init__(self, stream: "Stream") -> None:
+        super().__init__(stream.loop)
+        self._stream = stream
+
+    def bring(self, value: Any) -> None:
+        self._stream.subscribed(value)
+        super().bring(value)
 
 
 class Stream(asyncio.Protocol):
@@ -33,11 +45,14 @@ class Stream(asyncio.Protocol):
         self._gets: Callable[[], Any]
         self._watch: asyncio.TimerHandle | None = None
         self._waiting: Reply | None = None
-        self._garbled: OSError | None = None
+        self._why: OSError | None = None
         self._gone = asyncio.Event()
         self.place = place
         self.open = False
         self.listening = ""
+        """The channel that it subscribed to, also while the server has not answered yet."""
+        self.refused: ReplyError | None = None
+        """Why the server refused to let it subscribe, if it did so last."""
         self.transport: asyncio.Transport
 
     @classmethod
@@ -80,32 +95,38 @@ class Stream(asyncio.Protocol):
         try:
             while (reply := gets()) is not NOTHING:
                 if reply.__class__ is PushNotification:
-                    self._hear(reply)
-                    continue
-                popleft().bring(reply)
+                    if reply[0] != b"subscribe":
+                        self._hear(reply)
+                        continue
+                    if not self._pending or not isinstance(self._pending[0], Subscription):
+                        return self._give_up(_astray())
+                try:
+                    waiting = popleft()
+                except IndexError:
+                    return self._give_up(_astray())
+                waiting.bring(reply)
         except ProtocolError as error:
-            self._garbled = garbled(error)
-            self.transport.abort()
+            self._give_up(garbled(error))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
         if self._watch is not None:
             self._watch.cancel()
-        why = self._garbled or error or "the server closed the connection"
-        failure = self._dial.error(self.place, why, ambiguous=True)
-        for reply in self._pending:
-            reply.fail(failure)
+        why = self._why or error or "the server closed the connection"
+        for reply in self._pending:  # to each its own: what raises an error adds to its traceback
+            reply.fail(self._dial.error(self.place, why, ambiguous=True))
         self._pending.clear()
         self._gone.set()
         self._lost(self)
 
     # Requests
 
-    def call(self, request: bytes) -> Reply:
+    def call(self, request: bytes, reply: Reply | None = None) -> Reply:
         """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop."""
         if not self.open:
             self._dial.fail(self.place, "the connection was closed", ambiguous=False)
-        reply = Reply(self.loop)
+        if reply is None:
+            reply = Reply(self.loop)
         self._post(request)
         self._pending.append(reply)
         if self._watch is None:
@@ -131,10 +152,21 @@ class Stream(asyncio.Protocol):
             self.transport.write(b"".join(held))
 
     def listen(self, channel: str) -> None:
-        """Subscribe before anything that is sent after this."""
-        if self.listening != channel:
-            self.listening = channel
-            self._post(pack(("SUBSCRIBE", channel)))
+        """Subscribe before anything that is sent after this, unless the server has refused that."""
+        if self.listening != channel and self.refused is None:
+            self.subscribe(channel)
+
+    def subscribe(self, channel: str) -> Reply:
+        """Subscribe; the answer is a ReplyError if the server refuses that."""
+        self.listening = channel
+        return self.call(pack(("SUBSCRIBE", channel)), Subscription(self))
+
+    def subscribed(self, answer: Any) -> None:
+        if answer.__class__ is ReplyError:
+            self.listening = ""
+            self.refused = answer
+        else:
+            self.refused = None
 
     def _check(self) -> None:
         """One watch for all requests: a server that answers none of them for ``timeout`` is given up."""
@@ -144,10 +176,14 @@ class Stream(asyncio.Protocol):
             return
         if self._waiting is self._pending[0]:
             self._waiting = None
-            self.transport.abort()
+            self._give_up(TimeoutError("no answer in time"))
             return
         self._waiting = self._pending[0]
         self._watch = self.loop.call_later(self._dial.timeout, self._check)
+
+    def _give_up(self, why: OSError) -> None:
+        self._why = why
+        self.transport.abort()
 
     def close(self) -> None:
         self._lost = _ignore
@@ -162,6 +198,11 @@ class Stream(asyncio.Protocol):
     def forked(self) -> None:
         self._lost = _ignore
         sever(self.transport.get_extra_info("socket"))
+
+
+def _astray() -> OSError:
+    # From here on nobody can tell which reply belongs to which request.
+    return ConnectionAbortedError("the server sent a reply that answers no request")
 
 
 def _ignore(stream: Stream) -> None:

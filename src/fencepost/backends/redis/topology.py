@@ -1,17 +1,20 @@
 """The servers behind a URL: one, the one that Sentinel names, or the masters of a cluster."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis.connection import Dial, Locate, Place, pack, spell
+from fencepost.backends.redis.connection import Dial, Locate, Place, pack, refusal, spell
 from fencepost.backends.redis.nodes import Hear, Lost, Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Socket
 from fencepost.backends.redis.scripts import SLOTS, slot
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError
+
+_FORGET = 0.5  # seconds within which nothing is looked for again
 
 
 async def ask(driver: Driver, dial: Dial, place: Place, requests: Sequence[bytes]) -> list[Any]:
@@ -38,6 +41,8 @@ class Single:
     def __init__(self, driver: Driver, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
         kind = ThreadNode if driver.blocking else TaskNode
         node: Node = kind(dial, locate, channel, hear, lost)
+        self._driver = driver
+        self._forgotten = -inf
         self.only: Node | None = node
         self._node = node
 
@@ -54,16 +59,22 @@ class Single:
         """Every server that has locks."""
         return self.nodes
 
-    def moved(self, text: str) -> tuple[Node, bool]:
-        """Where a redirection leads, and whether for this once only; ConfigError where nobody is to be redirected."""
+    def moved(self, text: str, node: Node | None) -> tuple[Node, bool]:
+        """Where a redirection by ``node`` leads, and whether for this once only.
+
+        Raises ConfigError where nobody is to be redirected.
+        """
         raise ConfigError(
             "this Redis is a node of a cluster; connect to it with redis+cluster:// (or rediss+cluster://)"
         )
 
     def forget(self) -> None:
         """Something is not where it was: find it anew."""
-        self._node.close()
-        self._node.lost(self._node)
+        now = self._driver.now()
+        if now - self._forgotten > _FORGET:  # what was asked before the last time says nothing about what came after it
+            self._forgotten = now
+            self._node.close()
+            self._node.lost(self._node)
 
 
 class Masters(Single):
@@ -80,6 +91,11 @@ class Masters(Single):
         self._hear, self._lost = hear, lost
         self._places: dict[Place, Node] = {}
         self._slots: list[Node | None] = [None] * SLOTS
+        self._known: tuple[Place, ...] = ()
+        """Every node of the cluster, replicas as well, as it was last described."""
+        self._ill: dict[Node, float] = {}
+        """When a node was last not to be reached."""
+        self._discovered = -inf
 
     async def at(self, key: str) -> Node:
         home = slot(key)
@@ -99,13 +115,18 @@ class Masters(Single):
         await self._discover()
         return list({id(node): node for node in self._slots if node is not None}.values())
 
-    def moved(self, text: str) -> tuple[Node, bool]:
+    def moved(self, text: str, node: Node | None) -> tuple[Node, bool]:
+        if text.startswith("CROSSSLOT"):
+            raise refusal(text, self._dial.scheme)
         kind, number, address = text.split()[:3]
         host, _, port = address.rpartition(":")
-        node = self._at_place((host, int(port)))
+        if not host:  # that of the node that says so
+            here = node or self._slots[int(number)]
+            host = next((place[0] for place, each in self._places.items() if each is here), self._seeds[0][0])
+        goal = self._at_place((host, int(port)))
         if kind == "MOVED":
-            self._slots[int(number)] = node
-        return node, kind == "ASK"
+            self._slots[int(number)] = goal
+        return goal, kind == "ASK"
 
     def forget(self) -> None:
         self._slots = [None] * SLOTS
@@ -118,11 +139,25 @@ class Masters(Single):
             # A cluster repeats what is published to all its nodes, so each of them has a channel of its own.
             channel = f"{self._channel}@{spell(place).replace(':', '.')}"
             node = self._places.setdefault(place, kind(self._dial, fixed(place), channel, self._hear, self._lost))
+            node.failed = self._failed
         return node
+
+    def _failed(self, node: Node) -> None:
+        """A node cannot be reached: another may have its slots by now."""
+        now = self._driver.now()
+        self._ill[node] = now
+        if now - self._discovered > _FORGET:
+            self._slots = [None if each is node else each for each in self._slots]
+
+    def _failed_at(self, place: Place) -> float:
+        node = self._places.get(place)
+        return -inf if node is None else self._ill.get(node, -inf)
 
     async def _discover(self) -> None:
         failure: BackendError | None = None
-        for place in dict.fromkeys([*self._places, *self._seeds]):
+        places = dict.fromkeys([*self._known, *self._seeds])
+        # A node that hangs takes its time: those that failed last are asked last.
+        for place in sorted(places, key=self._failed_at):
             try:
                 (reply,) = await ask(self._driver, self._dial, place, [pack(("CLUSTER", "SLOTS"))])
             except BackendError as error:
@@ -132,14 +167,25 @@ class Masters(Single):
                 failure = self._dial.error(place, reply, ambiguous=False)
                 continue
             slots: list[Node | None] = [None] * SLOTS
-            for first, last, master, *_ in reply:
-                host, port = master[0], master[1]
-                node = self._at_place((host.decode() if host else place[0], port))
-                slots[first : last + 1] = [node] * (last + 1 - first)
-            self._slots = slots
+            known: dict[Place, None] = {}
+            for first, last, *members in reply:
+                named = [(host.decode() if host else place[0], port) for host, port, *_ in members]
+                known |= dict.fromkeys(named)
+                slots[first : last + 1] = [self._at_place(named[0])] * (last + 1 - first)
+            self._slots, self._known, self._discovered = slots, tuple(known), self._driver.now()
+            self._retire({each for each in slots if each is not None})
             return
         assert failure is not None, "a cluster's URL names at least one node"
         raise failure
+
+    def _retire(self, masters: set[Node]) -> None:
+        """Let go of nodes that failed and have no slots any more; their waiters look for the new ones."""
+        for place, node in list(self._places.items()):
+            if node in self._ill and node not in masters:
+                del self._places[place]
+                del self._ill[node]
+                node.close()
+                node.lost(node)
 
     @property
     def nodes(self) -> list[Node]:
@@ -175,7 +221,9 @@ def sentinel(driver: Driver, dial: Dial, seeds: Sequence[Place], service: str) -
                     raise dial.error(place, reply or f"this sentinel knows no {service!r}", ambiguous=False)
                 master = (reply[0].decode(), int(reply[1]))
                 (role,) = await ask(driver, dial, master, [pack(("ROLE",))])
-                if isinstance(role, ReplyError) or role[0] != b"master":
+                if isinstance(role, ReplyError):
+                    raise dial.error(master, f"it does not tell its role: {role}", ambiguous=False)
+                if role[0] != b"master":
                     raise dial.error(master, "not a master yet", ambiguous=False)
                 return master
             except BackendError as error:

@@ -1,14 +1,16 @@
-"""Those of this process who wait: who they are, and the one look-out for all of them.
+"""Those of this process who wait: who they are, and a look-out for each server they wait at.
 
-A waiter is woken by a message that carries its grant. What messages cannot tell (the holder died, or is
-a client that tells nobody, the message or the queue itself was lost) is found by looking, on the
-server's time: once per process and lock when the holder's lease expires, and every now and then.
+A message names a waiter that was handed the lock. Anybody who may publish can send one, so it is no more than a hint:
+the waiter then asks the server whether it holds. What messages cannot tell (the holder died, or is a client that tells
+nobody, the message or the queue itself was lost) is found by looking, on the server's time: once per process and
+lock when the holder's lease expires, and every now and then.
 """
 
+import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.pool import Pool
@@ -18,31 +20,22 @@ from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
+_log = logging.getLogger("fencepost")
+
 POLL = 2.0  # seconds between two looks, at most
 FOREIGN = 0.1  # the same, while a client holds the lock that will not tell us of its release
 _LATE = 0.002  # Redis expires on whole milliseconds
 _STEP, _STEPS = 0.01, 50  # each place in the queue looks a little later, so that not all look at once
 _PATIENCE = 10.0  # seconds of failing looks after which the waiters are told
 _LINGER = 10.0
-
-
-class Message(NamedTuple):
-    """What a waiter is told: that it was granted the lock, by the server's time in us."""
-
-    token: int
-    ms: int
-    time: int
-
-    def grant(self, node: Node, now: float) -> Grant:
-        # Not later than the instant of the grant, unless the server's clock was set forward since it last told
-        # its time; then still not later than now.
-        return Grant(self.token, self.ms / 1000, min(self.time / 1e6 + node.offset, now))
+_SLOW = 0.5  # seconds that a look takes to fail, after which the other locks of that server are not asked for
+_PARTED = 10_000  # former waiters to remember
 
 
 class Waiter:
     """One who waits for a lock."""
 
-    __slots__ = ("entry", "error", "grant", "holder", "limit", "line", "signal", "stood", "ttl")
+    __slots__ = ("doubtful", "entry", "error", "grant", "hinted", "holder", "limit", "line", "signal", "ttl")
 
     def __init__(
         self, line: "Line", holder: str, ttl: float, entry: str, signal: Signal, limit: int | None = None
@@ -54,10 +47,12 @@ class Waiter:
         self.signal = signal
         self.limit = limit
         """How many may share the lock, if that is what it waits for."""
+        self.hinted = False
+        """A message said that it was handed the lock."""
+        self.doubtful = False
+        """A look of its failed, and may still arrive at the server."""
         self.grant: Grant | None = None
         self.error: BackendError | None = None
-        self.stood = 0
-        """When the server last said that it stands in the queue, by its time in us: older grants are over."""
 
 
 class Line:
@@ -76,29 +71,48 @@ class Line:
         self.failing: float | None = None
 
     def moved(self, node: Node) -> None:
-        """It lives at ``node`` now, perhaps by another clock, and messages may have been missed."""
+        """It lives at ``node`` now, and messages may have been missed."""
         self.node = node
         self.audit = True
-        for waiter in tuple(self.waiters.values()):
-            waiter.stood = 0
+
+
+class Lookout:
+    """The one thread or task that looks for the waiters at one server."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.nudge = driver.signal()
+        self.wake = inf
+        self.minding = False
 
 
 class Lines:
-    """All waiters of one backend."""
+    """All waiters of one backend.
 
-    def __init__(self, driver: Driver, look: Callable[[Line, Waiter], Awaitable[None]]) -> None:
+    ``look`` asks how a waiter stands. ``forsake`` is told of a former waiter that was handed the lock again: its name,
+    its holder, and the token under which it may hold it all the same.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        look: Callable[[Line, Waiter], Awaitable[None]],
+        forsake: Callable[[str, str, str], None],
+    ) -> None:
         self._driver = driver
         self._look = look
+        self._forsake = forsake
         self._gate = threading.Lock()
         self._lines: dict[str, Line] = {}
-        self._early: dict[str, Message] = {}
-        self._nudge = driver.signal()
-        self._wake = inf
-        self._minding = False
+        self._early: dict[str, tuple[int, float] | None] = {}
+        self._parted: dict[str, tuple[str, str]] = {}
+        self._lookouts: dict[Node, Lookout] = {}
         self._closed = False
         self.waiters: dict[str, Waiter] = {}
         self.asking: dict[str, tuple[Pool | Stream, str]] = {}
         """Holders whose request is under way: the connection it went over, and its entry for the queue."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._lines
 
     def join(
         self, name: str, keys: Keys, node: Node, holder: str, ttl: float, entry: str, limit: int | None = None
@@ -110,10 +124,11 @@ class Lines:
                 line = self._lines[name] = Line(name, keys, node)
             waiter = Waiter(line, holder, ttl, entry, self._driver.signal(), limit)
             line.waiters[holder] = self.waiters[holder] = waiter
+            waiter.hinted = holder in self._early
             early = self._early.pop(holder, None)
             self.asking.pop(holder, None)
         if early is not None:
-            self._tell(waiter, node, early)
+            self.give(waiter, Grant(early[0], ttl, early[1]))
         return waiter
 
     def part(self, holder: str) -> Waiter | None:
@@ -122,44 +137,49 @@ class Lines:
             return None
         with self._gate:
             self._early.pop(holder, None)
+            self.asking.pop(holder, None)
             waiter = self.waiters.pop(holder, None)
             if waiter is not None:
                 line = waiter.line
                 line.waiters.pop(holder, None)
                 if not line.waiters and self._lines.get(line.name) is line:
                     del self._lines[line.name]
+                self._parted[holder] = line.name, "" if waiter.grant is None else str(waiter.grant.token)
+                while len(self._parted) > _PARTED:
+                    del self._parted[next(iter(self._parted))]
             return waiter
 
     def hear(self, node: Node, push: list[Any]) -> None:
-        """A message: somebody handed the lock to one of ours."""
-        if push[0] != b"message":
-            return
-        text: str = push[2].decode()
-        token, ms, time, holder = text.split(" ", 3)
-        message = Message(int(token), int(ms), int(time))
-        waiter = self.waiters.get(holder)
-        if waiter is None:
-            with self._gate:
-                waiter = self.waiters.get(holder)
-                if waiter is None:
-                    if holder in self.asking:
-                        self._early[holder] = message
-                    return
-        self._tell(waiter, node, message)
+        """A message: perhaps one of ours was handed the lock."""
+        if push[0] == b"message":
+            self._told(push[2].decode("utf-8", "replace"), None)
 
-    def _tell(self, waiter: Waiter, node: Node, message: Message) -> None:
-        if node.offset == -inf:
-            # This process may have stood still since: how old the grant is, only the server can say.
-            waiter.line.audit = True
-            self._plan(waiter.line, self._driver.now())
-        else:
-            self.give(waiter, message.grant(node, self._driver.now()), message.time)
+    def served(self, answer: Iterable[bytes], since: float) -> None:
+        """The server's answer to a request that was sent at ``since``: holders of ours that this handed the lock to."""
+        parts = iter(answer)
+        for holder, token in zip(parts, parts, strict=True):
+            self._told(holder.decode(), (int(token), since))
 
-    def give(self, waiter: Waiter, grant: Grant, time: float = inf) -> bool:
-        """Wake a waiter with its grant; False if it is not to be had any more, so that the grant is nobody's."""
+    def _told(self, holder: str, proven: tuple[int, float] | None) -> None:
         with self._gate:
-            if time < waiter.stood:
-                return False  # heard late: it has expired, and the waiter has queued up anew
+            waiter = self.waiters.get(holder)
+            if waiter is None and holder in self.asking:
+                self._early[holder] = proven or self._early.get(holder)
+                return
+            parted = self._parted.get(holder)
+        if waiter is None:
+            # The queue brought back one who is done, as after a failover: nobody waits for this grant.
+            if parted is not None:
+                self._forsake(parted[0], holder, parted[1])
+        elif proven is not None:
+            self.give(waiter, Grant(proven[0], waiter.ttl, proven[1]))
+        else:
+            waiter.hinted = True
+            waiter.signal.set()
+
+    def give(self, waiter: Waiter, grant: Grant) -> bool:
+        """Wake a waiter with its grant; False if it does not wait any more, so that the caller must undo the grant."""
+        with self._gate:
             if waiter.grant is not None:
                 return waiter.grant.token == grant.token
             if self.waiters.get(waiter.holder) is not waiter:
@@ -168,103 +188,139 @@ class Lines:
         waiter.signal.set()
         return True
 
-    def stands(self, waiter: Waiter, sent: float, reply: list[int]) -> bool:
-        """The server's answer: the holder's time left, the place in the queue, its time, whether it is foreign.
+    def stands(self, waiter: Waiter, reply: list[int]) -> bool:
+        """The server's answer: the holder's time left, the place in the queue, whether the holder is foreign.
 
         False if the waiter does not wait any more, so that its place is nobody's.
         """
-        left, place, time, foreign = reply
+        left, place, foreign = reply
         line = waiter.line
-        line.node.timed(sent, time)
         with self._gate:
             if waiter.grant is not None or self.waiters.get(waiter.holder) is not waiter:
                 return False
-            waiter.stood = time
         rest = FOREIGN if foreign else min(POLL, max(waiter.ttl / 2, 0.05))
         if left >= 0:
             rest = min(rest, left / 1000 + _LATE + min(place, _STEPS) * _STEP)
         due = self._driver.now() + rest
-        self._plan(line, min(line.due, due) if line.audit else due)
+        self.plan(line, min(line.due, due) if line.audit else due)
         return True
 
-    def _plan(self, line: Line, due: float) -> None:
+    def audit(self, line: Line) -> None:
+        """Look for every waiter of the line soon."""
+        line.audit = True
+        self.plan(line, self._driver.now())
+
+    def missed(self, name: str) -> None:
+        """One of this lock's waiters may have been handed it without being told."""
+        line = self._lines.get(name)
+        if line is not None:
+            self.audit(line)
+
+    def plan(self, line: Line, due: float) -> None:
+        """Look for the line's waiters at ``due``."""
         line.due = due
-        if due < self._wake:
-            self._wake = due
-            self._nudge.set()
-        if not self._minding and not self._closed:
+        with self._gate:
+            lookout = self._lookouts.get(line.node)
+            if lookout is None:
+                lookout = self._lookouts[line.node] = Lookout(self._driver)
+        if due < lookout.wake:
+            lookout.wake = due
+            lookout.nudge.set()
+        if not lookout.minding and not self._closed:
             with self._gate:
-                if self._minding:
+                if lookout.minding:
                     return
-                self._minding = True
-            self._driver.spawn(self._mind(), "fencepost-redis-lookout")
+                lookout.minding = True
+            try:
+                self._driver.spawn(self._mind(line.node, lookout), "fencepost-redis-lookout")
+            except BaseException:
+                lookout.minding = False  # or nobody would ever look again
+                raise
 
     def lost(self, node: Node) -> None:
         """Messages from a server may have been missed, and grants with them; the next may be another server's."""
-        node.offset = -inf
-        with self._gate:
-            lines = [line for line in self._lines.values() if line.node is node]
-        for line in lines:
+        for line in self._at(node):
             line.moved(node)
-            self._plan(line, self._driver.now())
+            self.plan(line, self._driver.now())
 
-    async def _mind(self) -> None:
-        try:
-            await self._mind_all()
-        finally:
-            self._nudge = self._driver.signal()  # the next one may run in another event loop
-            self._wake = inf
-            self._minding = False
+    def _at(self, node: Node) -> list[Line]:
         with self._gate:
-            lines = list(self._lines.values())
-        for line in lines:  # one that came just now took this for its look-out
-            self._plan(line, line.due)
+            return [line for line in self._lines.values() if line.node is node]
 
-    async def _mind_all(self) -> None:
+    async def _mind(self, node: Node, lookout: Lookout) -> None:
+        try:
+            await self._mind_all(node, lookout)
+        finally:
+            lookout.nudge = self._driver.signal()  # the next one may run in another event loop
+            lookout.wake = inf
+            lookout.minding = False
+        lines = self._at(node)
+        for line in lines:  # one that came just now took this for its look-out
+            self.plan(line, line.due)
+        with self._gate:
+            if not lines and not lookout.minding and self._lookouts.get(node) is lookout:
+                del self._lookouts[node]
+
+    async def _mind_all(self, node: Node, lookout: Lookout) -> None:
         now = self._driver.now
         idle = now()
         while not self._closed:
-            self._nudge.clear()
-            self._wake = wake = inf  # from here on, whoever plans a look nudges too
-            with self._gate:
-                lines = list(self._lines.values())
+            lookout.nudge.clear()
+            lookout.wake = wake = inf  # from here on, whoever plans a look nudges too
+            lines = self._at(node)
+            failure: Exception | None = None
             for line in lines:
                 if line.due <= now():
-                    await self._look_for(line)
-                if line.waiters:
+                    failure = await self._look_for(line, failure)
+                if line.node is not node:
+                    self.plan(line, line.due)
+                elif line.waiters:
                     wake = min(wake, line.due)
             if lines:
                 idle = now()
             elif now() - idle > _LINGER:
                 return
-            self._wake = wake = min(wake, now() + _LINGER)
-            await self._nudge.wait(max(wake - now(), 0.0))
+            lookout.wake = wake = min(wake, lookout.wake, now() + _LINGER)
+            await lookout.nudge.wait(max(wake - now(), 0.0))
 
-    async def _look_for(self, line: Line) -> None:
+    async def _look_for(self, line: Line, failure: Exception | None) -> Exception | None:
+        """Look for a line's waiters; why that failed, if the others at this server would only learn the same later."""
         now = self._driver.now
+        begun = now()
         line.due = inf
         audit, line.audit = line.audit, False
         with self._gate:
             waiters = list(line.waiters.values())
-        try:
-            for waiter in waiters if audit else waiters[:1]:
-                if waiter.grant is None and waiter.holder in line.waiters:
-                    await self._look(line, waiter)
-            line.failing = None
-        except BackendError as error:
+        slow = True
+        if failure is None:
+            try:
+                for waiter in waiters if audit else waiters[:1]:
+                    if waiter.grant is None and waiter.holder in line.waiters:
+                        await self._look(line, waiter)
+                line.failing = None
+            except BackendError as error:
+                failure = error
+            except Exception as error:
+                _log.exception("looking for the lock %r failed", line.name)
+                failure = error
+            slow = now() - begun > _SLOW
+        if failure is not None:
             line.audit = True
             line.failing = line.failing or now()
-            if now() - line.failing > _PATIENCE:
+            if now() - line.failing > _PATIENCE and isinstance(failure, BackendError):
                 for waiter in waiters:
-                    waiter.error = error
+                    # To each its own: what raises an error adds to its traceback.
+                    waiter.error = BackendError(str(failure), backend=failure.backend, ambiguous=failure.ambiguous)
                     waiter.signal.set()
             line.due = now() + min(1.0, 0.05 + (now() - line.failing) / 4)
         if line.due == inf:
             line.due = now() + FOREIGN  # the first was granted the lock meanwhile: the next one looks
+        return failure if slow else None
 
     def close(self) -> None:
         self._closed = True
-        self._nudge.set()
+        for lookout in list(self._lookouts.values()):
+            lookout.nudge.set()
 
     def forked(self) -> None:
-        self.__init__(self._driver, self._look)  # type: ignore[misc]
+        self.__init__(self._driver, self._look, self._forsake)  # type: ignore[misc]

@@ -12,8 +12,8 @@ local function join(lock, queue, owner, most, entry, keep)
     end
     -- Should all who wait die together with the holder, nothing stays behind.
     redis.call('PEXPIRE', queue, keep)
-    local left, now = redis.call('PTTL', lock), clock()
+    local left = redis.call('PTTL', lock)
     local first = owner == '' and redis.call('ZRANGE', lock .. '\31shares', 0, 0, 'WITHSCORES')[2]
-    if first then left = math.max(0, math.ceil((first - now) / 1000)) end
-    return {left, place, now, owner and 0 or 1}
+    if first then left = math.max(0, math.ceil((first - clock()) / 1000)) end
+    return {left, place, owner and 0 or 1}
 end

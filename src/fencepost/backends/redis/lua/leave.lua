@@ -2,12 +2,8 @@
 -- KEYS: lock, queue, gone, counter
 -- ARGV: holder, entry in the queue, ms for which a request of its that arrives late is refused (0: none can),
 --       a token under which it may go on holding all the same ('': none)
--- needs: clock, mint, tell, cover, hand_over, settle
+-- needs: clock, mint, alive, cover, hand_over, settle
 local holder = ARGV[1]
-if ARGV[3] ~= '0' then
-    redis.call('SADD', KEYS[3], holder)
-    redis.call('PEXPIRE', KEYS[3], ARGV[3])
-end
 local waited = redis.call('ZREM', KEYS[2], ARGV[2]) == 1
 local value = redis.call('GET', KEYS[1])
 if value == ':0' then
@@ -21,5 +17,9 @@ if value == ':0' then
 elseif value and not waited then
     local owner, token = string.match(value, '^(.*):(%d+)$')
     if owner == holder and token ~= ARGV[4] then hand_over(KEYS[1], KEYS[2], KEYS[4]) end
+end
+-- After that, and without raising: a Redis that is out of memory refuses to remember, and must free all the same.
+if ARGV[3] ~= '0' and type(redis.pcall('SADD', KEYS[3], holder)) == 'number' then
+    redis.call('PEXPIRE', KEYS[3], ARGV[3])
 end
 return 1

@@ -2,7 +2,7 @@
 -- KEYS: lock, queue, gone, counter
 -- ARGV: as take.lua has them; how many may share the lock; 1 if it may have been granted before
 -- Answers: as take.lua does.
--- needs: clock, mint, tell, cover, hand_over, settle, join
+-- needs: clock, mint, alive, cover, hand_over, settle, join
 local lock, queue, gone, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local holder, shares = ARGV[1], KEYS[1] .. '\31shares'
 if redis.call('SISMEMBER', gone, holder) == 1 then return -2 end
@@ -24,6 +24,7 @@ elseif value then
     return join(lock, queue, string.match(value, '^(.*):%d+$'), ARGV[3], ARGV[4], ARGV[5])
 else
     redis.call('DEL', shares)
+    redis.call('ZREM', queue, ARGV[4]) -- nobody in the queue could be told, and this one need not be
 end
 local token = mint(counter, now)
 redis.call('ZADD', shares, now + ARGV[2] * 1000, holder .. ':' .. token)

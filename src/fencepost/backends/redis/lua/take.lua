@@ -2,13 +2,13 @@
 -- KEYS: lock, queue, gone, counter
 -- ARGV: holder, ttl in ms, the most that may wait (-1: do not join), entry in the queue, ms to keep the queue
 -- Answers: the token, if granted now; {token, ms left}, if granted before; 0 busy, -1 full, -2 has left;
---          {ms left or -1, place in the queue, time in us, 1 if the holder is not one of ours}, if queued:
+--          {ms left or -1, place in the queue, 1 if the holder is not one of ours}, if queued:
 --          ms until the first of them expires, if several share the lock.
 -- needs: clock, mint
 local lock, queue, gone, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local holder = ARGV[1]
 if redis.call('EXISTS', lock, queue, gone) > 0 then
-    -- needs: tell, cover, hand_over, settle, join
+    -- needs: alive, cover, hand_over, settle, join
     if redis.call('SISMEMBER', gone, holder) == 1 then return -2 end
     local value = redis.call('GET', lock)
     if not value or value == ':0' then value = settle(lock, queue, counter, value) end
@@ -17,6 +17,7 @@ if redis.call('EXISTS', lock, queue, gone) > 0 then
         if owner == holder then return {token, redis.call('PTTL', lock)} end
         return join(lock, queue, owner, ARGV[3], ARGV[4], ARGV[5])
     end
+    redis.call('ZREM', queue, ARGV[4]) -- nobody in the queue could be told, and this one need not be
 end
 local token = mint(counter, clock())
 redis.call('SET', lock, holder .. ':' .. token, 'PX', ARGV[2])

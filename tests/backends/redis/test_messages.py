@@ -1,0 +1,177 @@
+"""What is published to a process is a hint: garbage does no harm, forgeries are not believed, the lost are found."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+import fencepost
+from fencepost import aio
+from fencepost.driver import run as finish
+from tests.backends.conftest import Own
+from tests.backends.redis.waiters import Waiters
+from tests.conformance.faces import FACES, Client
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, run, until, until_async
+
+QUEUE = "lock:a\x1fqueue"
+GARBAGE = [b"", b"hello world", b"\xff\xfe\x00", b"1 2 3", b"1 2 x somebody", b"9" * 5000]
+
+
+def channels(own: Own) -> list[str]:
+    found: list[str] = own.client.pubsub_channels("fencepost.*")
+    return found
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_message_that_means_nothing_does_no_harm(own_redis: Own, face: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def whole() -> None:
+        client = Client(face, own_redis.url)
+        held = others.acquire("a")
+        waiting = asyncio.create_task(client.acquire("a", timeout=PATIENCE))
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[waiting])
+        (channel,) = channels(own_redis)
+        before = {each["id"] for each in own_redis.client.client_list()}
+        assert all(own_redis.client.publish(channel, each) == 1 for each in GARBAGE)
+        await until_async(lambda: others.acquire("b").release(), "something passes")
+        assert held.release()
+        lease = await waiting
+        assert before <= {each["id"] for each in own_redis.client.client_list()}, "no connection was given up"
+        assert channels(own_redis) == [channel]
+        assert await lease.release()
+        await client.close()
+
+    with fencepost.connect(own_redis.url) as others:
+        run(whole())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_forged_grant_is_not_believed(own_redis: Own, face: str) -> None:
+    """Anybody who may publish can say that a waiter was handed the lock; its holder is in the queue for all to read."""
+
+    async def whole() -> None:
+        client = Client(face, own_redis.url)
+        held = others.acquire("a", ttl=300)
+        waiting = asyncio.create_task(client.acquire("a", timeout=PATIENCE))
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[waiting])
+        _, channel, holder = own_redis.client.zrange(QUEUE, 0, -1)[0].split(":", 2)
+        before = own_redis.requests()
+        for forged in (f"9223372036854775807 300000 1 {holder}", holder):
+            assert own_redis.client.publish(channel, forged) == 1
+        await until_async(lambda: own_redis.requests() > before, "it asks the server", watching=[waiting])
+        assert not waiting.done()
+        assert own_redis.client.zrange(QUEUE, 0, -1)[0].endswith(holder), "it waits on in its place"
+        assert held.release()
+        lease = await waiting
+        assert held.token < lease.token < 2**62
+        # To its holder as well: a grant that it has already is not given up for one that never was.
+        before = own_redis.requests()
+        assert own_redis.client.publish(channel, holder) == 1
+        await until_async(lambda: own_redis.requests() > before, "it asks the server")
+        assert own_redis.client.get("lock:a") == f"{holder}:{lease.token}"
+        assert await lease.release()
+        await client.close()
+
+    with fencepost.connect(own_redis.url) as others:
+        run(whole())
+
+
+async def test_dead_waiters_are_skipped_although_somebody_listens_to_everything(own_redis: Own) -> None:
+    with redis.Redis(port=own_redis.server.port) as debugging:
+        everything = debugging.pubsub()
+        everything.psubscribe("*")
+        until(lambda: own_redis.client.pubsub_numpat() == 1, "it listens")
+        async with aio.connect(own_redis.url) as locks:
+            held = await locks.acquire("a")
+            doomed = Waiters(own_redis.url, "a", 20)
+            await until_async(lambda: own_redis.client.zcard(QUEUE) == 20, "20 waiters", watching=[doomed])
+            waiting = asyncio.create_task(locks.acquire("a", timeout=PATIENCE))
+            await until_async(lambda: own_redis.client.zcard(QUEUE) == 21, "a live one", watching=[waiting])
+            assert doomed.kill() == []
+            await until_async(lambda: len(channels(own_redis)) == 1, "Redis notices")
+            assert await held.release()
+            assert await (await waiting).release()
+        everything.close()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_queue_that_came_back_with_those_who_are_done_is_worked_off_at_once(own_redis: Own, face: str) -> None:
+    """As a failover to a lagging replica brings it: each of them would hold the lock for its ttl."""
+
+    async def whole() -> None:
+        client = Client(face, own_redis.url)
+
+        async def section() -> None:
+            assert await (await client.acquire("a", ttl=300, timeout=PATIENCE)).release()
+
+        held = others.acquire("a")
+        crowd = [asyncio.create_task(section()) for _ in range(10)]
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 10, "ten wait", watching=crowd)
+        with redis.Redis(port=own_redis.server.port) as raw:
+            copy: Any = raw.dump(QUEUE)
+            assert held.release()
+            await asyncio.wait_for(asyncio.gather(*crowd), PATIENCE)
+            held = others.acquire("a")
+            raw.restore(QUEUE, 60_000, copy)
+        waiting = asyncio.create_task(client.acquire("a", ttl=300, timeout=PATIENCE))
+        await until_async(lambda: own_redis.client.zcard(QUEUE) == 11, "and one behind them", watching=[waiting])
+        assert held.release()
+        assert await (await waiting).release()
+        await client.close()
+
+    with fencepost.connect(own_redis.url) as others:
+        run(whole())
+    assert own_redis.keys() <= {"lock:a\x1fgone"}
+
+
+@pytest.mark.parametrize("rights", ["-publish", "-pubsub", "-publish -pubsub"])
+def test_one_who_may_not_publish_releases_and_takes_nobody_out_of_the_queue(own_redis: Own, rights: str) -> None:
+    own_redis.client.execute_command("ACL", "SETUSER", "mute", "on", ">pw", "~*", "&*", "+@all", *rights.split())
+    with (
+        fencepost.connect(own_redis.url.replace("//", "//mute:pw@")) as mute,
+        fencepost.connect(own_redis.url) as locks,
+    ):
+
+        def section() -> int:
+            with locks.lock("a", ttl=300, timeout=PATIENCE) as lease:
+                return lease.token
+
+        held = mute.acquire("a", ttl=300)
+        waiting = [background(section), background(section)]
+        until(lambda: own_redis.client.zcard(QUEUE) == 2, "two wait", watching=waiting)
+        assert held.release()
+        assert held.token < min(each.result() for each in waiting)
+    assert own_redis.keys() == set()
+
+
+def test_who_leaves_a_redis_that_is_full_frees_what_it_had(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url) as locks:
+        backend: Any = locks._core.backend
+        held = locks.acquire("a", ttl=300)
+        own_redis.client.config_set("maxmemory", 1)
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            own_redis.client.set("x", "y")
+        finish(backend._leave("a", held.holder, "", late=True))
+        assert own_redis.client.get("lock:a") is None
+        own_redis.client.config_set("maxmemory", 0)
+
+
+def test_refused_acquires_leave_nothing_in_memory(own_redis: Own) -> None:
+    own_redis.client.lpush("lock:a", "x")
+
+    async def concurrent() -> None:
+        async with aio.connect(own_redis.url) as locks:
+            for _ in range(20):
+                with pytest.raises(fencepost.BackendError, match="WRONGTYPE"):
+                    await locks.acquire("a", timeout=1)
+            assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]
+
+    run(concurrent())
+    with fencepost.connect(own_redis.url) as locks:
+        own_redis.server.kill()
+        for _ in range(20):
+            with pytest.raises(fencepost.BackendError, match="cannot connect"):
+                locks.acquire("a", timeout=1)
+        assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]

@@ -1,0 +1,253 @@
+"""What a server refuses: the lock that it was asked for fails with the reason, and nothing else does."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+import redis
+
+import fencepost
+from fencepost import aio
+from fencepost.backends.redis.connection import refusal
+from fencepost.errors import BackendError
+from fencepost_lab.servers import HOST
+from tests.backends.conftest import Own
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, run, until, until_async
+
+
+def deaf(own: Own) -> str:
+    """The URL of a user who may do everything but subscribe."""
+    own.client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "resetchannels")
+    return own.url.replace("//", "//app:pw@")
+
+
+async def test_a_refused_subscribe_is_nobody_elses_answer(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url) as others:
+        held = others.acquire("y", ttl=300)
+        async with aio.connect(deaf(own_redis)) as locks:
+            x, y = await asyncio.gather(
+                locks.acquire("x", timeout=5), locks.acquire("y", timeout=5), return_exceptions=True
+            )
+            assert isinstance(x, aio.Lease), "a free lock needs no messages"
+            assert x.name == "x"
+            assert isinstance(y, BackendError)
+            assert "cannot listen" in str(y)
+            assert "NOPERM" in str(y)
+            status = others.status("y")
+            assert status is not None
+            assert (status.holder, status.waiters) == (held.holder, ())
+            assert await x.release()
+            for _ in range(3):  # on the connection that knows of the refusal
+                assert await (await locks.acquire("x", timeout=5)).release()
+                with pytest.raises(BackendError, match=r"cannot listen.*NOPERM"):
+                    await locks.acquire("y", timeout=5)
+            own_redis.client.execute_command("ACL", "SETUSER", "app", "allchannels")
+            waiting = asyncio.create_task(locks.acquire("y", timeout=PATIENCE))
+            await until_async(lambda: own_redis.client.zcard("lock:y\x1fqueue") == 1, "it waits", watching=[waiting])
+            assert held.release()
+            assert await (await waiting).release()
+    assert own_redis.keys() <= {"lock:y\x1fgone"}
+
+
+async def test_rights_that_are_taken_away_from_a_process_that_listens(own_redis: Own) -> None:
+    """Redis ends its connection, and refuses to let the next one subscribe, under traffic."""
+    url = deaf(own_redis)
+    own_redis.client.execute_command("ACL", "SETUSER", "app", "allchannels")
+    async with aio.connect(own_redis.url) as others, aio.connect(url) as locks:
+        await (await locks.acquire("warm")).release()
+        held = await others.acquire("y", ttl=300)
+        waiting = asyncio.create_task(locks.acquire("y", ttl=300))
+        await until_async(lambda: own_redis.client.zcard("lock:y\x1fqueue") == 1, "it waits", watching=[waiting])
+        wrong: list[object] = []
+        refused = 0
+
+        async def busy(number: int) -> None:
+            nonlocal refused
+            for _ in range(50):
+                try:
+                    lease = await locks.acquire(f"n{number}", timeout=5)
+                except BackendError:
+                    refused += 1
+                    continue
+                if lease.name != f"n{number}":
+                    wrong.append(lease)
+                await lease.release()
+
+        tasks = [asyncio.create_task(busy(number)) for number in range(20)]
+        own_redis.client.execute_command("ACL", "SETUSER", "app", "resetchannels")
+        await asyncio.gather(*tasks)
+        assert not wrong
+        assert refused, "its connection was to be ended"
+        assert not waiting.done()
+        with pytest.raises(BackendError, match="cannot listen"):
+            await asyncio.wait_for(waiting, PATIENCE)
+        assert await held.release()
+
+
+@pytest.mark.parametrize("extra", [b"+OK\r\n", b">3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"])
+def test_a_reply_that_answers_no_request_ends_the_connection(
+    own_redis: Own, extra: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or the next request would get it as its own."""
+    said = Meddler(own_redis.server.port)
+
+    async def scenario() -> None:
+        async with aio.connect(f"redis://{HOST}:{said.port}") as locks:
+            await (await locks.acquire("a")).release()
+            assert said.clients == 1
+            said.say(extra)
+            await until_async(lambda: said.clients == 0, "it gives that connection up")
+            lease = await locks.acquire("b", ttl=300)
+            assert lease.token == int(own_redis.client.get("lock:b").rpartition(":")[2])
+            assert await lease.release()
+
+    with said:
+        run(scenario())
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_a_server_that_is_busy_with_a_script_is_asked_again(own_redis: Own) -> None:
+    own_redis.client.config_set("busy-reply-threshold", 50)
+
+    def spin() -> None:
+        with redis.Redis(port=own_redis.server.port, socket_timeout=PATIENCE) as client, contextlib.suppress(Exception):
+            client.eval("while true do end", 0)
+
+    def busy() -> bool:
+        try:
+            own_redis.client.ping()
+        except redis.exceptions.RedisError:
+            return True
+        return False
+
+    with fencepost.connect(f"{own_redis.url}?timeout=500ms") as locks:
+        assert locks.acquire("a").release()
+        spinning = background(spin)
+        until(busy, "it is busy", watching=[spinning])
+        before = threading.active_count()
+        for _ in range(3):
+            with pytest.raises(BackendError, match="BUSY") as refused:
+                locks.acquire("a", timeout=1)
+            assert not refused.value.ambiguous, "nothing was executed"
+        assert threading.active_count() <= before, "nothing is left to clean up"
+        own_redis.client.script_kill()
+        spinning.result()
+        assert locks.acquire("a", timeout=PATIENCE).release()
+
+
+def as_redis_6_says_it(data: bytes) -> bytes:
+    return re.sub(rb"-(READONLY [^\r]*?)(?: script: \w+, on @user_script:\d+\.)?\r", WRAPPED + rb"-\1\r", data)
+
+
+WRAPPED = b"-ERR Error running script (call to f_0123456789abcdef): @user_script:12: @user_script: 12: "
+
+
+def test_a_master_that_became_a_replica_is_recognised_by_what_redis_6_says(own_redis: Own) -> None:
+    """It wraps the refusal of a command inside a script, and the client would stay with the demoted master."""
+    with (
+        Meddler(own_redis.server.port, as_redis_6_says_it) as six,
+        fencepost.connect(f"redis://{HOST}:{six.port}?timeout=1s") as locks,
+    ):
+        assert locks.acquire("a").release()
+        own_redis.client.replicaof(HOST, 1)
+        with pytest.raises(BackendError, match="READONLY") as refused:
+            locks.acquire("a", timeout=1)
+        assert six.changed, "it was to be wrapped"
+        assert not refused.value.ambiguous
+        clients = six.accepted
+        waiting = background(lambda: locks.acquire("a", timeout=5).release())
+        until(lambda: six.accepted > clients, "it connects again", watching=[waiting])
+        own_redis.client.replicaof("NO", "ONE")
+        with contextlib.suppress(BackendError):
+            waiting.result()
+        assert locks.acquire("a", timeout=PATIENCE).release()
+
+
+@pytest.mark.parametrize(
+    ("said", "ambiguous"),
+    [
+        ("ERR Error running script (call to f_0a): @user_script:12: @user_script: 12: -READONLY You can't", False),
+        ("ERR Error running script (call to f_0a): @user_script: 3: -OOM command not allowed", False),
+        ("ERR Error running script (call to f_0a): @user_script:5: attempt to index a nil value", True),
+        ("READONLY You can't write against a read only replica. script: 0a, on @user_script:3.", False),
+        ("BUSY Redis is busy running a script.", False),
+        ("MOVED 1 127.0.0.1:1", False),
+        ("ERR whatever", True),
+    ],
+)
+def test_what_a_refusal_means(said: str, ambiguous: bool) -> None:
+    assert refusal(said, "redis").ambiguous is ambiguous
+
+
+def test_a_user_who_may_not_load_scripts_sends_them_along(own_redis: Own) -> None:
+    own_redis.client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-script")
+    url = own_redis.url.replace("//", "//app:pw@")
+
+    async def concurrent() -> None:
+        async with aio.connect(url) as locks:
+            assert await (await locks.acquire("a")).release()
+
+    with fencepost.connect(url) as locks:
+        assert locks.acquire("a").release()
+    run(concurrent())
+
+
+class Meddler:
+    """A proxy that has something to say of its own, and may change what the server answers."""
+
+    def __init__(self, target: int, change: Callable[[bytes], bytes] = lambda data: data) -> None:
+        self._target = target
+        self._change = change
+        self._listener = socket.create_server((HOST, 0))
+        self._near: list[socket.socket] = []
+        self.port: int = self._listener.getsockname()[1]
+        self.accepted = 0
+        """How many connections it has carried."""
+        self.changed = 0
+        """How often it changed what the server said."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def clients(self) -> int:
+        return len(self._near)
+
+    def say(self, words: bytes) -> None:
+        for each in self._near:
+            each.sendall(words)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection((HOST, self._target))
+                self._near.append(near)
+                self.accepted += 1
+                threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
+                threading.Thread(target=self._answer, args=(near, far), daemon=True).start()
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        with far, contextlib.suppress(OSError):
+            while data := near.recv(65536):
+                far.sendall(data)
+            self._near.remove(near)
+            far.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, near: socket.socket, far: socket.socket) -> None:
+        with near, contextlib.suppress(OSError):
+            while data := far.recv(65536):
+                changed = self._change(data)
+                self.changed += changed != data
+                near.sendall(changed)
+            near.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> "Meddler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
