@@ -1,6 +1,10 @@
 """What wakes a waiter on an SQLite file, and what waiting costs."""
 
 import gc
+import os
+import socket
+import sqlite3
+import tempfile
 import threading
 import time
 import weakref
@@ -219,3 +223,103 @@ async def test_a_child_that_drops_its_parents_locks_leaves_them_their_mailbox(ur
         queued(locks, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
+
+
+def enqueue(path: Path, mailbox: str, holder: str = "x") -> None:
+    """Queue a waiter for the lock "a" as any user may who can write to the file."""
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.execute("INSERT INTO waiter (name, holder, ttl, mailbox) VALUES ('a', ?, 60, ?)", (holder, mailbox))
+    finally:
+        db.close()
+
+
+OUTSIDE = {
+    "an absolute path": "{folder}/precious",
+    "a path upwards": "../precious",
+    "a file in the folder": "precious",
+    "a file with the name of a mailbox": "0123456789abcdef",
+    "nothing": "",
+    "a path with a null byte": "../precious\0",
+}
+
+
+@pytest.mark.parametrize("address", OUTSIDE.values(), ids=OUTSIDE)
+@pytest.mark.parametrize("end", ["release", "join"])
+def test_no_row_of_the_file_can_have_another_file_deleted(url: str, tmp_path: Path, address: str, end: str) -> None:
+    with fencepost.connect(url, ttl=60, queue_limit=1) as locks:
+        lease = locks.acquire("a")
+        (tmp_path / "locks.db.wake").mkdir(exist_ok=True)
+        files = [
+            tmp_path / "precious",
+            *(tmp_path / "locks.db.wake" / each for each in ("precious", "0123456789abcdef")),
+        ]
+        for file in files:
+            file.write_text("precious")
+        enqueue(tmp_path / "locks.db", address.format(folder=tmp_path))
+        queued(locks, 1)
+        if end == "release":
+            assert lease.release()
+            assert locks.status("a") is None, "it is nobody's mailbox, so nobody is waiting"
+        else:
+            with pytest.raises(fencepost.NotAcquired) as raised:
+                locks.acquire("a", timeout=0.01)
+            assert type(raised.value) is fencepost.NotAcquired, "the queue was full of a waiter that is none"
+            assert lease.release()
+        assert [file.exists() for file in files] == [True] * 3
+
+
+@pytest.mark.parametrize("place", ["../elsewhere", "{folder}/elsewhere"])
+def test_a_row_of_the_file_cannot_name_a_socket_elsewhere(url: str, tmp_path: Path, place: str) -> None:
+    with fencepost.connect(url, ttl=60) as locks, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as elsewhere:
+        lease = locks.acquire("a")
+        (tmp_path / "locks.db.wake").mkdir(exist_ok=True)
+        elsewhere.bind(str(tmp_path / "elsewhere"))
+        elsewhere.setblocking(False)
+        enqueue(tmp_path / "locks.db", place.format(folder=tmp_path))
+        assert lease.release()
+        with pytest.raises(BlockingIOError):
+            elsewhere.recv(100)
+        assert locks.status("a") is None
+
+
+@isolated
+def test_a_mailbox_that_may_not_be_removed_does_not_fail_the_release() -> None:
+    """As one that a dead process of another user left."""
+    with tempfile.TemporaryDirectory() as home:
+        box = Path(home) / "locks.db.wake" / "0123456789abcdef"
+        os.chmod(home, 0o777)
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # for root, no mode forbids anything
+        with fencepost.connect(f"sqlite://{home}/locks.db", ttl=60) as locks:
+            lease = locks.acquire("a")
+            box.parent.mkdir()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+                left.bind(str(box))
+            box.parent.chmod(0o555)
+            with pytest.raises(PermissionError):
+                box.unlink()
+            enqueue(Path(home) / "locks.db", box.name)
+            assert lease.release()
+            assert locks.status("a") is None
+        box.parent.chmod(0o755)
+        os.seteuid(os.getuid())
+
+
+def test_a_waiter_with_a_strange_id_does_not_fail_the_release(url: str, tmp_path: Path) -> None:
+    with fencepost.connect(url, ttl=60) as locks, fencepost.connect(url, ttl=60) as there:
+        lease = locks.acquire("a")
+        box = there._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+        enqueue(tmp_path / "locks.db", box, "h\u00f6lder")
+        assert lease.release()
+        status = locks.status("a")
+        assert status is not None
+        assert status.holder == "h\u00f6lder"
+
+
+def test_the_schema_of_the_file_is_not_trusted(url: str) -> None:
+    """Another user may have made it: what its triggers and views may call is limited."""
+    with fencepost.connect(url) as locks:
+        locks.status("a")
+        file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+        assert file.read("PRAGMA trusted_schema") == [(0,)]

@@ -150,6 +150,7 @@ class File:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            db.execute("PRAGMA trusted_schema = OFF")  # another user may have made the file
             # Refuse somebody else's database before anything in it is touched. As of one moment: another process
             # may be creating it right now.
             self._patiently(db, "BEGIN")

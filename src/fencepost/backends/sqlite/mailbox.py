@@ -4,9 +4,12 @@ The kernel tells a sender at once when nobody is at home any more, so a dead pro
 dead without any heartbeat.
 """
 
+import logging
 import os
+import re
 import secrets
 import socket
+import stat
 import threading
 import weakref
 from math import inf
@@ -14,6 +17,9 @@ from pathlib import Path
 
 from fencepost.driver import Signal
 
+_log = logging.getLogger("fencepost")
+# Addresses come from a file that other users may write: anything else could lead out of the folder.
+_ADDRESS = re.compile("[0-9a-f]{16}")
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
 
@@ -70,7 +76,7 @@ def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket) -> None:
     # It keeps no mailbox alive: one that is dropped without being closed ends its thread all the same.
     while True:
         try:
-            holder = box.recv(1024).decode("ascii", "replace")
+            holder = box.recv(1024).decode(errors="replace")
         except OSError:
             return
         here = mailbox()
@@ -127,29 +133,43 @@ class Lines:
 
 
 def alive(folder: Path, address: str) -> bool:
-    """Whether somebody still receives at ``address``; a mailbox left by a dead process is removed."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, _Path(folder, address) as path:
-        try:
+    """Whether a process still receives at ``address``; a mailbox left by a dead process is removed."""
+    if not _ADDRESS.fullmatch(address):
+        _log.warning("%r in the queue of %r is no mailbox: its waiter is taken for dead", address, str(folder))
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, _Path(folder, address) as path:
             probe.connect(path)
-        except FileNotFoundError:
-            return False
-        except ConnectionRefusedError:
-            (folder / address).unlink(missing_ok=True)
-            return False
-        except OSError:
-            return True  # such as another user's mailbox: it may well live, its own timer wakes it
-        return True
+    except FileNotFoundError:
+        return False
+    except ConnectionRefusedError:
+        _remove(folder / address)
+        return False
+    except OSError:
+        return True  # such as another user's mailbox: it may well live, its own timer wakes it
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a mailbox, and no other kind of file: connecting to those is refused too."""
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+    except OSError:
+        pass  # it is gone already, or another user's
 
 
 def wake(folder: Path, address: str, holder: str) -> None:
     """Wake ``holder`` at ``address``. What is lost here, the waiter's own timer makes up for."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
-        # A full mailbox is being emptied, unless its process is frozen: then this is no use anyway.
-        sender.settimeout(0.02)
-        try:
-            sender.sendto(holder.encode("ascii"), path)
-        except OSError:
-            pass
+    if not _ADDRESS.fullmatch(address):
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
+            # A full mailbox is being emptied, unless its process is frozen: then this is no use anyway.
+            sender.settimeout(0.02)
+            sender.sendto(holder.encode(), path)
+    except OSError:
+        pass
 
 
 class _Path:
