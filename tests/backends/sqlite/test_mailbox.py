@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -51,7 +52,7 @@ class Waiter(Background[None]):
         return self.lease
 
 
-def queued(locks: sync.Locks, count: int, *waiters: Waiter) -> None:
+def queued(locks: sync.Locks, count: int, *waiters: Background[Any]) -> None:
     def line() -> bool:
         status = locks.status("a")
         return status is not None and len(status.waiters) == count
@@ -94,9 +95,9 @@ def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch:
     sent: list[str] = []
     really = mailbox.wake
 
-    def counted(folder: Path, address: str, holder: str) -> None:
-        sent.append(holder)
-        really(folder, address, holder)
+    def counted(folder: Path, wakes: mailbox.Wakes) -> None:
+        sent.extend(holder for _, holder in wakes)
+        really(folder, wakes)
 
     monkeypatch.setattr(mailbox, "wake", counted)
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
@@ -151,7 +152,7 @@ def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
 
 
 def test_a_lost_wake_up_delays_no_longer_than_the_holders_deadline(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "wake", lambda folder, address, holder: None)
+    monkeypatch.setattr(mailbox, "wake", lambda folder, wakes: None)
     with fencepost.connect(url, ttl=1) as here, fencepost.connect(url, ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)
@@ -223,6 +224,61 @@ async def test_a_child_that_drops_its_parents_locks_leaves_them_their_mailbox(ur
         queued(locks, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
+
+
+class Counted(socket.socket):
+    """A socket that counts what it sent, and what it waited for without success."""
+
+    sent: ClassVar[list[object]] = []
+    gave_up: ClassVar[list[object]] = []
+
+    def sendto(self, data: bytes, address: str) -> int:  # type: ignore[override]
+        try:
+            done = super().sendto(data, address)
+        except TimeoutError:
+            self.gave_up.append(address)
+            raise
+        self.sent.append(address)
+        return done
+
+
+@pytest.mark.parametrize("frozen", [1, 3])
+def test_a_release_to_frozen_processes_waits_for_their_mailboxes_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, frozen: int
+) -> None:
+    """And not once for each of their waiters: meanwhile nothing else is renewed."""
+    monkeypatch.setattr(socket, "socket", Counted)
+    monkeypatch.setattr(Counted, "sent", [])
+    monkeypatch.setattr(Counted, "gave_up", [])
+    waiters = 40
+    workers = [Worker("blocking", url) for _ in range(frozen)]
+    try:
+        with fencepost.connect(url, ttl=60) as locks:
+            lease = locks.acquire("a")
+            for at in range(waiters):
+                workers[at % frozen].tell("share", "a", {"ttl": 60})
+                queued(locks, at + 1)
+            for worker in workers:
+                worker.freeze()
+            assert lease.release()
+            status = locks.status("a")
+            assert status is not None
+            assert len(status.sharers) == waiters, "all of them were let in"
+            assert len(Counted.sent) < waiters, "their mailboxes were full"
+            assert len(Counted.gave_up) == 1
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def test_a_release_wakes_more_waiters_of_one_process_than_its_mailbox_holds(url: str) -> None:
+    with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
+        lease = here.acquire("a")
+        waiters = [Background(lambda: there.shared("a").acquire()) for _ in range(60)]
+        queued(here, len(waiters), *waiters)
+        assert lease.release()
+        for waiter in waiters:
+            assert waiter.result().release()
 
 
 def enqueue(path: Path, mailbox: str, holder: str = "x") -> None:

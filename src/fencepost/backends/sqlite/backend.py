@@ -13,7 +13,8 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.sqlite import mailbox
 from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
-from fencepost.backends.sqlite.queue import SHARED, Line, Wakes
+from fencepost.backends.sqlite.mailbox import Wakes
+from fencepost.backends.sqlite.queue import SHARED, Line
 from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
@@ -300,8 +301,8 @@ class SQLite(Backend):
             db.execute("UPDATE lock SET token = max(token, ?) WHERE name = ''", (above,))
 
     def _wake(self, wakes: Wakes) -> None:
-        for address, holder in wakes:
-            mailbox.wake(self._folder, address, holder)
+        if wakes:
+            mailbox.wake(self._folder, wakes)
 
 
 def _default() -> Path:

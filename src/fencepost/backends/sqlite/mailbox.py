@@ -11,16 +11,23 @@ import secrets
 import socket
 import stat
 import threading
+import time
 import weakref
 from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 from fencepost.driver import Signal
 
 _log = logging.getLogger("fencepost")
 # Addresses come from a file that other users may write: anything else could lead out of the folder.
 _ADDRESS = re.compile("[0-9a-f]{16}")
+# A full mailbox is being emptied, unless its process is frozen. The sender has other things to do, such as renewing.
+_PATIENCE = 0.02
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+
+Wakes: TypeAlias = list[tuple[str, str]]
+"""Mailbox and holder of each waiter to wake."""
 
 
 class Mailbox:
@@ -159,17 +166,29 @@ def _remove(path: Path) -> None:
         pass  # it is gone already, or another user's
 
 
-def wake(folder: Path, address: str, holder: str) -> None:
-    """Wake ``holder`` at ``address``. What is lost here, the waiter's own timer makes up for."""
-    if not _ADDRESS.fullmatch(address):
-        return
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
-            # A full mailbox is being emptied, unless its process is frozen: then this is no use anyway.
-            sender.settimeout(0.02)
-            sender.sendto(holder.encode(), path)
-    except OSError:
-        pass
+def wake(folder: Path, wakes: Wakes) -> None:
+    """Wake waiters. For one that is missed here, its process makes up: by the waiter before it, or by its timer."""
+    full: set[str] = set()
+    patience = _PATIENCE
+    for address, holder in wakes:
+        if address in full or not _ADDRESS.fullmatch(address):
+            continue
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
+                try:
+                    sender.setblocking(False)
+                    sender.sendto(holder.encode(), path)
+                except BlockingIOError:
+                    if patience <= 0:
+                        raise
+                    began = time.monotonic()
+                    try:
+                        sender.settimeout(patience)
+                        sender.sendto(holder.encode(), path)
+                    finally:
+                        patience -= time.monotonic() - began
+        except OSError:
+            full.add(address)
 
 
 class _Path:
