@@ -281,6 +281,29 @@ def test_a_release_wakes_more_waiters_of_one_process_than_its_mailbox_holds(url:
             assert waiter.result().release()
 
 
+def test_mailboxes_of_dead_processes_do_not_pile_up(url: str, tmp_path: Path) -> None:
+    """As those of processes that were killed when nobody else was in line."""
+    boxes = tmp_path / "locks.db.wake"
+    with fencepost.connect(url, ttl=60) as locks, fencepost.connect(url, ttl=60) as there:
+        there._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+        (alive,) = boxes.iterdir()
+        for name in ("0123456789abcdef", "a socket of another kind", "00000000000000ff"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+                left.bind(str(boxes / name))
+        (boxes / "fedcba9876543210").write_text("no mailbox")
+        for each in boxes.iterdir():
+            if each.name != "00000000000000ff":
+                os.utime(each, (0, 0))
+        mine = locks._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+        assert {each.name for each in boxes.iterdir()} == {
+            alive.name,
+            mine,
+            "a socket of another kind",
+            "fedcba9876543210",
+            "00000000000000ff",  # made just now: its process may not be listening yet
+        }
+
+
 def enqueue(path: Path, mailbox: str, holder: str = "x") -> None:
     """Queue a waiter for the lock "a" as any user may who can write to the file."""
     db = sqlite3.connect(path, isolation_level=None)

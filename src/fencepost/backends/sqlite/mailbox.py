@@ -4,6 +4,7 @@ The kernel tells a sender at once when nobody is at home any more, so a dead pro
 dead without any heartbeat.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ _log = logging.getLogger("fencepost")
 _ADDRESS = re.compile("[0-9a-f]{16}")
 # A full mailbox is being emptied, unless its process is frozen. The sender has other things to do, such as renewing.
 _PATIENCE = 0.02
+_OLD = 60.0
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
 Wakes: TypeAlias = list[tuple[str, str]]
@@ -50,6 +52,7 @@ class Mailbox:
 
     def _bind(self) -> None:
         self._folder.mkdir(mode=0o777, exist_ok=True)
+        _sweep(self._folder)
         name = secrets.token_hex(8)
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with _Path(self._folder, name) as path:
@@ -155,6 +158,15 @@ def alive(folder: Path, address: str) -> bool:
     except OSError:
         return True  # such as another user's mailbox: it may well live, its own timer wakes it
     return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the mailboxes that dead processes left."""
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for each in found:
+            # A mailbox that is being made is there before it can be reached.
+            if _ADDRESS.fullmatch(each.name) and time.time() - each.stat(follow_symlinks=False).st_mtime > _OLD:
+                alive(folder, each.name)
 
 
 def _remove(path: Path) -> None:
