@@ -16,7 +16,7 @@ class Scope:
     """The waits of those who are ``inside``, in any thread or task: all of them can be ended at once, for good."""
 
     def __init__(self) -> None:
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
         self._wakes: dict[object, Callable[[], None]] = {}
         self._inside = 0
         self._left: Signal | None = None
@@ -66,7 +66,7 @@ class Scope:
 
     def forked(self) -> None:
         """In a forked child: nobody is inside, and no lock of the parent's is taken."""
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()
         self._wakes = {}
         self._inside = 0
 

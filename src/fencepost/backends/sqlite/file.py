@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from fencepost.driver.gate import Gate
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
 from fencepost.sql.sqlite import patiently
@@ -71,7 +72,7 @@ class File:
         self._connection: sqlite3.Connection | None = None
         self.path = path
         self._busy = busy
-        self._gate = threading.Lock()
+        self._gate = Gate("sqlite")
         self._inode = (0, 0)
         self._reserved = 0
         _files.add(self)
@@ -219,7 +220,7 @@ def _before_fork() -> None:
     _forking.acquire()
     for file in list(_files):
         # A thread that is stuck in a transaction, or this one if it forks in a signal handler, is not waited for.
-        if file._gate.acquire(timeout=_PATIENCE):
+        if file._gate.enter_within(_PATIENCE):
             _quiet.append(file)
             if file._connection is not None:
                 file._connection.close()
@@ -228,7 +229,7 @@ def _before_fork() -> None:
 
 def _after_in_parent() -> None:
     while _quiet:
-        _quiet.pop()._gate.release()
+        _quiet.pop()._gate.__exit__()
     _forking.release()
 
 
@@ -237,7 +238,7 @@ def _after_in_child() -> None:
     _forking = threading.Lock()
     _quiet.clear()
     for file in list(_files):
-        file._gate = threading.Lock()
+        file._gate = Gate("sqlite")
         if file._connection is not None:
             _leaked.append(file._connection)
             file._connection = None
