@@ -425,6 +425,7 @@ class Core(Generic[L]):
         for scope in (self._waits, *self._scopes):
             scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
+        self.entered = Entered()
         self.backend.forked()
 
 
