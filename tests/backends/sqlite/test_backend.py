@@ -1,5 +1,6 @@
 """The SQLite file: what it keeps through crashes, whose file it is, and what it says when it cannot be had."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -12,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost import sync
+from fencepost import aio, sync
 from fencepost.backends.sqlite import file as sqlite_file
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
-from tests.harness.threads import background
+from tests.harness.threads import background, on_thread
 from tests.harness.waiting import PATIENCE, until
 
 
@@ -256,6 +257,28 @@ def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> Non
         helper.result()
         other.close()
         assert locks.status("a") is None
+
+
+async def test_closing_does_not_block_the_event_loop(path: Path) -> None:
+    """Not even while another thread is inside a transaction, where it may wait for the file for seconds."""
+    locks = aio.connect(f"sqlite://{path}", ttl=60)
+    assert await locks.status("a") is None
+    inside, ticked = threading.Event(), threading.Event()
+    file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+
+    def occupy() -> bool:
+        with file.idle():
+            inside.set()
+            return ticked.wait(PATIENCE)
+
+    occupying = background(occupy)
+    assert await on_thread(inside.wait, PATIENCE)
+    closing = asyncio.create_task(locks.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    ticked.set()
+    assert await on_thread(occupying.result), "the loop went on while the file was in use"
+    await closing
 
 
 def test_a_process_frozen_inside_a_transaction_is_reported_as_such(path: Path) -> None:

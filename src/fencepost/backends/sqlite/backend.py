@@ -123,7 +123,7 @@ class SQLite(Backend):
 
     async def close(self) -> None:
         self._mailbox.close()
-        self._file.close()
+        await self._offload(self._file.close)  # it may have to wait for the disk
 
     def idle(self) -> AbstractContextManager[object]:
         """While this is held, this process has no transaction open: it can be stopped, and others go on."""
