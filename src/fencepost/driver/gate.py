@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
 
@@ -27,7 +28,12 @@ class Gate:
                 backend=self._backend,
                 ambiguous=False,
             )
-        self._lock.acquire()
+        if not self._lock.acquire(False) and not self._lock.acquire(timeout=patience(threading.TIMEOUT_MAX)):
+            raise BackendError(
+                "another thread of this process was inside a request to the store for too long",
+                backend=self._backend,
+                ambiguous=False,
+            )
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

@@ -17,10 +17,11 @@ from fencepost import aio, sync
 from fencepost.backends.sqlite import file as sqlite_file
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
+from tests.conformance.faces import FACES, Client
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
 from tests.harness.threads import background, on_thread
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import PATIENCE, until, until_async
 
 
 @pytest.fixture
@@ -279,6 +280,31 @@ async def test_closing_does_not_block_the_event_loop(path: Path) -> None:
     ticked.set()
     assert await on_thread(occupying.result), "the loop went on while the file was in use"
     await closing
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_file_that_stays_busy_does_not_outlast_an_acquires_timeout(path: Path, face: str) -> None:
+    tokens(path)
+    client = Client(face, f"sqlite://{path}?busy=1h", ttl=60)
+    assert await client.status("a") is None
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    tries = [asyncio.create_task(client.acquire("a", timeout=0.05)) for _ in range(3)]
+    try:
+        async with asyncio.timeout(PATIENCE):
+            said = await asyncio.gather(*tries, return_exceptions=True)
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    assert [type(each) for each in said] == [BackendError] * 3
+
+    async def works() -> bool:
+        lease = await client.try_acquire("a")
+        return lease is not None and await lease.release()
+
+    await until_async(works, "the clean-up ends, and nobody holds or waits")
+    assert await client.status("a") is None
+    await client.close()
 
 
 def test_a_process_frozen_inside_a_transaction_is_reported_as_such(path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
 from fencepost.backends.sqlite.mailbox import Wakes
 from fencepost.backends.sqlite.queue import SHARED, Line
-from fencepost.driver import Driver
+from fencepost.driver import Driver, scope
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
 
@@ -135,6 +136,8 @@ class SQLite(Backend):
 
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
         try:
+            if scope.deadline.get() is not None:  # another thread must know of it too
+                return await self.driver.offload(copy_context().run, call, *args)
             return await self.driver.offload(call, *args)
         except FencepostError:
             raise  # QueueFull is a TimeoutError, and so an OSError too
