@@ -181,8 +181,8 @@ class Core(Generic[L]):
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
-        patience = inf if timeout is None else check.seconds(timeout, "timeout")
-        hold = None if max_hold is None else check.seconds(max_hold, "max_hold")
+        patience = check.wait(timeout, "timeout")
+        hold = None if max_hold is None else check.wait(max_hold, "max_hold")
         if self._closed:
             raise _closed()
         start = self.driver.now()
