@@ -6,6 +6,9 @@ calls blocking clients, or hands calls to ``driver.offload``; it waits with ``dr
 
 Closing the locks ends every ``wait``: signals and sleeps raise ``driver.scope.Closed`` in there, as a cancellation
 would. What waits for anything else has to be ``woken`` (driver/scope.py) to notice.
+
+A request waits for its store no longer than ``patience(its own time-out)`` seconds: an acquire that has a timeout is to
+end soon after it. asyncio code is cancelled then; blocking code has nobody else to stop it.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from fencepost.address import Address
 from fencepost.driver import Driver, Signal
-from fencepost.driver.scope import woken
+from fencepost.driver.scope import patience, woken
 from fencepost.lease import Grant
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "Renewal",
     "Signal",
     "Status",
+    "patience",
     "woken",
 ]
 

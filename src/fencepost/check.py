@@ -3,6 +3,7 @@
 import re
 import time
 from datetime import timedelta
+from math import inf
 
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN, Stamp
@@ -49,6 +50,15 @@ def seconds(value: float | timedelta, what: str) -> float:
     if not 0 <= value < 1e9:
         raise ConfigError(f"{what} must lie between 0 and 10^9 seconds, not {value!r}")
     return float(value)
+
+
+def wait(value: float | timedelta | None, what: str) -> float:
+    """Return how long to wait, in seconds: None, infinity and 10^9 seconds or more all mean without end."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is None or (isinstance(value, (int, float)) and value >= 1e9):
+        return inf
+    return seconds(value, what)
 
 
 def ttl(value: float | timedelta) -> float:

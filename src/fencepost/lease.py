@@ -65,12 +65,12 @@ class Keeper(Protocol):
     async def finish(self, lease: Any) -> LeaseLost | None: ...
 
 
-_gate = threading.Lock()
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
 
 
 def _forked() -> None:
     global _gate
-    _gate = threading.Lock()  # another thread of the parent's may have been inside
+    _gate = threading.RLock()  # another thread of the parent's may have been inside
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -6,7 +6,7 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 import logging
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -16,7 +16,7 @@ from fencepost import check, registry
 from fencepost.backend import Backend, Status
 from fencepost.driver import Driver
 from fencepost.driver.scope import Closed, Scope
-from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, QueueFull
+from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.holders import random_holder
 from fencepost.lease import BaseLease, Grant, Reason
@@ -59,8 +59,12 @@ EVERYBODY = 2**31 - 1
 """The limit of a lock that any number of holders may share."""
 # A cancelled acquire stays this long for its own clean-up, which then goes on by itself.
 GRACE = 0.5
-# Closing stays this long for those who waited to leave their queues.
+# Closing stays this long for those who waited to leave their queues, and again for a store that fails to release.
 PARTING = 2.0
+# An acquire is over this long after its timeout, whatever the store does: the first part is for the store to answer.
+_ANSWER, _OVERTIME = 0.7, 0.9
+# Stores give up by themselves after this long: only shorter timeouts are enforced on them.
+_LONG = 10.0
 
 HINTS = {
     "release": "what acquire() returned is a lease, and lease.release() gives it back; 'with lock:' does both",
@@ -177,8 +181,8 @@ class Core(Generic[L]):
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
-        patience = inf if timeout is None else check.seconds(timeout, "timeout")
-        hold = None if max_hold is None else check.seconds(max_hold, "max_hold")
+        patience = check.wait(timeout, "timeout")
+        hold = None if max_hold is None else check.wait(max_hold, "max_hold")
         if self._closed:
             raise _closed()
         start = self.driver.now()
@@ -227,9 +231,11 @@ class Core(Generic[L]):
         try:
             most = self.queue_limit if queue else None
             if limit is None:
-                grant = await backend.take(name, holder, ttl, most)
+                asked = backend.take(name, holder, ttl, most)
             else:
-                grant = await backend.take_share(name, holder, ttl, limit, most)
+                asked = backend.take_share(name, holder, ttl, limit, most)
+            # Who asks once, with a timeout of 0, waits as long as the store does.
+            grant = await (self._in_time(asked, until) if queue and until - self.driver.now() < _LONG else asked)
             if grant is None and queue:
                 queued = True
                 waits.enter()
@@ -239,14 +245,15 @@ class Core(Generic[L]):
                     left = more()
                     until = self.driver.now() + left
                 if left <= 0:
-                    await backend.leave(name, holder)
+                    await self._in_time(backend.leave(name, holder), until)
                     return None
                 patience = None if left == inf else left
                 with waits.inside():
                     if limit is None:
-                        grant = await backend.wait(name, holder, ttl, patience)
+                        wait = backend.wait(name, holder, ttl, patience)
                     else:
-                        grant = await backend.wait_share(name, holder, ttl, limit, patience)
+                        wait = backend.wait_share(name, holder, ttl, limit, patience)
+                    grant = await (wait if patience is None else self._in_time(wait, until))
             return grant
         except (ConfigError, QueueFull, GeneratorExit):
             raise
@@ -254,7 +261,8 @@ class Core(Generic[L]):
             failed = error if isinstance(error, BackendError) else None
             if not failed or failed.ambiguous or queued:
                 # Cancelled, interrupted or failed: it may have been granted or queued all the same.
-                await self.driver.apart(self._leave(name, holder), GRACE)
+                grace = min(GRACE, max(until + _OVERTIME - self.driver.now(), 0.1)) if failed and queue else GRACE
+                await self.driver.apart(self._leave(name, holder), grace)
                 self.emit("abandoned", name, holder=holder)
             if self._closed and (failed or isinstance(error, Closed)):
                 raise _closed() from failed
@@ -262,6 +270,17 @@ class Core(Generic[L]):
         finally:
             if queued:
                 waits.leave()
+
+    async def _in_time(self, request: Coroutine[Any, Any, T], until: float) -> T:
+        """What a request to the store returns; BackendError if it does not until soon after the acquire's timeout."""
+        try:
+            return await self.driver.within(until + _ANSWER - self.driver.now(), request)
+        except TimeoutError as error:
+            if isinstance(error, FencepostError):  # NotAcquired is one too
+                raise
+            raise BackendError(
+                "the store did not answer before the timeout", backend=self.backend.scheme, ambiguous=True
+            ) from None
 
     async def _leave(self, name: str, holder: str) -> None:
         try:
@@ -414,15 +433,37 @@ class Core(Generic[L]):
             raise
 
     async def _shut(self) -> None:
+        until = self.driver.now() + PARTING
         for scope in (self._waits, *self._scopes):
-            await scope.end(self.driver, PARTING)
-        for lease in self._renewals:
-            await self._release_quietly(lease, Reason.CLOSED)
-            if lease._body is not None:
-                lease._body.cancel_from_elsewhere()
+            await scope.end(self.driver, max(until - self.driver.now(), 0.0))
+        await self._release_all([*self._renewals])
         self._renewals.close()
         await self.backend.close()
         self.driver.close()
+
+    async def _release_all(self, leases: Sequence[L]) -> None:
+        """Release; once the store has failed, all the others together get one more chance, for a bounded time."""
+        for at, lease in enumerate(leases):
+            try:
+                await self.release(lease, Reason.CLOSED)
+            except BackendError as error:
+                _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
+                await self.driver.apart(self._release_each(leases[at + 1 :]), PARTING)
+                for each in leases[at:]:
+                    if each._end(Reason.UNCONFIRMED):
+                        _log.warning("%r was not released before closing; its ttl will free it", each.name)
+                    self._cancel_body(each)
+                return
+            self._cancel_body(lease)
+
+    async def _release_each(self, leases: Sequence[L]) -> None:
+        for lease in leases:
+            if lease._reason is None:  # else closing has not waited for it
+                await self._release_quietly(lease, Reason.CLOSED)
+
+    def _cancel_body(self, lease: L) -> None:
+        if lease._body is not None:
+            lease._body.cancel_from_elsewhere()
 
     def forked(self) -> None:
         """In a forked child: the leases are the parent's, to renew and to release."""
@@ -431,6 +472,7 @@ class Core(Generic[L]):
         for scope in (self._waits, *self._scopes):
             scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
+        self.entered = Entered()
         self.backend.forked()
 
 

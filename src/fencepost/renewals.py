@@ -16,12 +16,12 @@ from fencepost.events import Kind
 from fencepost.lease import BaseLease, Reason
 
 _log = logging.getLogger("fencepost")
-_gate = threading.Lock()
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
 
 
 def _forked() -> None:
     global _gate
-    _gate = threading.Lock()  # another thread of the parent's may have been inside
+    _gate = threading.RLock()  # another thread of the parent's may have been inside
 
 
 os.register_at_fork(after_in_child=_forked)

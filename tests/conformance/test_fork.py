@@ -100,3 +100,23 @@ async def forks_amid_traffic_leave_children_that_work(store: Store) -> None:
     await asyncio.gather(*busy)
     fresh: Client = store.connect()
     assert await fresh.try_acquire(store.name)
+
+
+@pytest.mark.only("blocking")
+@isolated
+async def test_a_child_forked_inside_a_reentrant_block_can_enter_the_lock_itself(store: Store) -> None:
+    locks = store.connect().raw
+    lock = locks.lock(store.name, reentrant=True, timeout=store.patience)
+
+    async def enter() -> tuple[int, bool]:
+        with lock as lease:
+            lease.check()
+            with lock as again:
+                return lease.token, again is lease
+
+    with lock as lease:
+        entered = in_child(store, enter)
+        before = lease.token
+    token, again = await entered
+    assert token > before
+    assert again

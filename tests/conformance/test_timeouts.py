@@ -1,6 +1,7 @@
 """How long acquiring waits, and what it leaves when it gave up."""
 
 import asyncio
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -65,6 +66,17 @@ async def test_durations_may_be_timedeltas(store: Store) -> None:
     with pytest.raises(NotAcquired) as raised:
         await there.acquire(store.name, timeout=timedelta(milliseconds=50))
     assert raised.value.timeout == 0.05
+
+
+async def test_an_endless_timeout_waits_like_none(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    lease = await here.acquire(store.name)
+    endless: list[float | timedelta] = [float("inf"), threading.TIMEOUT_MAX, 1e300, timedelta.max]
+    waiters = [asyncio.create_task(there.acquire(store.name, timeout=timeout)) for timeout in endless]
+    await store.queue(here, len(waiters), watching=waiters)
+    assert await lease.release()
+    for served in asyncio.as_completed(waiters):
+        assert await (await served).release()
 
 
 SENSELESS: list[dict[str, Any]] = [

@@ -1,6 +1,8 @@
 """Names, durations, tokens and stamps: what is accepted, and what is refused with a reason."""
 
+import threading
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 import pytest
@@ -56,6 +58,17 @@ def test_seconds_take_a_timedelta() -> None:
 def test_seconds_that_cannot_be_meant(value: Any) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         check.seconds(value, "timeout")
+
+
+@pytest.mark.parametrize("value", [None, float("inf"), threading.TIMEOUT_MAX, 1e9, 10**400, timedelta.max])
+def test_a_wait_without_end(value: Any) -> None:
+    assert check.wait(value, "timeout") == inf
+
+
+@pytest.mark.parametrize("value", [-1, float("-inf"), float("nan"), True, "5"])
+def test_a_wait_that_cannot_be_meant(value: Any) -> None:
+    with pytest.raises(ConfigError, match="timeout"):
+        check.wait(value, "timeout")
 
 
 def test_no_lease_is_for_ever_and_none_is_for_no_time() -> None:

@@ -1,12 +1,12 @@
 """Locks of one process, in its memory: for tests, and for programs that run alone."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.driver import Driver, Signal
+from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
@@ -43,7 +43,7 @@ class Store:
     """Every method is called with the gate held."""
 
     def __init__(self) -> None:
-        self.gate = threading.Lock()
+        self.gate = Gate("memory")
         self.locks: dict[str, Lock] = {}
         self.observers: dict[str, list[Signal]] = {}
         self.token = 0

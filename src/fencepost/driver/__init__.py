@@ -48,6 +48,12 @@ class Driver(Protocol):
     async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
         """Run a clean-up that the caller's cancellation cannot reach; stay for ``grace`` seconds at most."""
 
+    async def within(self, seconds: float, request: Coroutine[Any, Any, T]) -> T:
+        """What a request returns; TimeoutError after so many seconds.
+
+        Blocking code cannot be stopped from outside: there, a backend asks ``scope.patience`` how long to wait.
+        """
+
     def close(self) -> None: ...
 
 

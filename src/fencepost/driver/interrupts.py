@@ -59,14 +59,23 @@ def _defer(number: int, frame: FrameType | None) -> None:
 
 
 def _deliver() -> None:
-    while _pending:
-        number = next(iter(_pending))
+    while came := _next():
         try:
-            _handle(number, _pending.pop(number))
+            _handle(*came)
         except BaseException:
-            while _pending:  # as Python does: the others are handled next
-                interrupt_main(signal.Signals(_pending.popitem()[0]))
+            while came := _next():  # as Python does: the others are handled next
+                interrupt_main(signal.Signals(came[0]))
             raise
+
+
+def _next() -> tuple[int, FrameType | None] | None:
+    """The first signal that is to be handled; a handler that runs meanwhile may take it too."""
+    for number in list(_pending):
+        try:
+            return number, _pending.pop(number)
+        except KeyError:
+            pass
+    return None
 
 
 def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:

@@ -1,6 +1,7 @@
-"""Ending waits from elsewhere: closing a connection ends everything that waits in it."""
+"""Ending waits: closing a connection ends everything that waits in it, and a request is not awaited for ever."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ class Scope:
     """The waits of those who are ``inside``, in any thread or task: all of them can be ended at once, for good."""
 
     def __init__(self) -> None:
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
         self._wakes: dict[object, Callable[[], None]] = {}
         self._inside = 0
         self._left: Signal | None = None
@@ -66,7 +67,7 @@ class Scope:
 
     def forked(self) -> None:
         """In a forked child: nobody is inside, and no lock of the parent's is taken."""
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()
         self._wakes = {}
         self._inside = 0
 
@@ -81,6 +82,16 @@ class Scope:
         for wake in wakes:
             wake()
         await left.wait(patience)
+
+
+deadline: ContextVar[float | None] = ContextVar("fencepost_deadline", default=None)
+"""When the caller stops waiting for the request under way, by ``time.monotonic()``; None if it does not."""
+
+
+def patience(most: float) -> float:
+    """How many seconds a request may wait for its store: ``most``, or less where its caller does not wait so long."""
+    until = deadline.get()
+    return most if until is None else max(0.0, min(most, until - time.monotonic()))
 
 
 current: ContextVar[Scope | None] = ContextVar("fencepost_scope", default=None)

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from fencepost.driver import boottime
-from fencepost.driver.scope import current
+from fencepost.driver.scope import current, deadline
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -110,6 +111,14 @@ class Asyncio:
 
     async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
         await asyncio.wait([self._task(job, "fencepost-cleanup")], timeout=grace)
+
+    async def within(self, seconds: float, request: Coroutine[Any, Any, T]) -> T:
+        before = deadline.set(time.monotonic() + seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                return await request
+        finally:
+            deadline.reset(before)
 
     def close(self) -> None:
         if self._thread is not None:

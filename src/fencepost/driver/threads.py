@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 
 from fencepost.driver import boottime, run
 from fencepost.driver.interrupts import interruptible, masked, on_main_thread, protected
-from fencepost.driver.scope import current
+from fencepost.driver.scope import current, deadline
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -119,8 +119,29 @@ class Blocking:
         return call(*args)
 
     async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
+        done = Flag()
+
+        def clean_up() -> None:
+            try:
+                run(job)
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=clean_up, name="fencepost-cleanup", daemon=True)
         with masked():
-            await job
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # no thread could be started
+                await job
+            else:
+                done.wait(grace)
+
+    async def within(self, seconds: float, request: Coroutine[Any, Any, T]) -> T:
+        before = deadline.set(time.monotonic() + seconds)
+        try:
+            return await request
+        finally:
+            deadline.reset(before)
 
     def close(self) -> None:
         pass

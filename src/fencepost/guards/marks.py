@@ -6,9 +6,9 @@ is let in here can still be overtaken before its effect takes place. Where the e
 
 import os
 import sqlite3
-import threading
 from collections.abc import Iterable
 
+from fencepost.driver.gate import Gate
 from fencepost.errors import ConfigError
 from fencepost.events import Action, Hook
 from fencepost.guards import sqlite
@@ -31,7 +31,7 @@ class Marks:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.path.abspath(path)
         self._closed = False
-        self._gate = threading.Lock()
+        self._gate = Gate("sqlite")
         self._connection: sqlite3.Connection | None = None
         self._open()
         fork.register(self)

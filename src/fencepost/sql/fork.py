@@ -11,6 +11,8 @@ import threading
 import weakref
 from typing import Protocol
 
+from fencepost.driver.gate import Gate
+
 _PATIENCE = 1.0
 
 
@@ -18,7 +20,7 @@ class Forkable(Protocol):
     """One connection, for one thread at a time; None while it is closed. Its next use opens it."""
 
     _connection: sqlite3.Connection | None
-    _gate: threading.Lock
+    _gate: Gate
 
 
 def register(file: Forkable) -> None:
@@ -36,7 +38,7 @@ def _before_fork() -> None:
     _forking.acquire()
     for file in list(_files):
         # A thread that is stuck in a transaction, or this one if it forks in a signal handler, is not waited for.
-        if file._gate.acquire(timeout=_PATIENCE):
+        if file._gate.enter_within(_PATIENCE):
             _quiet.append(file)
             if file._connection is not None:
                 file._connection.close()
@@ -45,7 +47,7 @@ def _before_fork() -> None:
 
 def _after_in_parent() -> None:
     while _quiet:
-        _quiet.pop()._gate.release()
+        _quiet.pop()._gate.__exit__()
     _forking.release()
 
 
@@ -54,7 +56,7 @@ def _after_in_child() -> None:
     _forking = threading.Lock()
     _quiet.clear()
     for file in list(_files):
-        file._gate = threading.Lock()
+        file._gate.forked()
         if file._connection is not None:
             _leaked.append(file._connection)
             file._connection = None

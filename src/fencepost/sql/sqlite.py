@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from fencepost.driver.scope import patience
 from fencepost.errors import BackendError, ConfigError
 from fencepost.sql.connections import kind, sqlalchemy_connection
 
@@ -110,7 +111,7 @@ def patiently(db: sqlite3.Connection, statement: str, *args: object, busy: float
         try:
             return db.execute(statement, args)
         except sqlite3.OperationalError as error:
-            until = until or time.monotonic() + busy
+            until = until or time.monotonic() + patience(busy)
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
         time.sleep(nap)

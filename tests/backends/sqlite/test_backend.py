@@ -1,5 +1,6 @@
 """The SQLite file: what it keeps through crashes, whose file it is, and what it says when it cannot be had."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -12,14 +13,15 @@ from pathlib import Path
 import pytest
 
 import fencepost
-from fencepost import sync
+from fencepost import aio, sync
 from fencepost.backends.sqlite import file as sqlite_file
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
+from tests.conformance.faces import FACES, Client
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
-from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.threads import background, on_thread
+from tests.harness.waiting import PATIENCE, until, until_async
 
 
 @pytest.fixture
@@ -230,6 +232,13 @@ def test_an_interrupt_just_after_begin_leaves_no_transaction_open(path: Path, mo
         assert locks.acquire("a", timeout=PATIENCE).release()
 
 
+def _in_use(file: sqlite_file.File) -> bool:
+    if file._gate.enter_within(0):
+        file._gate.__exit__()
+        return False
+    return True
+
+
 @isolated
 def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> None:
     with fencepost.connect(f"sqlite://{path}?busy=1h", ttl=60) as locks:
@@ -239,7 +248,7 @@ def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> Non
 
         def meanwhile() -> None:
             file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
-            until(file._gate.locked, "the file in use")
+            until(lambda: _in_use(file), "the file in use")
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             other.execute("ROLLBACK")
 
@@ -249,6 +258,53 @@ def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> Non
         helper.result()
         other.close()
         assert locks.status("a") is None
+
+
+async def test_closing_does_not_block_the_event_loop(path: Path) -> None:
+    """Not even while another thread is inside a transaction, where it may wait for the file for seconds."""
+    locks = aio.connect(f"sqlite://{path}", ttl=60)
+    assert await locks.status("a") is None
+    inside, ticked = threading.Event(), threading.Event()
+    file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+
+    def occupy() -> bool:
+        with file.idle():
+            inside.set()
+            return ticked.wait(PATIENCE)
+
+    occupying = background(occupy)
+    assert await on_thread(inside.wait, PATIENCE)
+    closing = asyncio.create_task(locks.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    ticked.set()
+    assert await on_thread(occupying.result), "the loop went on while the file was in use"
+    await closing
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_file_that_stays_busy_does_not_outlast_an_acquires_timeout(path: Path, face: str) -> None:
+    tokens(path)
+    client = Client(face, f"sqlite://{path}?busy=1h", ttl=60)
+    assert await client.status("a") is None
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    tries = [asyncio.create_task(client.acquire("a", timeout=0.05)) for _ in range(3)]
+    try:
+        async with asyncio.timeout(PATIENCE):
+            said = await asyncio.gather(*tries, return_exceptions=True)
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    assert [type(each) for each in said] == [BackendError] * 3
+
+    async def works() -> bool:
+        lease = await client.try_acquire("a")
+        return lease is not None and await lease.release()
+
+    await until_async(works, "the clean-up ends, and nobody holds or waits")
+    assert await client.status("a") is None
+    await client.close()
 
 
 def test_a_process_frozen_inside_a_transaction_is_reported_as_such(path: Path) -> None:

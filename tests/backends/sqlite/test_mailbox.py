@@ -1,11 +1,16 @@
 """What wakes a waiter on an SQLite file, and what waiting costs."""
 
 import gc
+import os
+import socket
+import sqlite3
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,7 +52,7 @@ class Waiter(Background[None]):
         return self.lease
 
 
-def queued(locks: sync.Locks, count: int, *waiters: Waiter) -> None:
+def queued(locks: sync.Locks, count: int, *waiters: Background[Any]) -> None:
     def line() -> bool:
         status = locks.status("a")
         return status is not None and len(status.waiters) == count
@@ -90,9 +95,9 @@ def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch:
     sent: list[str] = []
     really = mailbox.wake
 
-    def counted(folder: Path, address: str, holder: str) -> None:
-        sent.append(holder)
-        really(folder, address, holder)
+    def counted(folder: Path, wakes: mailbox.Wakes) -> None:
+        sent.extend(holder for _, holder in wakes)
+        really(folder, wakes)
 
     monkeypatch.setattr(mailbox, "wake", counted)
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
@@ -147,7 +152,7 @@ def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
 
 
 def test_a_lost_wake_up_delays_no_longer_than_the_holders_deadline(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "wake", lambda folder, address, holder: None)
+    monkeypatch.setattr(mailbox, "wake", lambda folder, wakes: None)
     with fencepost.connect(url, ttl=1) as here, fencepost.connect(url, ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)
@@ -219,3 +224,181 @@ async def test_a_child_that_drops_its_parents_locks_leaves_them_their_mailbox(ur
         queued(locks, 1, waiter)
         assert holder.release()
         assert waiter.served().release()
+
+
+class Counted(socket.socket):
+    """A socket that counts what it sent, and what it waited for without success."""
+
+    sent: ClassVar[list[object]] = []
+    gave_up: ClassVar[list[object]] = []
+
+    def sendto(self, data: bytes, address: str) -> int:  # type: ignore[override]
+        try:
+            done = super().sendto(data, address)
+        except TimeoutError:
+            self.gave_up.append(address)
+            raise
+        self.sent.append(address)
+        return done
+
+
+@pytest.mark.parametrize("frozen", [1, 3])
+def test_a_release_to_frozen_processes_waits_for_their_mailboxes_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, frozen: int
+) -> None:
+    """And not once for each of their waiters: meanwhile nothing else is renewed."""
+    monkeypatch.setattr(socket, "socket", Counted)
+    monkeypatch.setattr(Counted, "sent", [])
+    monkeypatch.setattr(Counted, "gave_up", [])
+    waiters = 40
+    workers = [Worker("blocking", url) for _ in range(frozen)]
+    try:
+        with fencepost.connect(url, ttl=60) as locks:
+            lease = locks.acquire("a")
+            for at in range(waiters):
+                workers[at % frozen].tell("share", "a", {"ttl": 60})
+                queued(locks, at + 1)
+            for worker in workers:
+                worker.freeze()
+            assert lease.release()
+            status = locks.status("a")
+            assert status is not None
+            assert len(status.sharers) == waiters, "all of them were let in"
+            assert len(Counted.sent) < waiters, "their mailboxes were full"
+            assert len(Counted.gave_up) == 1
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def test_a_release_wakes_more_waiters_of_one_process_than_its_mailbox_holds(url: str) -> None:
+    with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
+        lease = here.acquire("a")
+        waiters = [Background(lambda: there.shared("a").acquire()) for _ in range(60)]
+        queued(here, len(waiters), *waiters)
+        assert lease.release()
+        for waiter in waiters:
+            assert waiter.result().release()
+
+
+def test_mailboxes_of_dead_processes_do_not_pile_up(url: str, tmp_path: Path) -> None:
+    """As those of processes that were killed when nobody else was in line."""
+    boxes = tmp_path / "locks.db.wake"
+    with fencepost.connect(url, ttl=60) as locks, fencepost.connect(url, ttl=60) as there:
+        there._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+        (alive,) = boxes.iterdir()
+        for name in ("0123456789abcdef", "a socket of another kind", "00000000000000ff"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+                left.bind(str(boxes / name))
+        (boxes / "fedcba9876543210").write_text("no mailbox")
+        for each in boxes.iterdir():
+            if each.name != "00000000000000ff":
+                os.utime(each, (0, 0))
+        mine = locks._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+        assert {each.name for each in boxes.iterdir()} == {
+            alive.name,
+            mine,
+            "a socket of another kind",
+            "fedcba9876543210",
+            "00000000000000ff",  # made just now: its process may not be listening yet
+        }
+
+
+def enqueue(path: Path, mailbox: str, holder: str = "x") -> None:
+    """Queue a waiter for the lock "a" as any user may who can write to the file."""
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.execute("INSERT INTO waiter (name, holder, ttl, mailbox) VALUES ('a', ?, 60, ?)", (holder, mailbox))
+    finally:
+        db.close()
+
+
+OUTSIDE = {
+    "an absolute path": "{folder}/precious",
+    "a path upwards": "../precious",
+    "a file in the folder": "precious",
+    "a file with the name of a mailbox": "0123456789abcdef",
+    "nothing": "",
+    "a path with a null byte": "../precious\0",
+}
+
+
+@pytest.mark.parametrize("address", OUTSIDE.values(), ids=OUTSIDE)
+@pytest.mark.parametrize("end", ["release", "join"])
+def test_no_row_of_the_file_can_have_another_file_deleted(url: str, tmp_path: Path, address: str, end: str) -> None:
+    with fencepost.connect(url, ttl=60, queue_limit=1) as locks:
+        lease = locks.acquire("a")
+        (tmp_path / "locks.db.wake").mkdir(exist_ok=True)
+        files = [
+            tmp_path / "precious",
+            *(tmp_path / "locks.db.wake" / each for each in ("precious", "0123456789abcdef")),
+        ]
+        for file in files:
+            file.write_text("precious")
+        enqueue(tmp_path / "locks.db", address.format(folder=tmp_path))
+        queued(locks, 1)
+        if end == "release":
+            assert lease.release()
+            assert locks.status("a") is None, "it is nobody's mailbox, so nobody is waiting"
+        else:
+            with pytest.raises(fencepost.NotAcquired) as raised:
+                locks.acquire("a", timeout=0.01)
+            assert type(raised.value) is fencepost.NotAcquired, "the queue was full of a waiter that is none"
+            assert lease.release()
+        assert [file.exists() for file in files] == [True] * 3
+
+
+@pytest.mark.parametrize("place", ["../elsewhere", "{folder}/elsewhere"])
+def test_a_row_of_the_file_cannot_name_a_socket_elsewhere(url: str, tmp_path: Path, place: str) -> None:
+    with fencepost.connect(url, ttl=60) as locks, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as elsewhere:
+        lease = locks.acquire("a")
+        (tmp_path / "locks.db.wake").mkdir(exist_ok=True)
+        elsewhere.bind(str(tmp_path / "elsewhere"))
+        elsewhere.setblocking(False)
+        enqueue(tmp_path / "locks.db", place.format(folder=tmp_path))
+        assert lease.release()
+        with pytest.raises(BlockingIOError):
+            elsewhere.recv(100)
+        assert locks.status("a") is None
+
+
+@isolated
+def test_a_mailbox_that_may_not_be_removed_does_not_fail_the_release() -> None:
+    """As one that a dead process of another user left."""
+    with tempfile.TemporaryDirectory() as home:
+        box = Path(home) / "locks.db.wake" / "0123456789abcdef"
+        os.chmod(home, 0o777)
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # for root, no mode forbids anything
+        with fencepost.connect(f"sqlite://{home}/locks.db", ttl=60) as locks:
+            lease = locks.acquire("a")
+            box.parent.mkdir()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+                left.bind(str(box))
+            box.parent.chmod(0o555)
+            with pytest.raises(PermissionError):
+                box.unlink()
+            enqueue(Path(home) / "locks.db", box.name)
+            assert lease.release()
+            assert locks.status("a") is None
+        box.parent.chmod(0o755)
+        os.seteuid(os.getuid())
+
+
+def test_a_waiter_with_a_strange_id_does_not_fail_the_release(url: str, tmp_path: Path) -> None:
+    with fencepost.connect(url, ttl=60) as locks, fencepost.connect(url, ttl=60) as there:
+        lease = locks.acquire("a")
+        box = there._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+        enqueue(tmp_path / "locks.db", box, "h\u00f6lder")
+        assert lease.release()
+        status = locks.status("a")
+        assert status is not None
+        assert status.holder == "h\u00f6lder"
+
+
+def test_the_schema_of_the_file_is_not_trusted(url: str) -> None:
+    """Another user may have made it: what its triggers and views may call is limited."""
+    with fencepost.connect(url) as locks:
+        locks.status("a")
+        file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+        assert file.read("PRAGMA trusted_schema") == [(0,)]

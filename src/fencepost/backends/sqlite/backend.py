@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,8 +14,9 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.sqlite import mailbox
 from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
-from fencepost.backends.sqlite.queue import SHARED, Line, Wakes
-from fencepost.driver import Driver
+from fencepost.backends.sqlite.mailbox import Wakes
+from fencepost.backends.sqlite.queue import SHARED, Line
+from fencepost.driver import Driver, scope
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
 
@@ -122,7 +124,7 @@ class SQLite(Backend):
 
     async def close(self) -> None:
         self._mailbox.close()
-        self._file.close()
+        await self._offload(self._file.close)  # it may have to wait for the disk
 
     def idle(self) -> AbstractContextManager[object]:
         """While this is held, this process has no transaction open: it can be stopped, and others go on."""
@@ -134,6 +136,8 @@ class SQLite(Backend):
 
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
         try:
+            if scope.deadline.get() is not None:  # another thread must know of it too
+                return await self.driver.offload(copy_context().run, call, *args)
             return await self.driver.offload(call, *args)
         except FencepostError:
             raise  # QueueFull is a TimeoutError, and so an OSError too
@@ -300,8 +304,8 @@ class SQLite(Backend):
             db.execute("UPDATE lock SET token = max(token, ?) WHERE name = ''", (above,))
 
     def _wake(self, wakes: Wakes) -> None:
-        for address, holder in wakes:
-            mailbox.wake(self._folder, address, holder)
+        if wakes:
+            mailbox.wake(self._folder, wakes)
 
 
 def _default() -> Path:

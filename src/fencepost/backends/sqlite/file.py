@@ -5,12 +5,12 @@ import logging
 import os
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from fencepost.driver.gate import Gate
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
 from fencepost.sql import fork
@@ -71,7 +71,7 @@ class File:
         self._connection: sqlite3.Connection | None = None
         self.path = path
         self._busy = busy
-        self._gate = threading.Lock()
+        self._gate = Gate("sqlite")
         self._inode = (0, 0)
         self._reserved = 0
         fork.register(self)
@@ -150,6 +150,7 @@ class File:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            db.execute("PRAGMA trusted_schema = OFF")  # another user may have made the file
             # Refuse somebody else's database before anything in it is touched. As of one moment: another process
             # may be creating it right now.
             self._patiently(db, "BEGIN")

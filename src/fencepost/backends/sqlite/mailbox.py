@@ -4,17 +4,32 @@ The kernel tells a sender at once when nobody is at home any more, so a dead pro
 dead without any heartbeat.
 """
 
+import contextlib
+import logging
 import os
+import re
 import secrets
 import socket
+import stat
 import threading
+import time
 import weakref
 from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 from fencepost.driver import Signal
 
+_log = logging.getLogger("fencepost")
+# Addresses come from a file that other users may write: anything else could lead out of the folder.
+_ADDRESS = re.compile("[0-9a-f]{16}")
+# A full mailbox is being emptied, unless its process is frozen. The sender has other things to do, such as renewing.
+_PATIENCE = 0.02
+_OLD = 60.0
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+
+Wakes: TypeAlias = list[tuple[str, str]]
+"""Mailbox and holder of each waiter to wake."""
 
 
 class Mailbox:
@@ -37,6 +52,7 @@ class Mailbox:
 
     def _bind(self) -> None:
         self._folder.mkdir(mode=0o777, exist_ok=True)
+        _sweep(self._folder)
         name = secrets.token_hex(8)
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with _Path(self._folder, name) as path:
@@ -70,7 +86,7 @@ def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket) -> None:
     # It keeps no mailbox alive: one that is dropped without being closed ends its thread all the same.
     while True:
         try:
-            holder = box.recv(1024).decode("ascii", "replace")
+            holder = box.recv(1024).decode(errors="replace")
         except OSError:
             return
         here = mailbox()
@@ -96,7 +112,7 @@ class Lines:
     """The waiters of this process, by lock. The first of each line minds the present holder's deadline for all."""
 
     def __init__(self) -> None:
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
         self._lines: dict[str, dict[str, Signal]] = {}  # each in the order they came
         self._minded: dict[str, float] = {}
 
@@ -127,29 +143,64 @@ class Lines:
 
 
 def alive(folder: Path, address: str) -> bool:
-    """Whether somebody still receives at ``address``; a mailbox left by a dead process is removed."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, _Path(folder, address) as path:
-        try:
+    """Whether a process still receives at ``address``; a mailbox left by a dead process is removed."""
+    if not _ADDRESS.fullmatch(address):
+        _log.warning("%r in the queue of %r is no mailbox: its waiter is taken for dead", address, str(folder))
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, _Path(folder, address) as path:
             probe.connect(path)
-        except FileNotFoundError:
-            return False
-        except ConnectionRefusedError:
-            (folder / address).unlink(missing_ok=True)
-            return False
-        except OSError:
-            return True  # such as another user's mailbox: it may well live, its own timer wakes it
-        return True
+    except FileNotFoundError:
+        return False
+    except ConnectionRefusedError:
+        _remove(folder / address)
+        return False
+    except OSError:
+        return True  # such as another user's mailbox: it may well live, its own timer wakes it
+    return True
 
 
-def wake(folder: Path, address: str, holder: str) -> None:
-    """Wake ``holder`` at ``address``. What is lost here, the waiter's own timer makes up for."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
-        # A full mailbox is being emptied, unless its process is frozen: then this is no use anyway.
-        sender.settimeout(0.02)
+def _sweep(folder: Path) -> None:
+    """Remove the mailboxes that dead processes left."""
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for each in found:
+            # A mailbox that is being made is there before it can be reached.
+            if _ADDRESS.fullmatch(each.name) and time.time() - each.stat(follow_symlinks=False).st_mtime > _OLD:
+                alive(folder, each.name)
+
+
+def _remove(path: Path) -> None:
+    """Remove a mailbox, and no other kind of file: connecting to those is refused too."""
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+    except OSError:
+        pass  # it is gone already, or another user's
+
+
+def wake(folder: Path, wakes: Wakes) -> None:
+    """Wake waiters. For one that is missed here, its process makes up: by the waiter before it, or by its timer."""
+    full: set[str] = set()
+    patience = _PATIENCE
+    for address, holder in wakes:
+        if address in full or not _ADDRESS.fullmatch(address):
+            continue
         try:
-            sender.sendto(holder.encode("ascii"), path)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
+                try:
+                    sender.setblocking(False)
+                    sender.sendto(holder.encode(), path)
+                except BlockingIOError:
+                    if patience <= 0:
+                        raise
+                    began = time.monotonic()
+                    try:
+                        sender.settimeout(patience)
+                        sender.sendto(holder.encode(), path)
+                    finally:
+                        patience -= time.monotonic() - began
         except OSError:
-            pass
+            full.add(address)
 
 
 class _Path:

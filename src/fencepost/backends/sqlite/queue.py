@@ -6,14 +6,11 @@ their own, and its deadline is that of the first of them to expire.
 
 import sqlite3
 from pathlib import Path
-from typing import TypeAlias
 
-from fencepost.backends.sqlite.mailbox import Mailbox, alive
+from fencepost.backends.sqlite.mailbox import Mailbox, Wakes, alive
 from fencepost.errors import BackendError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
-
-Wakes: TypeAlias = list[tuple[str, str]]  # mailbox and holder of who is to be woken after the commit
 
 SHARED = ""
 _HEAD = "SELECT ticket, holder, ttl, mailbox, share FROM waiter WHERE name = ? ORDER BY ticket LIMIT 1"
