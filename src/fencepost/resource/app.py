@@ -153,7 +153,7 @@ class App:
         return Response(generate_latest(self._registry), 200, media_type=CONTENT_TYPE_LATEST)
 
     async def _health(self) -> Response:
-        await self._store.read("healthz")
+        await self._store.check()
         return wire.answer(200, {"status": "ok"})
 
     async def _openapi(self) -> Response:

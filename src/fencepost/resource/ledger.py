@@ -29,6 +29,10 @@ class Ledger(Protocol):
 
     name: str
 
+    @property
+    def broken(self) -> bool:
+        """Whether the connection failed or was given up, so that the last error was not one access's own."""
+
     def begin(self) -> None:
         """Start a transaction, on a new connection if the old one broke."""
 
@@ -49,6 +53,9 @@ class Ledger(Protocol):
 
     def find(self, key: str) -> Found:
         """The value and its mark, inside the transaction, or as of one moment outside one."""
+
+    def check(self) -> None:
+        """Return if something could be written in this transaction."""
 
     def failure(self, error: Exception) -> BackendError | None:
         """What an error of the driver means; None if it is not one."""
@@ -76,6 +83,7 @@ class SqliteLedger:
     """A ledger in one SQLite file, which several processes may share. ConfigError if the file cannot be used."""
 
     name = "sqlite"
+    broken = False
 
     def __init__(self, path: Path) -> None:
         try:
@@ -116,6 +124,9 @@ class SqliteLedger:
         finally:
             if alone:
                 self.conn.execute("COMMIT")
+
+    def check(self) -> None:
+        """Nothing: ``begin`` has taken the write lock."""
 
     def failure(self, error: Exception) -> BackendError | None:
         if not isinstance(error, sqlite3.Error):

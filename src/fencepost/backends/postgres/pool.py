@@ -12,6 +12,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from fencepost.backends.postgres.connection import (
+    END,
     AsyncioLink,
     BlockingLink,
     Call,
@@ -29,9 +30,6 @@ T = TypeVar("T")
 # A statement that failed so changed nothing, and may well succeed when it is tried again: where transactions are
 # serializable, whoever had to wait for a row fails, and behind a pooler that cannot be helped.
 _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
-# Ends only sessions of ours: a pid may be somebody else's by now.
-_END = """SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity
-    WHERE pid = ANY(%s) AND application_name = %s AND usename = current_user"""
 
 _parents: list[Link] = []  # never closed: a connection inherited through a fork is the parent's
 
@@ -172,7 +170,7 @@ class Links:
             stranded, self._stranded = self._stranded, []
             if stranded:
                 # A statement cut off on its way must not be carried out after its clean-up.
-                await ask(link, _END, [stranded, self._info["application_name"]])
+                await ask(link, END, [stranded, self._info["application_name"]])
         except BaseException as error:
             link.pgconn.finish()
             if isinstance(error, psycopg.Error):
