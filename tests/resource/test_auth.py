@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from fencepost_lab.servers.processes import HOST
 from tests.harness.resource import Answer, Service
 
 TOKEN = "X-Fence-Token"
+_tokens = itertools.count(1)
 
 
 @dataclass
@@ -44,6 +46,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     assert billing not in file.read_text()
     with Service(args=["--clients", str(file)]) as service:
         yield Guarded(service, billing, admin)
+
+
+@pytest.fixture(scope="module")
+def open_service() -> Iterator[Service]:
+    with Service() as service:
+        assert service.put("mine", b"x", next(_tokens)).status == 200
+        yield service
 
 
 def test_a_known_token_reads_and_writes_within_its_prefixes(guarded: Guarded) -> None:
@@ -71,6 +80,38 @@ def test_anybody_else_gets_401_before_anything_is_looked_at(guarded: Guarded, au
     refused = guarded.put("account/2", value)
     assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert guarded.service.get("account/2", Authorization=f"Bearer {guarded.admin}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:{port}"}, 403),
+        ({"Host": "evil.example:{port}", "Origin": "http://evil.example:{port}"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:{port}"}, 403),
+        ({"Host": "192.0.2.1:{port}"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:{port}"}, 200),
+        ({"Host": "LOCALHOST:{port}"}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "[::1]:{port}"}, 200),
+    ],
+)
+def test_without_clients_it_answers_only_those_that_ask_for_this_machine(
+    open_service: Service, headers: dict[str, str], status: int
+) -> None:
+    """A page of another site reaches the loopback too, if its name is made to lead there."""
+    sent = {name: value.format(port=open_service.port) for name, value in headers.items()}
+    assert open_service.ask("PUT", "/r/mine", b"x", sent | {TOKEN: str(next(_tokens))}).status == status
+    assert open_service.ask("GET", "/r/mine", headers=sent).status == status
+    assert open_service.ask("GET", "/metrics", headers=sent).status == status
+
+
+def test_a_client_with_a_token_may_call_the_service_by_any_name(guarded: Guarded) -> None:
+    headers = {"Host": "values.internal", "Authorization": f"Bearer {guarded.admin}", TOKEN: "1"}
+    assert guarded.service.ask("PUT", "/r/named", b"x", headers).status == 200
 
 
 def test_two_authorization_headers_are_not_one(guarded: Guarded) -> None:

@@ -26,7 +26,7 @@ from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.waiting import PATIENCE, until
 
-HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: x\r\nX-Fence-Token: 5\r\n"
+HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: 5\r\n"
 BODY = HEAD + b"Content-Length: 100\r\n\r\nhalf"
 SLOW = {"silent": b"", "half a head": HEAD, "half a body": BODY, "bad luck": b"G"}
 
@@ -99,14 +99,14 @@ def test_a_client_that_does_not_take_its_answer_is_given_up(hasty: Service) -> N
     assert hasty.put("large", bytes(1 << 20), 1).status == 200
     with socket.create_connection((HOST, hasty.port), 30) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.sendall(b"GET /r/large HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        client.sendall(b"GET /r/large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         until(lambda: not established(hasty.port, client.getsockname()[1]), "the service gives it up")
 
 
 def test_a_head_that_is_too_large_is_refused(service: Service) -> None:
     for header in (b"X-Long: " + b"x" * 100_000, b"\r\n".join(b"X-%d: y" % number for number in range(20_000))):
         with socket.create_connection((HOST, service.port), 30) as client, contextlib.suppress(ConnectionError):
-            client.sendall(b"GET /r/x HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n")
+            client.sendall(b"GET /r/x HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
             assert read_all(client)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
     assert service.get("x").status == 404
 
@@ -299,7 +299,7 @@ class Raw:
 
     def put(self, path: bytes, token: bytes, body: bytes) -> int:
         """The status of the answer, after which the connection may have to be another one."""
-        head = b"PUT /r/%b HTTP/1.1\r\nHost: x\r\nX-Fence-Token: %b\r\nContent-Length: %d\r\n\r\n"
+        head = b"PUT /r/%b HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: %b\r\nContent-Length: %d\r\n\r\n"
         self._socket.sendall(head % (path, token, len(body)) + body)
         answer = b""
         while not (match := WHOLE.match(answer)) or len(match[3]) < int(match[2]):

@@ -32,8 +32,8 @@ class _Unknown(Exception):
 class App:
     """An ASGI application over one store. A bad request never gets a 5xx.
 
-    ``clients`` are those who may use it, each within its prefixes; None lets everybody in. A body that has not come
-    whole within ``patience`` seconds is given up.
+    ``clients`` are those who may use it, each within its prefixes; None lets everybody in, but if it is ``local`` no
+    page of another site. A body that has not come whole within ``patience`` seconds is given up.
     """
 
     def __init__(
@@ -44,12 +44,14 @@ class App:
         max_body: int = MAX_BODY,
         clients: Clients | None = None,
         patience: float = 30.0,
+        local: bool = False,
     ) -> None:
         self._store = store
         self._registry = registry
         self._max_body = max_body
         self._clients = clients
         self._patience = patience
+        self._local = local
         self._document = wire.encode(openapi.document(secured=clients is not None, max_body=max_body))
         self._pages: dict[bytes, Callable[[], Awaitable[Response]]] = {
             b"/metrics": self._metrics,
@@ -90,6 +92,8 @@ class App:
             return wire.answer(
                 431, {"error": f"path and headers have at most {wire.MAX_HEAD} bytes"}, Connection="close"
             )
+        if self._local and not wire.from_here(request.headers):
+            return wire.answer(403, {"error": "without --clients this service answers only to 127.0.0.1 or localhost"})
         if raw.startswith(_PREFIX):
             if request.method not in ("GET", "PUT"):
                 return _not_allowed("GET, PUT")

@@ -78,6 +78,11 @@ class Options:
         return bool(self.clients or self.client_ca)
 
     @property
+    def local(self) -> bool:
+        """Whether only programs of this machine are meant to use it. Over TLS the certificate names the host."""
+        return not (self.authenticates or self.tls_cert)
+
+    @property
     def scheme(self) -> str:
         """http or https."""
         return "https" if self.tls_cert else "http"
@@ -140,7 +145,14 @@ def serve(
     with listen(options.host, options.port, public=options.authenticates) as sock:
         store = opening(options, (Metrics(registry), *hooks))
         try:
-            app = App(store, registry, max_body=options.max_body, clients=known, patience=options.timeout)
+            app = App(
+                store,
+                registry,
+                max_body=options.max_body,
+                clients=known,
+                patience=options.timeout,
+                local=options.local,
+            )
             server = uvicorn.Server(configure(app, options))
 
             def stop(number: int, frame: FrameType | None) -> None:
