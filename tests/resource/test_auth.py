@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import ssl
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.resource import auth as clients
 from fencepost_lab.servers.processes import HOST
-from tests.harness.resource import Answer, Service
+from tests.harness.resource import Answer, Secure, Service
 
 TOKEN = "X-Fence-Token"
 _tokens = itertools.count(1)
@@ -147,15 +146,6 @@ def tls(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
         '[[client]]\nname = "reports"\ncertificate = "reports"\nprefixes = ["account/"]\n'
     )
     return folder
-
-
-class Secure(Service):
-    """The service behind TLS, asked as whoever holds a certificate."""
-
-    context: ssl.SSLContext
-
-    def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPSConnection(HOST, self.port, timeout=30, context=self.context)
 
 
 def trusting(ca: trustme.CA, client: trustme.LeafCert | None = None) -> ssl.SSLContext:

@@ -32,12 +32,14 @@ SLOW = {"silent": b"", "half a head": HEAD, "half a body": BODY, "bad luck": b"G
 
 
 @contextlib.contextmanager
-def half_open(service: Service, count: int, *sent: bytes) -> Iterator[list[socket.socket]]:
-    """So many connections, each stuck after it has sent so much."""
+def half_open(service: Service, count: int, *sent: bytes, receive: int = 0) -> Iterator[list[socket.socket]]:
+    """So many connections, each stuck after it has sent so much; the system takes in ``receive`` bytes for each."""
     with contextlib.ExitStack() as stack:
         sockets = []
         for number in range(count):
             client = stack.enter_context(socket.create_connection((HOST, service.port), 30))
+            if receive:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
             client.sendall(sent[number % len(sent)])
             sockets.append(client)
         yield sockets
