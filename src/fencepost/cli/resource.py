@@ -41,6 +41,7 @@ def resource(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8700,
     max_body: Annotated[int, typer.Option(help="Largest body accepted, in bytes.")] = 1 << 20,
+    max_waiting: Annotated[int, typer.Option(help="Most bytes of bodies in memory; beyond it, 503.")] = 256 << 20,
     max_connections: Annotated[int, typer.Option(help="Most connections; the idlest gives way to a new one.")] = 1000,
     timeout: Annotated[float, Duration(help="How long a client may take over each part of a request.")] = 30.0,
     clients: Annotated[
@@ -75,6 +76,7 @@ def resource(
         host=host,
         port=port,
         max_body=max_body,
+        max_waiting=max_waiting,
         max_connections=max_connections,
         timeout=timeout,
         clients=clients,

@@ -51,7 +51,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.handshaking.discard(self)
         self._close = transport.abort
-        self.app_state = {**self.app_state, "certificate": _common_name(transport)}
+        self.app_state = {
+            **self.app_state,
+            "certificate": _common_name(transport),
+            "gone": transport.is_closing,
+        }
         self._watch()
         self._make_room()
 
@@ -74,6 +78,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # so that we notice when the client leaves; a large body has paused it
         self._in_body = False
         self._ended = True
 
@@ -86,7 +92,8 @@ class Connection(HttpToolsProtocol):
         self._head += len(name) + len(value) + 4
         if self._head > MAX_HEAD:
             raise _Refused("too many headers")
-        super().on_header(name, value)
+        if not self._in_body:  # else it is a trailer, which says nothing about a request that may be answered already
+            super().on_header(name, value)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

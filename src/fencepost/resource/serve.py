@@ -22,7 +22,7 @@ try:
     from prometheus_client import CollectorRegistry, disable_created_metrics
 
     from fencepost.hooks.prometheus import Metrics
-    from fencepost.resource.app import MAX_BODY, App
+    from fencepost.resource.app import MAX_BODY, MAX_WAITING, App
     from fencepost.resource.protocol import TlsListener, kind
 except ModuleNotFoundError as error:
     if ours(error):
@@ -53,6 +53,8 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 8700
     max_body: int = MAX_BODY
+    max_waiting: int = MAX_WAITING
+    """Bytes of bodies that may be in memory; at least one body of ``max_body`` fits."""
     max_connections: int = 1000
     timeout: float = 30.0
     """Seconds a client gets for the head of a request, then for its body, then to take the answer."""
@@ -154,6 +156,7 @@ def serve(
                 clients=known,
                 patience=options.timeout,
                 local=options.local,
+                max_waiting=options.max_waiting,
             )
             server = _Server(configure(app, options), min(options.timeout, _HANDSHAKE))
 
