@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
@@ -15,6 +16,9 @@ from fencepost.lease import AMBIENT, Access, BaseLease, FenceOrAmbient, entry, s
 from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
+_ALARM = 60.0  # seconds in which a resource's clashes are logged once
+_MAX_ALARMS = 100
+_alarms: dict[tuple[str, str], float] = {}
 _gate = threading.Lock()
 _turns: WeakKeyDictionary[BaseLease, AbstractContextManager[bool]] = WeakKeyDictionary()
 
@@ -118,7 +122,7 @@ class Judgement:
         refuses = self._stance.demands if verdict is Verdict.MISSING else self._stance.refuses
         against = verdict is not Verdict.ADMIT and not (done and refuses)
         if verdict is Verdict.CLASH:
-            _log.error("token clash at %s guard on %r: offered %r, mark %r", self._source, self._resource, offer, mark)
+            _alarm(self._source, self._resource, offer, mark)
         self._tell(offer, mark, verdict, refuses if against else None)
         if against and refuses:
             raise refusal(verdict, self._resource, offer, mark)
@@ -165,3 +169,13 @@ class Judgement:
                     detail=self._stance.mode,
                 )
             )
+
+
+def _alarm(source: str, resource: str, offer: Stamp | None, mark: Stamp | None) -> None:
+    """Log a clash, at most once a minute for a resource: a client that can make one can make thousands."""
+    now = time.monotonic()
+    for each in [each for each, until in list(_alarms.items()) if until <= now]:
+        _alarms.pop(each, None)
+    if (source, resource) not in _alarms and len(_alarms) < _MAX_ALARMS:
+        _alarms[source, resource] = now + _ALARM
+        _log.error("token clash at %s guard on %r: offered %r, mark %r", source, resource, offer, mark)
