@@ -145,6 +145,21 @@ def test_what_it_holds_is_there_when_it_is_opened_again(path: Path) -> None:
     with_store(path, read, [])
 
 
+def test_a_new_store_is_its_users_own_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+    async def write(store: Store) -> None:
+        await store.write("thing", b"kept", Stamp(5, 2, "ann"))
+        modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+        assert modes == {path.name + suffix: mode for suffix in ("", "-wal", "-shm")}
+
+    path, mode = tmp_path / "folder" / "store.sqlite3", 0o600
+    with_store(path, write, [])
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    mode = 0o640
+    path.unlink()
+    path.touch(mode)
+    with_store(path, write, [])
+
+
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         Store(opener(tmp_path))

@@ -4,6 +4,7 @@ A ledger is one connection, used by one thread at a time. What is admitted and k
 is there together or not at all, also after a power loss.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +88,8 @@ class SqliteLedger:
 
     def __init__(self, path: Path) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
             self.conn = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
             for statement in _SETUP:
                 patiently(self.conn, statement, busy=_BUSY)
