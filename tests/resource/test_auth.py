@@ -17,6 +17,7 @@ from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.resource import auth as clients
 from fencepost_lab.servers.processes import HOST
+from tests import ROOT
 from tests.harness.resource import Answer, Secure, Service
 
 TOKEN = "X-Fence-Token"
@@ -243,6 +244,22 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path, tls: Pa
         done = run(*store, *args)
         assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), (args, done)
         assert "secret" not in done.stderr
+
+
+def test_a_new_token_can_be_limited_to_prefixes(tmp_path: Path) -> None:
+    done = run("--new-token", 'the "billing" job', "--prefix", "account/", "--prefix", 'caf\u00e9\\"')
+    (tmp_path / "clients.toml").write_text(done.stdout)
+    found = clients.load(tmp_path / "clients.toml").find(f"Bearer {done.stderr.split()[-1]}", None)
+    assert found is not None
+    assert (found.name, found.prefixes) == ('the "billing" job', ("account/", 'caf\u00e9\\"'))
+
+
+def test_the_documented_clients_are_nobodys(tmp_path: Path) -> None:
+    """Copied as it is, the example must not let a guessable token in."""
+    page = (ROOT / "docs" / "resource.md").read_text()
+    (tmp_path / "clients.toml").write_text("[[client]]" + page.split("[[client]]", 1)[1].split("```")[0])
+    with pytest.raises(ConfigError, match="--new-token makes one"):
+        clients.load(tmp_path / "clients.toml")
 
 
 def test_a_new_token_is_printed_once_and_its_table_holds_only_its_hash(tmp_path: Path) -> None:

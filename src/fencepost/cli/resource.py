@@ -21,16 +21,6 @@ class Fence(StrEnum):
     OFF = "off"
 
 
-def _new_token(name: str | None) -> None:
-    if name is not None:
-        from fencepost.resource import auth as clients
-
-        token, table = clients.new(name)
-        print(table)
-        print(f"the client's token, shown only now: {token}", file=sys.stderr)
-        raise typer.Exit
-
-
 @app.command()
 def resource(
     store: Annotated[
@@ -53,10 +43,10 @@ def resource(
         Path | None, typer.Option(help="Demand a certificate of every client, signed by one of these.")
     ] = None,
     new_token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", callback=_new_token, is_eager=True, help="Make a client's token and its table, and stop."
-        ),
+        str | None, typer.Option(metavar="NAME", help="Make a client's token and its table, and stop.")
+    ] = None,
+    prefix: Annotated[
+        list[str] | None, typer.Option(help="With --new-token: a beginning of the keys it may use; default: every key.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -64,6 +54,13 @@ def resource(
 
     PUT /r/KEY with X-Fence-Token, GET /r/KEY, /metrics, /healthz, /openapi.json. The first line printed says where.
     """
+    if new_token is not None:
+        from fencepost.resource import auth
+
+        token, table = auth.new(new_token, prefix or [""])
+        print(table)
+        print(f"the client's token, shown only now: {token}", file=sys.stderr)
+        return
     from fencepost.address import masked
     from fencepost.resource import serve
 
