@@ -54,7 +54,9 @@ if importlib.util.find_spec("tooz") and importlib.util.find_spec("psycopg2"):
 
         with Postgres() as server, fencepost.connect(server.url) as locks:
             host, port = server.address.split(":")
-            coordinator = coordination.get_coordinator(f"postgresql://postgres@{host}:{port}/postgres", b"bench")
+            coordinator = coordination.get_coordinator(
+                f"postgresql://postgres:{server.password}@{host}:{port}/postgres", b"bench"
+            )
             coordinator.start()
             lock = coordinator.get_lock(b"bench")
 

@@ -48,7 +48,7 @@ class Loader:
     def _send(self, number: int) -> None:
         self._token += 1
         self._answers[number] = b""
-        head = f"PUT /r/key-{number} HTTP/1.1\r\nHost: x\r\nX-Fence-Token: {self._token}\r\n"
+        head = f"PUT /r/key-{number} HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: {self._token}\r\n"
         self._sockets[number].sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(_BODY) + _BODY)
 
     def _is_done(self, number: int) -> bool:

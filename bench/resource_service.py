@@ -22,11 +22,14 @@ class Nowhere:
     def require(self, key: str, offer: Stamp | None) -> None:
         pass
 
-    async def write(self, key: str, data: bytes, offer: Stamp | None) -> Written:
+    async def write(self, key: str, data: bytes, offer: Stamp | None, *, gone: object = None) -> Written:
         return Written(False, offer)
 
-    async def read(self, key: str) -> Found:
+    async def read(self, key: str, *, gone: object = None) -> Found:
         return Found(None, None)
+
+    async def check(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

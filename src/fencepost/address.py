@@ -11,6 +11,7 @@ from fencepost.errors import ConfigError
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d+))?")
+_VALUE = re.compile(r"([?&][^=&#]*)=[^&#]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def hint(word: str, known: Iterable[str], tail: str = "") -> str:
 
 
 def masked(url: str) -> str:
-    """The URL without its user and password, for messages."""
+    """The URL without its user and password, and without the values of its options, for messages."""
     login, at, rest = url.rpartition("@")
     scheme, slashes, _ = login.partition("//")
-    return f"{scheme if slashes else ''}{slashes}***@{rest}" if at else url
+    start = f"{scheme if slashes else ''}{slashes}***@" if at else ""
+    return start + _VALUE.sub(r"\1=***", rest)

@@ -47,8 +47,9 @@ Ask = Callable[..., Answer]
 def ask_asgi(app: Any) -> Ask:
     """Requests to an ASGI application, as a server would make them."""
 
-    def ask(method: str, path: str, headers: Any = (), body: bytes = b"") -> Answer:
+    def ask(method: str, path: str, headers: Any = (), body: bytes | tuple[bytes, ...] = b"") -> Answer:
         pairs = headers.items() if isinstance(headers, dict) else headers
+        parts = list(body) if isinstance(body, tuple) else [body]
         scope = {
             "type": "http",
             "method": method,
@@ -60,7 +61,9 @@ def ask_asgi(app: Any) -> Ask:
         sent: list[Any] = []
 
         async def receive() -> Any:
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not parts:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -281,11 +284,22 @@ def test_an_answer_that_fails_at_its_first_part_is_closed(error: Exception) -> N
 def test_the_example_receiver_takes_a_payment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from examples import receiver
 
+    def balance() -> int:
+        with closing(sqlite3.connect(receiver.DATABASE)) as conn:
+            (found,) = conn.execute("SELECT balance FROM account").fetchone()
+            return int(found)
+
     monkeypatch.setattr(receiver, "DATABASE", tmp_path / "payments.sqlite3")
     ask = ask_asgi(receiver.app)
-    assert ask("POST", "/account/42/pay", token(7), b"10").status == 204
-    assert ask("POST", "/account/42/pay", token(7), b"10").status == 409, "the same payment again"
+    assert ask("POST", "/account/42/pay", token(7, 1, "ann"), b"10").status == 204
+    assert ask("POST", "/account/42/pay", token(7, 1, "ann"), b"10").status == 204, "a retry is answered as done"
+    assert balance() == 90
+    assert ask("POST", "/account/42/pay", token(7, 1, "ann"), b"20").status == 409, "another payment, the same stamp"
     assert ask("POST", "/account/42/pay", token(6, 1, "zombie"), b"10").status == 409
     assert ask("POST", "/account/42/pay", {}, b"10").status == 428
-    with closing(sqlite3.connect(receiver.DATABASE)) as conn:
-        assert conn.execute("SELECT balance FROM account").fetchall() == [(90,)]
+    assert ask("GET", "/account/42", {}).status == 404
+    for body in (b"", b"0", b"-10", b"ten", b"1" * 1000):
+        assert ask("POST", "/account/42/pay", token(7, 2, "ann"), body).status == 400
+    assert balance() == 90
+    assert ask("POST", "/account/42/pay", token(7, 2, "ann"), (b"1", b"", b"0")).status == 204, "a body in parts"
+    assert balance() == 80

@@ -1,6 +1,7 @@
 """The SQLite guard inside the caller's own transaction: what the matrix of all guards cannot ask."""
 
 import logging
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -157,13 +158,14 @@ def test_every_decision_is_told_and_a_clash_is_logged_loudly(
     conn: sqlite3.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Event] = []
+    name = secrets.token_hex(8)  # clashes of one resource are logged once a minute
     with conn, caplog.at_level(logging.ERROR, "fencepost"):
-        sqlite.enter(conn, "thing", Stamp(5, 1, "ann"), hooks=[told.append])
-        sqlite.admit(conn, "thing", Stamp(5, 2, "ann"), payload=b"x", hooks=[told.append])
-        sqlite.admit(conn, "thing", Stamp(5, 2, "ann"), payload=b"x", hooks=[told.append])
+        sqlite.enter(conn, name, Stamp(5, 1, "ann"), hooks=[told.append])
+        sqlite.admit(conn, name, Stamp(5, 2, "ann"), payload=b"x", hooks=[told.append])
+        sqlite.admit(conn, name, Stamp(5, 2, "ann"), payload=b"x", hooks=[told.append])
         assert caplog.text == ""
         with pytest.raises(TokenClash):
-            sqlite.admit(conn, "thing", Stamp(5, 1, "bob"), hooks=[told.append])
+            sqlite.admit(conn, name, Stamp(5, 1, "bob"), hooks=[told.append])
     assert "token clash" in caplog.text
     assert [(event.verdict, event.enforced, event.action, event.seen) for event in told] == [
         (Verdict.ADMIT, None, "enter", None),
@@ -171,9 +173,21 @@ def test_every_decision_is_told_and_a_clash_is_logged_loudly(
         (Verdict.REPLAY, None, "write", 5),
         (Verdict.CLASH, True, "write", 5),
     ]
-    assert {(event.kind, event.name, event.source, event.token) for event in told} == {
-        ("decision", "thing", "sqlite", 5)
-    }
+    assert {(event.kind, event.name, event.source, event.token) for event in told} == {("decision", name, "sqlite", 5)}
+
+
+def test_clashes_of_a_resource_are_logged_once_a_minute(
+    conn: sqlite3.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = secrets.token_hex(8), secrets.token_hex(8)
+    with conn, caplog.at_level(logging.ERROR, "fencepost"):
+        for name in (first, second):
+            sqlite.admit(conn, name, Stamp(5, 1, "ann"))
+        for number in range(50):
+            for name in (first, second):
+                with pytest.raises(TokenClash):
+                    sqlite.admit(conn, name, Stamp(5, 1, f"bob{number}"))
+    assert [first in line or second in line for line in caplog.text.splitlines()] == [True, True]
 
 
 def test_a_reset_refuses_the_token_it_names_whoever_has_it(conn: sqlite3.Connection) -> None:

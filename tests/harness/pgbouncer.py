@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -25,13 +26,14 @@ class PgBouncer(Server):
 
     def prepare(self) -> None:
         behind = urlsplit(self.target)
-        (self.folder / "users.txt").write_text('"postgres" ""\n')
+        password = behind.password or os.environ["PGPASSWORD"]
+        (self.folder / "users.txt").write_text(f'"postgres" "{password}"\n')
         (self.folder / "pgbouncer.ini").write_text(
             f"[databases]\n"
-            f"* = host={behind.hostname} port={behind.port or 5432} user={behind.username}\n"
+            f"* = host={behind.hostname} port={behind.port or 5432} user={behind.username} password={password}\n"
             f"[pgbouncer]\n"
             f"listen_addr = {HOST}\nlisten_port = {self.port}\nunix_socket_dir =\n"
-            f"auth_type = any\nauth_file = {self.folder}/users.txt\n"
+            f"auth_type = scram-sha-256\nauth_file = {self.folder}/users.txt\n"
             f"pool_mode = transaction\ndefault_pool_size = {self.size}\nmax_client_conn = 500\n"
         )
 

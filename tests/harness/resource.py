@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import shlex
+import ssl
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from fencepost.rule import Stamp
@@ -45,6 +47,12 @@ class Service(Server):
         store = str(self.folder / "store.sqlite3")
         options = ["--port", str(self.port), "--store", store, *self.args]
         return [sys.executable, "-m", "fencepost", "resource", *options]
+
+    def limited(self, soft: int, hard: int) -> Self:
+        """Start with so few file descriptors."""
+        limits, command = f"ulimit -Sn {soft}; ulimit -Hn {hard}; exec ", self.command
+        self.command = lambda: ["/bin/sh", "-c", limits + shlex.join(command())]  # type: ignore[method-assign]
+        return self
 
     def ping(self) -> bool:
         return self.ask("GET", "/healthz").status == 200
@@ -83,3 +91,12 @@ class Service(Server):
             if line.startswith(f"{name} "):
                 return float(line.rpartition(" ")[2])
         raise KeyError(name)
+
+
+class Secure(Service):
+    """The service behind TLS, asked as whoever holds a certificate."""
+
+    context: ssl.SSLContext
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPSConnection(HOST, self.port, timeout=30, context=self.context)

@@ -139,6 +139,8 @@ def object_store() -> Iterator[ObjectStore]:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
+    # Every Postgres of the run takes it, and libpq finds it, so that URLs can be written without one.
+    os.environ.setdefault("PGPASSWORD", secrets.token_urlsafe())
     address = f"fencepost-keeper-{secrets.token_hex(8)}"
     child = Child.python("-m", "tests.harness.keeper", address)
     child.heard("ready")

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
 from kazoo.client import KazooClient
 
@@ -34,7 +35,7 @@ from fencepost_lab.servers import (
     http_json,
     processes,
 )
-from fencepost_lab.servers.processes import family_of, state_of
+from fencepost_lab.servers.processes import HOST, family_of, state_of
 from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint, provided, unavailable
@@ -352,3 +353,22 @@ def test_the_script_knows_its_names() -> None:
     said = script("reddis")
     assert said.returncode == 2
     assert "redis etcd java zookeeper consul postgres pgbouncer" in said.stderr
+
+
+@pytest.mark.postgres
+def test_postgres_lets_nobody_in_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of this machine reaches its port, and its superuser may run programs as us."""
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(Postgres())
+        except Missing as missing:
+            unavailable(str(missing))
+        for password in (None, "postgres", ""):
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                psycopg.connect(host=HOST, port=server.port, user="postgres", dbname="postgres", password=password)
+        with psycopg.connect(server.url) as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
+        assert server.password not in repr(server)
+        assert server.password not in server.log.read_text()
+        assert not (server.folder / "password").exists()

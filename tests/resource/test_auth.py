@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
+import itertools
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +17,11 @@ from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.resource import auth as clients
 from fencepost_lab.servers.processes import HOST
-from tests.harness.resource import Answer, Service
+from tests import ROOT
+from tests.harness.resource import Answer, Secure, Service
 
 TOKEN = "X-Fence-Token"
+_tokens = itertools.count(1)
 
 
 @dataclass
@@ -44,6 +46,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     assert billing not in file.read_text()
     with Service(args=["--clients", str(file)]) as service:
         yield Guarded(service, billing, admin)
+
+
+@pytest.fixture(scope="module")
+def open_service() -> Iterator[Service]:
+    with Service() as service:
+        assert service.put("mine", b"x", next(_tokens)).status == 200
+        yield service
 
 
 def test_a_known_token_reads_and_writes_within_its_prefixes(guarded: Guarded) -> None:
@@ -71,6 +80,38 @@ def test_anybody_else_gets_401_before_anything_is_looked_at(guarded: Guarded, au
     refused = guarded.put("account/2", value)
     assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert guarded.service.get("account/2", Authorization=f"Bearer {guarded.admin}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:{port}"}, 403),
+        ({"Host": "evil.example:{port}", "Origin": "http://evil.example:{port}"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:{port}"}, 403),
+        ({"Host": "192.0.2.1:{port}"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:{port}"}, 200),
+        ({"Host": "LOCALHOST:{port}"}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "[::1]:{port}"}, 200),
+    ],
+)
+def test_without_clients_it_answers_only_those_that_ask_for_this_machine(
+    open_service: Service, headers: dict[str, str], status: int
+) -> None:
+    """A page of another site reaches the loopback too, if its name is made to lead there."""
+    sent = {name: value.format(port=open_service.port) for name, value in headers.items()}
+    assert open_service.ask("PUT", "/r/mine", b"x", sent | {TOKEN: str(next(_tokens))}).status == status
+    assert open_service.ask("GET", "/r/mine", headers=sent).status == status
+    assert open_service.ask("GET", "/metrics", headers=sent).status == status
+
+
+def test_a_client_with_a_token_may_call_the_service_by_any_name(guarded: Guarded) -> None:
+    headers = {"Host": "values.internal", "Authorization": f"Bearer {guarded.admin}", TOKEN: "1"}
+    assert guarded.service.ask("PUT", "/r/named", b"x", headers).status == 200
 
 
 def test_two_authorization_headers_are_not_one(guarded: Guarded) -> None:
@@ -106,15 +147,6 @@ def tls(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
         '[[client]]\nname = "reports"\ncertificate = "reports"\nprefixes = ["account/"]\n'
     )
     return folder
-
-
-class Secure(Service):
-    """The service behind TLS, asked as whoever holds a certificate."""
-
-    context: ssl.SSLContext
-
-    def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPSConnection(HOST, self.port, timeout=30, context=self.context)
 
 
 def trusting(ca: trustme.CA, client: trustme.LeafCert | None = None) -> ssl.SSLContext:
@@ -212,6 +244,22 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path, tls: Pa
         done = run(*store, *args)
         assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), (args, done)
         assert "secret" not in done.stderr
+
+
+def test_a_new_token_can_be_limited_to_prefixes(tmp_path: Path) -> None:
+    done = run("--new-token", 'the "billing" job', "--prefix", "account/", "--prefix", 'caf\u00e9\\"')
+    (tmp_path / "clients.toml").write_text(done.stdout)
+    found = clients.load(tmp_path / "clients.toml").find(f"Bearer {done.stderr.split()[-1]}", None)
+    assert found is not None
+    assert (found.name, found.prefixes) == ('the "billing" job', ("account/", 'caf\u00e9\\"'))
+
+
+def test_the_documented_clients_are_nobodys(tmp_path: Path) -> None:
+    """Copied as it is, the example must not let a guessable token in."""
+    page = (ROOT / "docs" / "resource.md").read_text()
+    (tmp_path / "clients.toml").write_text("[[client]]" + page.split("[[client]]", 1)[1].split("```")[0])
+    with pytest.raises(ConfigError, match="--new-token makes one"):
+        clients.load(tmp_path / "clients.toml")
 
 
 def test_a_new_token_is_printed_once_and_its_table_holds_only_its_hash(tmp_path: Path) -> None:

@@ -26,18 +26,20 @@ from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.waiting import PATIENCE, until
 
-HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: x\r\nX-Fence-Token: 5\r\n"
+HEAD = b"PUT /r/slow HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: 5\r\n"
 BODY = HEAD + b"Content-Length: 100\r\n\r\nhalf"
 SLOW = {"silent": b"", "half a head": HEAD, "half a body": BODY, "bad luck": b"G"}
 
 
 @contextlib.contextmanager
-def half_open(service: Service, count: int, *sent: bytes) -> Iterator[list[socket.socket]]:
-    """So many connections, each stuck after it has sent so much."""
+def half_open(service: Service, count: int, *sent: bytes, receive: int = 0) -> Iterator[list[socket.socket]]:
+    """So many connections, each stuck after it has sent so much; the system takes in ``receive`` bytes for each."""
     with contextlib.ExitStack() as stack:
         sockets = []
         for number in range(count):
             client = stack.enter_context(socket.create_connection((HOST, service.port), 30))
+            if receive:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
             client.sendall(sent[number % len(sent)])
             sockets.append(client)
         yield sockets
@@ -99,14 +101,60 @@ def test_a_client_that_does_not_take_its_answer_is_given_up(hasty: Service) -> N
     assert hasty.put("large", bytes(1 << 20), 1).status == 200
     with socket.create_connection((HOST, hasty.port), 30) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.sendall(b"GET /r/large HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        client.sendall(b"GET /r/large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         until(lambda: not established(hasty.port, client.getsockname()[1]), "the service gives it up")
+
+
+def test_bodies_beyond_the_limit_get_503_and_those_of_clients_that_left_are_not_kept() -> None:
+    args = ["--timeout", "10m", "--max-body", "1000000", "--max-waiting", "3000000"]
+    with Service(args=args) as service, contextlib.ExitStack() as stack:
+        lock = stack.enter_context(contextlib.closing(sqlite3.connect(service.folder / "store.sqlite3", timeout=30)))
+        lock.execute("BEGIN IMMEDIATE")
+        clients = {}
+        for number in range(5):
+            client = stack.enter_context(socket.create_connection((HOST, service.port), 30))
+            head = f"PUT /r/k{number} HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: 5\r\nContent-Length: 900000\r\n\r\n"
+            client.sendall(head.encode() + bytes(900_000))
+            clients[number] = client
+        until(lambda: ended(list(clients.values())) == 2, "two of five do not fit")
+        full = [number for number, client in clients.items() if ended([client])]
+        for number in full:
+            said = clients.pop(number).recv(65536)
+            assert said.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in said.lower()
+        # The writer has one of them already, which waits for the lock; the others wait for the writer.
+        stays, *leaving = clients
+        ports = [clients[number].getsockname()[1] for number in leaving]
+        for number in leaving:
+            clients[number].close()
+        until(lambda: not any(connected(service.port, port) for port in ports), "the service has seen them leave")
+        lock.rollback()
+        assert clients[stays].recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert sum(service.get(f"k{number}").status == 200 for number in leaving) < 2
+        assert service.put("next", bytes(900_000), 5).status == 200
+
+
+def connected(server: int, client: int) -> bool:
+    """Whether the server's end of a connection exists, in whatever state."""
+    wanted = (f"0100007F:{server:04X}", f"0100007F:{client:04X}")
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(tuple(line.split()[1:3]) == wanted for line in lines)
+
+
+def test_trailers_are_not_headers(service: Service) -> None:
+    head = "PUT /r/trailed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+    rest = "\r\n1\r\nx\r\n0\r\nX-Fence-Token: 7\r\n\r\n"
+    for headers, status in (("", b"428"), ("X-Fence-Token: 5\r\n", b"200")):
+        with socket.create_connection((HOST, service.port), 30) as client:
+            client.sendall((head + headers + rest).encode())
+            assert read_all(client).startswith(b"HTTP/1.1 " + status)
+    assert service.get("trailed").headers["X-Fence-Mark"] == "5"
 
 
 def test_a_head_that_is_too_large_is_refused(service: Service) -> None:
     for header in (b"X-Long: " + b"x" * 100_000, b"\r\n".join(b"X-%d: y" % number for number in range(20_000))):
         with socket.create_connection((HOST, service.port), 30) as client, contextlib.suppress(ConnectionError):
-            client.sendall(b"GET /r/x HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n")
+            client.sendall(b"GET /r/x HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
             assert read_all(client)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
     assert service.get("x").status == 404
 
@@ -299,7 +347,7 @@ class Raw:
 
     def put(self, path: bytes, token: bytes, body: bytes) -> int:
         """The status of the answer, after which the connection may have to be another one."""
-        head = b"PUT /r/%b HTTP/1.1\r\nHost: x\r\nX-Fence-Token: %b\r\nContent-Length: %d\r\n\r\n"
+        head = b"PUT /r/%b HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: %b\r\nContent-Length: %d\r\n\r\n"
         self._socket.sendall(head % (path, token, len(body)) + body)
         answer = b""
         while not (match := WHOLE.match(answer)) or len(match[3]) < int(match[2]):

@@ -269,7 +269,9 @@ def test_too_large_a_stream_is_refused_before_it_ends(service: Service, key: str
 
 def test_a_client_that_leaves_in_the_middle_of_a_body_has_written_nothing(service: Service, key: str) -> None:
     with socket.create_connection((HOST, service.port), 30) as half:
-        half.sendall(f"PUT /r/{key} HTTP/1.1\r\nHost: x\r\n{TOKEN}: 9\r\nContent-Length: 10\r\n\r\nhalf".encode())
+        half.sendall(
+            f"PUT /r/{key} HTTP/1.1\r\nHost: localhost\r\n{TOKEN}: 9\r\nContent-Length: 10\r\n\r\nhalf".encode()
+        )
     assert service.put(key, b"whole", 5).status == 200
 
 
@@ -307,7 +309,7 @@ def test_with_fencing_off_everything_is_accepted_and_what_is_wrong_is_counted(un
 def test_told_to_stop_it_answers_the_request_under_way_and_exits_with_0() -> None:
     with Service() as service:
         with socket.create_connection((HOST, service.port), 30) as slow:
-            headers = f"Host: x\r\n{TOKEN}: 5\r\nContent-Length: 8\r\nExpect: 100-continue"
+            headers = f"Host: localhost\r\n{TOKEN}: 5\r\nContent-Length: 8\r\nExpect: 100-continue"
             slow.sendall(f"PUT /r/slow HTTP/1.1\r\n{headers}\r\n\r\n".encode())
             assert slow.recv(65536).startswith(b"HTTP/1.1 100 "), "the service now waits for the body"
             slow.sendall(b"half")

@@ -74,6 +74,40 @@ def test_accesses_that_wait_together_share_a_commit_and_each_gets_its_own_answer
     assert [str(event.verdict) for event in told] == ["admit", "admit", "stale"]
 
 
+def test_what_does_not_fit_into_the_queue_is_refused_and_what_nobody_waits_for_is_not_made(path: Path) -> None:
+    async def use(store: Store) -> None:
+        busy, gate = threading.Event(), threading.Event()
+
+        def hold(ledger: Ledger, hook: Hook) -> bool:
+            busy.set()
+            return gate.wait(60)
+
+        held = asyncio.ensure_future(store._writer.run("", hold))
+        assert await asyncio.to_thread(busy.wait, 60)
+        kept = asyncio.ensure_future(store.write("kept", b"x", Stamp(1, 1, "ann")))
+        left = asyncio.ensure_future(store.write("left", b"x", Stamp(1, 1, "ann"), gone=lambda: True))
+        cancelled = asyncio.ensure_future(store.write("cancelled", b"x", Stamp(1, 1, "ann")))
+        await asyncio.sleep(0)  # each of them has now put its access into the queue
+        with pytest.raises(BackendError, match="3 requests wait") as full:
+            await store.write("fourth", b"x", Stamp(1, 1, "ann"))
+        assert not full.value.ambiguous
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        assert await held
+        assert not (await kept).replay
+        with pytest.raises(BackendError):
+            await left
+        for key in ("left", "cancelled", "fourth"):
+            assert await store.read(key) == Found(None, None)
+
+    store = Store(opener(path), queue=3)
+    try:
+        asyncio.run(use(store))
+    finally:
+        store.close()
+
+
 def test_when_the_disk_fails_everybody_is_told_and_nothing_has_changed(path: Path) -> None:
     told: list[Event] = []
 
@@ -109,6 +143,21 @@ def test_what_it_holds_is_there_when_it_is_opened_again(path: Path) -> None:
 
     with_store(path, write, [])
     with_store(path, read, [])
+
+
+def test_a_new_store_is_its_users_own_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+    async def write(store: Store) -> None:
+        await store.write("thing", b"kept", Stamp(5, 2, "ann"))
+        modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+        assert modes == {path.name + suffix: mode for suffix in ("", "-wal", "-shm")}
+
+    path, mode = tmp_path / "folder" / "store.sqlite3", 0o600
+    with_store(path, write, [])
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    mode = 0o640
+    path.unlink()
+    path.touch(mode)
+    with_store(path, write, [])
 
 
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:

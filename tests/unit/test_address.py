@@ -167,3 +167,21 @@ def test_what_other_locks_have_is_pointed_to(name: str, hint: str) -> None:
         with pytest.raises(AttributeError, match="has no attribute 'other'"):
             locks.lock("a").other  # type: ignore[union-attr]  # noqa: B018
         assert not hasattr(locks.lock("a"), "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://ann:SECRET@h/db", "postgresql://***@h/db"),
+        ("postgresql://h/db?sslpassword=SECRET&sslmode=require", "postgresql://h/db?sslpassword=***&sslmode=***"),
+        ("postgresql://h/db?listen=postgresql%3A%2F%2Fu2%3ASECRET%40h2", "postgresql://h/db?listen=***"),
+        (
+            "postgresql://h/db?listen=postgresql://u2:SECRET@h2/db?password=SECRET",
+            "postgresql://***@h2/db?password=***",
+        ),
+        ("redis://:SEC?RET@h/0?prefix=x", "redis://***@h/0?prefix=***"),
+        ("redis://h/0", "redis://h/0"),
+    ],
+)
+def test_a_masked_url_has_no_secret(url: str, said: str) -> None:
+    assert address.masked(url) == said

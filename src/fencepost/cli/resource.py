@@ -21,16 +21,6 @@ class Fence(StrEnum):
     OFF = "off"
 
 
-def _new_token(name: str | None) -> None:
-    if name is not None:
-        from fencepost.resource import auth as clients
-
-        token, table = clients.new(name)
-        print(table)
-        print(f"the client's token, shown only now: {token}", file=sys.stderr)
-        raise typer.Exit
-
-
 @app.command()
 def resource(
     store: Annotated[
@@ -45,6 +35,7 @@ def resource(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8700,
     max_body: Annotated[int, typer.Option(help="Largest body accepted, in bytes.")] = 1 << 20,
+    max_waiting: Annotated[int, typer.Option(help="Most bytes of bodies in memory; beyond it, 503.")] = 256 << 20,
     max_connections: Annotated[int, typer.Option(help="Most connections; the idlest gives way to a new one.")] = 1000,
     timeout: Annotated[float, Duration(help="How long a client may take over each part of a request.")] = 30.0,
     clients: Annotated[
@@ -56,10 +47,10 @@ def resource(
         Path | None, typer.Option(help="Demand a certificate of every client, signed by one of these.")
     ] = None,
     new_token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", callback=_new_token, is_eager=True, help="Make a client's token and its table, and stop."
-        ),
+        str | None, typer.Option(metavar="NAME", help="Make a client's token and its table, and stop.")
+    ] = None,
+    prefix: Annotated[
+        list[str] | None, typer.Option(help="With --new-token: a beginning of the keys it may use; default: every key.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -67,6 +58,13 @@ def resource(
 
     PUT /r/KEY with X-Fence-Token, GET /r/KEY, /metrics, /healthz, /openapi.json. The first line printed says where.
     """
+    if new_token is not None:
+        from fencepost.resource import auth
+
+        token, table = auth.new(new_token, prefix or [""])
+        print(table)
+        print(f"the client's token, shown only now: {token}", file=sys.stderr)
+        return
     from fencepost.address import masked
     from fencepost.resource import serve
 
@@ -79,6 +77,7 @@ def resource(
         host=host,
         port=port,
         max_body=max_body,
+        max_waiting=max_waiting,
         max_connections=max_connections,
         timeout=timeout,
         clients=clients,

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from fencepost.lease import AMBIENT, Access, BaseLease, Fence, FenceOrAmbient, e
 from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
+_ALARM = 60.0  # seconds in which a resource's clashes are logged once
+_MAX_ALARMS = 100
+_alarms: dict[tuple[str, str], float] = {}
 _gate = threading.Lock()
 _turns: WeakKeyDictionary[BaseLease, AbstractContextManager[bool]] = WeakKeyDictionary()
 
@@ -136,7 +140,7 @@ class Judgement:
         passes = verdict is Verdict.ADMIT or (verdict is Verdict.REPLAY and self.action == "enter")
         against = not passes and not (done and refuses)
         if verdict is Verdict.CLASH:
-            _log.error("token clash at %s guard on %r: offered %r, mark %r", self._source, self._resource, offer, mark)
+            _alarm(self._source, self._resource, offer, mark)
         self._tell(offer, mark, verdict, refuses if against else None)
         if against and refuses:
             raise refusal(verdict, self._resource, offer, mark)
@@ -206,3 +210,13 @@ def _claim(offer: Fence) -> Stamp:
     if isinstance(offer, BaseLease):
         return Stamp(offer.token, 0, offer.holder)
     return entry(offer)
+
+
+def _alarm(source: str, resource: str, offer: Stamp | None, mark: Stamp | None) -> None:
+    """Log a clash, at most once a minute for a resource: a client that can make one can make thousands."""
+    now = time.monotonic()
+    for each in [each for each, until in list(_alarms.items()) if until <= now]:
+        _alarms.pop(each, None)
+    if (source, resource) not in _alarms and len(_alarms) < _MAX_ALARMS:
+        _alarms[source, resource] = now + _ALARM
+        _log.error("token clash at %s guard on %r: offered %r, mark %r", source, resource, offer, mark)

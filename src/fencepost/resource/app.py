@@ -1,7 +1,8 @@
 """The service's HTTP face: ``PUT`` and ``GET /r/{key}``, ``/metrics``, ``/healthz``, ``/openapi.json``."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from logging import getLogger
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -14,9 +15,12 @@ from fencepost.errors import BackendError, ConfigError, Refused
 from fencepost.resource import http as wire
 from fencepost.resource import openapi
 from fencepost.resource.auth import ANYBODY, Client, Clients
+from fencepost.resource.ledger import AGAIN
 from fencepost.resource.store import Store
+from fencepost.resource.workers import never
 
 MAX_BODY = 1 << 20
+MAX_WAITING = 256 << 20
 _PREFIX = b"/r/"
 _log = getLogger("fencepost")
 
@@ -29,11 +33,40 @@ class _Unknown(Exception):
     pass
 
 
+class _Full(Exception):
+    pass
+
+
+class _Room:
+    """The bytes of bodies that are in memory: those that are coming in, and those that wait for the store."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+
+    @contextmanager
+    def shared(self) -> Iterator[Callable[[int], None]]:
+        """Yields what takes so many bytes more, until the end of the block; it raises _Full."""
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            if count > self._free:
+                raise _Full
+            self._free -= count
+            taken += count
+
+        try:
+            yield take
+        finally:
+            self._free += taken
+
+
 class App:
     """An ASGI application over one store. A bad request never gets a 5xx.
 
-    ``clients`` are those who may use it, each within its prefixes; None lets everybody in. A body that has not come
-    whole within ``patience`` seconds is given up.
+    ``clients`` are those who may use it, each within its prefixes; None lets everybody in, but if it is ``local`` no
+    page of another site. A body that has not come whole within ``patience`` seconds is given up, and one that would
+    make the bodies in memory larger than ``max_waiting`` bytes is refused.
     """
 
     def __init__(
@@ -44,12 +77,16 @@ class App:
         max_body: int = MAX_BODY,
         clients: Clients | None = None,
         patience: float = 30.0,
+        local: bool = False,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._store = store
         self._registry = registry
         self._max_body = max_body
         self._clients = clients
         self._patience = patience
+        self._local = local
+        self._room = _Room(max(max_waiting, max_body))
         self._document = wire.encode(openapi.document(secured=clients is not None, max_body=max_body))
         self._pages: dict[bytes, Callable[[], Awaitable[Response]]] = {
             b"/metrics": self._metrics,
@@ -74,6 +111,8 @@ class App:
             response = wire.answer(408, said, Connection="close")
         except _TooLarge:
             response = wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
+        except _Full:
+            response = wire.answer(503, {"error": f"too many requests wait for the store; {AGAIN}"}, Retry_After="1")
         except BackendError as error:
             response = wire.answer(503, {"error": str(error)}, Retry_After="1")
         except ClientDisconnect:
@@ -90,6 +129,8 @@ class App:
             return wire.answer(
                 431, {"error": f"path and headers have at most {wire.MAX_HEAD} bytes"}, Connection="close"
             )
+        if self._local and not wire.from_here(request.headers):
+            return wire.answer(403, {"error": "without --clients this service answers only to 127.0.0.1 or localhost"})
         if raw.startswith(_PREFIX):
             if request.method not in ("GET", "PUT"):
                 return _not_allowed("GET, PUT")
@@ -121,15 +162,19 @@ class App:
         if offer is not None:
             check.stamp(offer)
         self._store.require(key, offer)
-        async with asyncio.timeout(self._patience):
-            body = await self._body(request)
-        written = await self._store.write(key, body, offer)
+        with self._room.shared() as take:
+            async with asyncio.timeout(self._patience):
+                body = await self._body(request, take)
+            written = await self._store.write(key, body, offer, gone=_gone(request))
         fence = check.json_number(written.mark.token) if written.mark else 0
         return wire.answer(200, {"written": True, "replay": written.replay, "max_fence": fence}, written.mark)
 
     async def _get(self, request: Request, key: str) -> Response:
         offer = wire.offer(key, request.headers, reads=True)
-        data, mark = await (self._store.read(key) if offer is None else self._store.enter(key, offer))
+        gone = _gone(request)
+        data, mark = await (
+            self._store.read(key, gone=gone) if offer is None else self._store.enter(key, offer, gone=gone)
+        )
         if data is None:
             return wire.answer(404, {"error": "no such resource"}, mark)
         if wire.wants_json(request.headers):
@@ -137,27 +182,34 @@ class App:
         headers = {"X-Fence-Mark": str(mark.token if mark else 0), "Vary": "Accept"}
         return Response(data, 200, headers, "application/octet-stream")
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, take: Callable[[int], None]) -> bytes:
         """The body, of which never more than the limit is kept."""
         length = request.headers.get("Content-Length", "0")
         if length.isdecimal() and int(length) > self._max_body:
             raise _TooLarge
         body = bytearray()
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._max_body:
+            if len(body) + len(chunk) > self._max_body:
                 raise _TooLarge
+            take(len(chunk))
+            body += chunk
         return bytes(body)
 
     async def _metrics(self) -> Response:
         return Response(generate_latest(self._registry), 200, media_type=CONTENT_TYPE_LATEST)
 
     async def _health(self) -> Response:
-        await self._store.read("healthz")
+        await self._store.check()
         return wire.answer(200, {"status": "ok"})
 
     async def _openapi(self) -> Response:
         return Response(self._document, 200, media_type="application/json")
+
+
+def _gone(request: Request) -> Callable[[], bool]:
+    """What tells whether the client has closed its connection."""
+    found: Callable[[], bool] = request.scope.get("state", {}).get("gone", never)
+    return found
 
 
 def _not_allowed(methods: str) -> Response:

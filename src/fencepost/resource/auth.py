@@ -2,7 +2,7 @@
 
 [[client]]
 name = "billing"
-sha256 = "9f86d081..."             # of the bearer token
+sha256 = "<64 digits>"             # of the bearer token; --new-token prints the line
 prefixes = ["account/", "invoice/"]
 
 [[client]]
@@ -12,6 +12,7 @@ prefixes = [""]                    # every key
 """
 
 import hmac
+import json
 import re
 import secrets
 import tomllib
@@ -102,9 +103,9 @@ def _client(table: Any, where: str) -> Client:
     return Client(name, tuple(prefixes), bytes.fromhex(digest) if digest else None, certificate)
 
 
-def new(name: str) -> tuple[str, str]:
+def new(name: str, prefixes: Sequence[str] = ("",)) -> tuple[str, str]:
     """A new bearer token, and the table that lets it in."""
     token = secrets.token_urlsafe(32)
     digest = sha256(token.encode()).hexdigest()
-    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-    return token, f'[[client]]\nname = "{quoted}"\nsha256 = "{digest}"\nprefixes = [""]\n'
+    quoted, begins = (json.dumps(each, ensure_ascii=False) for each in (name, list(prefixes)))
+    return token, f'[[client]]\nname = {quoted}\nsha256 = "{digest}"\nprefixes = {begins}\n'

@@ -1,6 +1,7 @@
 """What travels over HTTP: keys in paths, stamps in headers, and answers as JSON."""
 
 import base64
+import ipaddress
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from fencepost.rule import Stamp
 
 MAX_HEAD = 16 << 10
 """The bytes that a path and the headers of a request may have in all."""
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
 
@@ -45,6 +47,30 @@ def too_large(scope: Scope) -> bool:
     """Whether the head of a request is larger than any honest one."""
     size = len(scope["raw_path"]) + len(scope["query_string"])
     return size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEAD
+
+
+def from_here(headers: Headers) -> bool:
+    """Whether a request calls the service by a name of this machine, and no page of another site sent it.
+
+    A browser always names the host that it believes to ask, also where another site's name was made to lead here.
+    """
+    hosts, origins = headers.getlist("Host"), headers.getlist("Origin")
+    if not hosts:
+        return not origins
+    named = _HOST.fullmatch(hosts[0].lower())
+    return (
+        len(hosts) == 1
+        and named is not None
+        and _loopback(named[1] or named[2])
+        and all(origin == f"http://{hosts[0]}" for origin in origins)
+    )
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def wants_json(headers: Headers) -> bool:

@@ -4,6 +4,7 @@ A ledger is one connection, used by one thread at a time. What is admitted and k
 is there together or not at all, also after a power loss.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,10 @@ class Ledger(Protocol):
 
     name: str
 
+    @property
+    def broken(self) -> bool:
+        """Whether the connection failed or was given up, so that the last error was not one access's own."""
+
     def begin(self) -> None:
         """Start a transaction, on a new connection if the old one broke."""
 
@@ -49,6 +54,9 @@ class Ledger(Protocol):
 
     def find(self, key: str) -> Found:
         """The value and its mark, inside the transaction, or as of one moment outside one."""
+
+    def check(self) -> None:
+        """Return if something could be written in this transaction."""
 
     def failure(self, error: Exception) -> BackendError | None:
         """What an error of the driver means; None if it is not one."""
@@ -76,10 +84,12 @@ class SqliteLedger:
     """A ledger in one SQLite file, which several processes may share. ConfigError if the file cannot be used."""
 
     name = "sqlite"
+    broken = False
 
     def __init__(self, path: Path) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
             self.conn = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
             for statement in _SETUP:
                 patiently(self.conn, statement, busy=_BUSY)
@@ -116,6 +126,9 @@ class SqliteLedger:
         finally:
             if alone:
                 self.conn.execute("COMMIT")
+
+    def check(self) -> None:
+        """Nothing: ``begin`` has taken the write lock."""
 
     def failure(self, error: Exception) -> BackendError | None:
         if not isinstance(error, sqlite3.Error):

@@ -1,12 +1,12 @@
 """A ledger in Postgres: the values beside the guard's marks, shared by as many services as you run."""
 
-from contextlib import suppress
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from fencepost.address import Address
-from fencepost.backends.postgres.connection import LIBPQ, BlockingLink, conninfo, failure
+from fencepost.backends.postgres.connection import END, LIBPQ, BlockingLink, conninfo, failure
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import postgres
@@ -15,6 +15,12 @@ from fencepost.resource.ledger import AGAIN, Found
 from fencepost.rule import Stamp
 
 _PATIENCE = 10.0
+# Whatever the role's defaults are. LOCAL, because behind a pooler each transaction may meet another session. An
+# acknowledged write survives a crash of the server. A row that another program keeps locked fails the writes to it,
+# before the whole connection would be given up. At other levels, those that had to wait for a row fail.
+_BEGIN = """BEGIN ISOLATION LEVEL READ COMMITTED;
+    SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = '5s'"""
+_CHECK = "SELECT FROM fencepost_mark WHERE false FOR UPDATE"  # fails where nothing can be written
 _TABLE = """CREATE TABLE IF NOT EXISTS fencepost_value (
     resource text COLLATE "C" PRIMARY KEY,
     data     bytea NOT NULL
@@ -24,6 +30,7 @@ _WRITE = """INSERT INTO fencepost_value VALUES (%s, %s)
 # One statement, so that value and mark are of one moment.
 _FIND = """SELECT data, token, seq, holder FROM (SELECT %s::text AS resource) AS asked
     LEFT JOIN fencepost_value USING (resource) LEFT JOIN fencepost_mark USING (resource)"""
+_ANSWERED = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
 class PostgresLedger:
@@ -34,6 +41,8 @@ class PostgresLedger:
     def __init__(self, address: Address) -> None:
         address.options(**dict.fromkeys(LIBPQ, str))  # a misspelt sslmode is not to be overlooked
         self._info = conninfo(address, _PATIENCE)
+        self._begun = False
+        self._stranded: list[int] = []
         try:
             self._link = self._connect()
             with self._link.transaction():
@@ -43,14 +52,27 @@ class PostgresLedger:
             said = failure(error, ambiguous=False)
             raise ConfigError(f"the store cannot be used: {said}; name another, or let its owner prepare it") from error
 
+    @property
+    def broken(self) -> bool:
+        # A statement that was given up leaves the connection ACTIVE: no other can be sent over it, ever.
+        return self._link.closed or self._link.pgconn.transaction_status not in _ANSWERED
+
     def begin(self) -> None:
-        self._ask("BEGIN")
+        self._ask(_BEGIN)
+        self._begun = True
 
     def commit(self) -> None:
-        self._link.execute("COMMIT")
+        ended = self._link.execute("COMMIT").statusmessage
+        if ended != "COMMIT":
+            raise psycopg.OperationalError(f"Postgres answered COMMIT with {ended}")
+        self._begun = False
 
     def rollback(self) -> None:
-        self._link.execute("ROLLBACK")
+        self._begun = False
+        if self.broken:
+            self._link.pgconn.finish()  # without goodbyes, which might wait
+        else:
+            self._link.execute("ROLLBACK")
 
     def admit(self, key: str, offer: Stamp, data: bytes, hook: Hook, policy: Policy | None) -> bool:
         return bool(postgres.admit(self._link, key, offer, payload=data, hooks=(hook,), policy=policy))
@@ -62,8 +84,13 @@ class PostgresLedger:
         self._link.execute(_WRITE, (key, data), binary=True)
 
     def find(self, key: str) -> Found:
-        data, token, seq, holder = self._ask(_FIND, key).fetchone()
+        # Inside a transaction never on another connection: its COMMIT would be answered there as if all were well.
+        found: Any = self._link.execute(_FIND, (key,)) if self._begun else self._ask(_FIND, (key,))
+        data, token, seq, holder = found.fetchone()
         return Found(data, None if token is None else Stamp(token, seq, holder))
+
+    def check(self) -> None:
+        self._link.execute(_CHECK)
 
     def failure(self, error: Exception) -> BackendError | None:
         if isinstance(error, ConfigError):  # not the client's fault: our tables are gone
@@ -79,18 +106,34 @@ class PostgresLedger:
     def _connect(self) -> BlockingLink:
         link = BlockingLink.connect(**self._info, autocommit=True, prepare_threshold=None)
         link.patience = _PATIENCE
-        # Whatever the role's default is: an acknowledged write survives a crash of the server.
-        link.execute("SET synchronous_commit = on")
+        try:
+            if link.execute("SELECT pg_backend_pid()").fetchone() == (link.info.backend_pid,):
+                link.pid = link.info.backend_pid  # else a pooler stands in between, and this is nobody's pid
+            if self._stranded:
+                link.execute(END, (2000, self._stranded, self._info["application_name"]))
+                self._stranded = []
+        except BaseException:
+            link.pgconn.finish()
+            raise
         return link
 
-    def _ask(self, sql: str, *args: Any) -> Any:
-        """Execute what may be repeated: once more, on a new connection, if this one turns out to be broken."""
-        try:
-            return self._link.execute(sql, args or None)
-        except psycopg.OperationalError:
-            if not self._link.closed:
-                raise
-            with suppress(psycopg.Error):
-                self._link.close()
-            self._link = self._connect()
-            return self._link.execute(sql, args or None)
+    def _reconnect(self) -> None:
+        """Open another connection, and end what the server still does for the old one: it may keep rows locked."""
+        self._link.pgconn.finish()
+        if self._link.pid:
+            self._stranded.append(self._link.pid)
+            self._link.pid = 0
+        self._link = self._connect()
+
+    def _ask(self, sql: str, args: Any = None) -> Any:
+        """Execute what may be repeated: on a new connection if this one was given up, or turns out to be closed."""
+        if not self.broken and self._link.pgconn.transaction_status == TransactionStatus.IDLE:
+            try:
+                return self._link.execute(sql, args)
+            except psycopg.OperationalError:
+                if not self._link.closed:
+                    if self.broken:
+                        self._link.pgconn.finish()
+                    raise
+        self._reconnect()
+        return self._link.execute(sql, args)

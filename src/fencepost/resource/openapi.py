@@ -51,7 +51,7 @@ def document(*, secured: bool, max_body: int) -> Json:
         "paths": {
             "/r/{key}": {"parameters": [_KEY], "get": _get(everywhere), "put": _put(everywhere, max_body)},
             "/metrics": {"get": _page("Prometheus metrics.", "text/plain", {"type": "string"}, secured=secured)},
-            "/healthz": {"get": _page("Whether it can read its store.", "application/json", _health(), failing=True)},
+            "/healthz": {"get": _page("Whether its store can be used.", "application/json", _health(), failing=True)},
             "/openapi.json": {"get": _page("This document.", "application/json", {"type": "object"})},
         },
     }

@@ -1,9 +1,11 @@
 """One client's connection: what it sends in time is served, and slow ones give way to the others."""
 
 import asyncio
+import socket
 import ssl
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -18,15 +20,18 @@ class Connection(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, with a deadline for whatever the client is to do next.
 
     A client has ``idle`` seconds to send the head of a request, from when it connected or got its last answer, and
-    ``busy`` seconds to send the body and take the answer. When there are more than ``most`` connections, the
-    one that has kept us waiting longest is closed, so that half-open ones cannot lock others out. A head, or the
-    trailers of a body, have at most ``MAX_HEAD`` bytes.
+    ``busy`` seconds to send the body and take the answer. When there are more than ``most`` connections, those in a
+    TLS handshake included, the one that has kept us waiting longest is closed, so that half-open ones cannot lock
+    others out. A head, or the trailers of a body, have at most ``MAX_HEAD`` bytes.
     """
+
+    handshaking: ClassVar[set["Connection"]]
 
     idle = 15.0
     busy = 60.0
     most = 1000
 
+    _close: Callable[[], object]
     _timer: asyncio.TimerHandle | None = None
     _working: bool | None = None
     _since = 0.0
@@ -35,12 +40,24 @@ class Connection(HttpToolsProtocol):
     _in_body = False
     _ended = False
 
+    def handshake(self, close: Callable[[], object]) -> None:
+        """The client has connected, and TLS comes first; ``close`` gives it up."""
+        self._since = time.monotonic()
+        self._close = close
+        self.handshaking.add(self)
+        self._make_room()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.app_state = {**self.app_state, "certificate": _common_name(transport)}
+        self.handshaking.discard(self)
+        self._close = transport.abort
+        self.app_state = {
+            **self.app_state,
+            "certificate": _common_name(transport),
+            "gone": transport.is_closing,
+        }
         self._watch()
-        if len(self.connections) > self.most:
-            self._make_room()
+        self._make_room()
 
     def data_received(self, data: bytes) -> None:
         self._ended = False
@@ -61,6 +78,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # so that we notice when the client leaves; a large body has paused it
         self._in_body = False
         self._ended = True
 
@@ -73,7 +92,8 @@ class Connection(HttpToolsProtocol):
         self._head += len(name) + len(value) + 4
         if self._head > MAX_HEAD:
             raise _Refused("too many headers")
-        super().on_header(name, value)
+        if not self._in_body:  # else it is a trailer, which says nothing about a request that may be answered already
+            super().on_header(name, value)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -97,11 +117,69 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.busy if working else self.idle, self.transport.abort)
 
     def _make_room(self) -> None:
-        """Close the connection that has kept us waiting longest, for a request or for the rest of one."""
+        """If there are too many, close the one that has kept us waiting longest, for whatever the client is to do."""
+        if len(self.connections) + len(self.handshaking) <= self.most:
+            return
         open = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]
-        waiting = [each for each in open if not each._working or each.cycle.more_body]
-        if len(open) > self.most:
-            min(waiting, key=lambda each: each._since, default=self).transport.abort()
+        if len(open) + len(self.handshaking) > self.most:
+            waiting = [each for each in open if each._keeps_waiting]
+            min((*waiting, *self.handshaking), key=lambda each: each._since, default=self)._close()
+
+    @property
+    def _keeps_waiting(self) -> bool:
+        """Whether it is the client's turn: to ask, to send the rest of a body, or to read its answers."""
+        return not self._working or self.cycle.more_body or self.flow.write_paused
+
+
+class TlsListener:
+    """Accepts connections for uvicorn, as an asyncio Server does, and gives each ``patience`` seconds for TLS.
+
+    asyncio's own tells a protocol of its connection only after the handshake, so nobody could count, or close, those
+    that never finish it.
+    """
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, make: Callable[[], Connection], *, patience: float
+    ) -> None:
+        self._sock = sock
+        self._context = context
+        self._make = make
+        self._patience = patience
+        self._tasks: set[asyncio.Task[None]] = set()
+        sock.setblocking(False)
+        self._accepting = asyncio.ensure_future(self._accept())
+
+    def close(self) -> None:
+        for task in (self._accepting, *self._tasks):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait((self._accepting, *self._tasks))
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(self._sock)
+            except OSError:
+                await asyncio.sleep(0.1)  # the client left, or there is no file descriptor: connections will end
+                continue
+            connection = self._make()
+            task = loop.create_task(self._shake_hands(client, connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            connection.handshake(task.cancel)
+            await asyncio.sleep(0)  # where many connect at once, the others still get their turn
+
+    async def _shake_hands(self, client: socket.socket, connection: Connection) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, client, ssl=self._context, ssl_handshake_timeout=self._patience
+            )
+        except OSError:
+            pass  # it broke off, took too long, or does not speak TLS
+        finally:
+            connection.handshaking.discard(connection)
 
 
 def _common_name(transport: asyncio.Transport) -> str | None:
@@ -114,4 +192,4 @@ def _common_name(transport: asyncio.Transport) -> str | None:
 
 def kind(*, idle: float, busy: float, most: int) -> type[Connection]:
     """The class of the connections of a service with these limits."""
-    return type("Connection", (Connection,), {"idle": idle, "busy": busy, "most": most})
+    return type("Connection", (Connection,), {"idle": idle, "busy": busy, "most": most, "handshaking": set()})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
@@ -21,8 +22,8 @@ try:
     from prometheus_client import CollectorRegistry, disable_created_metrics
 
     from fencepost.hooks.prometheus import Metrics
-    from fencepost.resource.app import MAX_BODY, App
-    from fencepost.resource.protocol import kind
+    from fencepost.resource.app import MAX_BODY, MAX_WAITING, App
+    from fencepost.resource.protocol import TlsListener, kind
 except ModuleNotFoundError as error:
     if ours(error):
         raise
@@ -34,6 +35,7 @@ from fencepost.resource.store import Store, opener
 
 _GRACE = 10  # seconds that requests under way get to finish when the service is told to stop
 _SPARE = 64  # file descriptors that are not connections
+_HANDSHAKE = 10.0  # seconds for a TLS handshake, or the client's time-out if that is shorter
 
 
 def default_store() -> Path:
@@ -51,6 +53,8 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 8700
     max_body: int = MAX_BODY
+    max_waiting: int = MAX_WAITING
+    """Bytes of bodies that may be in memory; at least one body of ``max_body`` fits."""
     max_connections: int = 1000
     timeout: float = 30.0
     """Seconds a client gets for the head of a request, then for its body, then to take the answer."""
@@ -76,6 +80,11 @@ class Options:
     def authenticates(self) -> bool:
         """Whether clients must show who they are."""
         return bool(self.clients or self.client_ca)
+
+    @property
+    def local(self) -> bool:
+        """Whether only programs of this machine are meant to use it. Over TLS the certificate names the host."""
+        return not (self.authenticates or self.tls_cert)
 
     @property
     def scheme(self) -> str:
@@ -140,8 +149,16 @@ def serve(
     with listen(options.host, options.port, public=options.authenticates) as sock:
         store = opening(options, (Metrics(registry), *hooks))
         try:
-            app = App(store, registry, max_body=options.max_body, clients=known, patience=options.timeout)
-            server = uvicorn.Server(configure(app, options))
+            app = App(
+                store,
+                registry,
+                max_body=options.max_body,
+                clients=known,
+                patience=options.timeout,
+                local=options.local,
+                max_waiting=options.max_waiting,
+            )
+            server = _Server(configure(app, options), min(options.timeout, _HANDSHAKE))
 
             def stop(number: int, frame: FrameType | None) -> None:
                 server.should_exit = True
@@ -155,14 +172,35 @@ def serve(
             store.close()
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, with handshakes that count as connections."""
+
+    def __init__(self, config: uvicorn.Config, handshake: float) -> None:
+        super().__init__(config)
+        self._handshake = handshake
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        context = self.config.ssl
+        if context is None or not sockets:
+            await super().startup(sockets)
+            return
+
+        def make() -> Any:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        listeners: Any = [TlsListener(sock, context, make, patience=self._handshake) for sock in sockets]
+        self.servers = listeners
+        self.started = True
+
+
 def configure(app: App, options: Options) -> uvicorn.Config:
     """uvicorn's settings; ConfigError if the certificates cannot be used."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(options.max_connections, _descriptors(options.max_connections + _SPARE) - _SPARE)
     config = uvicorn.Config(
         app,
-        http=kind(
-            idle=options.timeout, busy=2 * options.timeout, most=max(1, min(options.max_connections, files - _SPARE))
-        ),
+        http=kind(idle=options.timeout, busy=2 * options.timeout, most=max(1, most)),
         lifespan="off",
         ws="none",
         proxy_headers=False,
@@ -181,3 +219,14 @@ def configure(app: App, options: Options) -> uvicorn.Config:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the TLS certificate, key or client CA cannot be used: {error}") from error
     return config
+
+
+def _descriptors(wanted: int) -> int:
+    """How many files the process may open: as many as wanted, if the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

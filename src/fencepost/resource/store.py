@@ -1,8 +1,7 @@
 """Values behind their marks, for many requests at once: an answered write and its mark survive a power loss."""
 
 import asyncio
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +11,8 @@ from fencepost.events import Hook, Hooks
 from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
 from fencepost.registry import find
-from fencepost.resource.commits import GROUP, Writer
 from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
+from fencepost.resource.workers import GROUP, QUEUE, Reader, Writer, never
 from fencepost.rule import Stamp
 
 
@@ -43,24 +42,32 @@ class Store:
     With ``fence`` off every access passes, and what the rule says about it is only told to the hooks;
     the mark remains the largest stamp the rule admits. Raises ConfigError if the store cannot be used.
     The coroutines raise the Refused of the verdict, and BackendError if the store failed. ``group`` is how many
-    accesses share a commit at most.
+    accesses share a commit at most, ``queue`` how many may wait for it. What ``gone()`` is not run when its turn comes.
     """
 
-    def __init__(self, open: Opener, *, fence: bool = True, hooks: Iterable[Hook] = (), group: int = GROUP) -> None:
+    def __init__(
+        self,
+        open: Opener,
+        *,
+        fence: bool = True,
+        hooks: Iterable[Hook] = (),
+        group: int = GROUP,
+        queue: int = QUEUE,
+    ) -> None:
         self._hooks = Hooks(hooks)
         self._policy = None if fence else Policy("shadow")
-        ledger = open()
-        self._view = open()
+        ledger, view = open(), open()
         self.name = ledger.name
-        self._writer = Writer(ledger, self._hooks, group=group)
-        self._reader = ThreadPoolExecutor(1, "fencepost-reader")
+        self._writer = Writer(ledger, self._hooks, group=group, limit=queue)
+        self._reader = Reader(view, limit=queue)
+        self._checking: asyncio.Task[None] | None = None
 
     def require(self, key: str, offer: Stamp | None) -> None:
         """Return if a write with this offer is worth looking at; MissingToken if it carries none."""
         if self._policy is None and offer is None:
             self._bare(key, self._hooks)
 
-    async def write(self, key: str, data: bytes, offer: Stamp | None) -> Written:
+    async def write(self, key: str, data: bytes, offer: Stamp | None, *, gone: Callable[[], bool] = never) -> Written:
         """Keep ``data`` under ``key``; returns once it and its mark are on disk."""
 
         def access(ledger: Ledger, hook: Hook) -> Written:
@@ -74,32 +81,36 @@ class Store:
             # Enforced, what passed is the mark now; else the mark may be larger.
             return Written(not fresh, offer if self._policy is None else ledger.find(key).mark)
 
-        return await self._writer.run(key, access)
+        return await self._writer.run(key, access, gone)
 
-    async def enter(self, key: str, offer: Stamp) -> Found:
+    async def enter(self, key: str, offer: Stamp, *, gone: Callable[[], bool] = never) -> Found:
         """Enter ``key``, and read it in the same transaction."""
 
         def access(ledger: Ledger, hook: Hook) -> Found:
             ledger.enter(key, offer, hook, self._policy)
             return ledger.find(key)
 
-        return await self._writer.run(key, access)
+        return await self._writer.run(key, access, gone)
 
-    async def read(self, key: str) -> Found:
+    async def read(self, key: str, *, gone: Callable[[], bool] = never) -> Found:
         """Read ``key`` as it is, without entering."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._find, key)
+        return await self._reader.run(key, lambda ledger, hook: ledger.find(key), gone)
+
+    async def check(self) -> None:
+        """Return if the store can be read and written. Those that ask at the same time share one look at it."""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(self._look())
+            self._checking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(self._checking)
 
     def close(self) -> None:
         """Finish what was asked before, then disconnect."""
-        self._reader.shutdown()
-        self._view.close()
+        self._reader.close()
         self._writer.close()
 
     def _bare(self, key: str, hook: Hook) -> None:
         Judgement(self.name, key, None, "write", (hook,), self._policy)
 
-    def _find(self, key: str) -> Found:
-        try:
-            return self._view.find(key)
-        except Exception as error:
-            raise self._view.failure(error) or error from error
+    async def _look(self) -> None:
+        await self.read("healthz")
+        await self._writer.run("", lambda ledger, hook: ledger.check())

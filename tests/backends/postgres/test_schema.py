@@ -1,5 +1,6 @@
 """The tables and functions of the locks: made on first use, once, and by whom one likes."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from importlib import resources
@@ -59,7 +60,7 @@ def test_another_version_is_refused_and_left_alone(server: Postgres, schema: str
 
 def test_a_role_that_may_not_create_is_told_what_to_do(server: Postgres, schema: str) -> None:
     with session(server) as other:
-        other.execute(f"CREATE ROLE {schema} LOGIN")
+        other.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
     url = f"{server.url.replace('postgres@', schema + '@')}?schema={schema}"
     with fencepost.connect(url) as locks, pytest.raises(BackendError, match=r"postgres/schema\.sql") as raised:
         locks.acquire("one")
@@ -68,7 +69,7 @@ def test_a_role_that_may_not_create_is_told_what_to_do(server: Postgres, schema:
 
 def test_the_grants_named_in_the_file_are_enough(server: Postgres, schema: str) -> None:
     with session(server) as other:
-        other.execute(f"CREATE ROLE {schema} LOGIN")
+        other.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
         with fencepost.connect(f"{server.url}?schema={schema}", ttl=LONG) as owner:
             assert owner.list() == []
         other.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")

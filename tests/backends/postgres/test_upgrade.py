@@ -1,5 +1,6 @@
 """A schema of fencepost 0.1 becomes today's on first use, under the hands of programs that know nothing of it."""
 
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -149,7 +150,7 @@ def test_many_upgrade_at_once_while_others_are_at_work(server: Postgres, schema:
 def test_who_was_granted_the_old_tables_may_use_the_new_ones(server: Postgres, schema: str) -> None:
     url = f"{server.url.replace('postgres@', schema + '@')}?schema={schema}"
     with session(server) as owner:
-        owner.execute(f"CREATE ROLE {schema} LOGIN")
+        owner.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
         owner.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
         owner.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema}")
         owner.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")

@@ -16,13 +16,15 @@ import contextlib
 import http.client
 import json
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -230,25 +232,37 @@ class Consul(Server):
 
 @dataclass(kw_only=True, eq=False)
 class Postgres(Server):
-    """A Postgres that trusts its loopback. Without `fsync` a power loss would lose data; a kill does not."""
+    """A Postgres with a password, $PGPASSWORD if that is set: its superuser could run programs as our user.
+
+    Without `fsync` a power loss would lose data; a kill does not.
+    """
 
     fsync: bool = False
+    password: str = field(default_factory=lambda: os.environ.get("PGPASSWORD") or secrets.token_urlsafe(), repr=False)
 
     stop_signal = signal.SIGINT  # "fast": SIGTERM would wait for every client to leave
     user = "postgres"
 
     @property
     def url(self) -> str:
-        return f"postgresql://postgres@{self.address}/postgres"
+        """With its password, unless clients find that in $PGPASSWORD."""
+        known = self.password == os.environ.get("PGPASSWORD")
+        return f"postgresql://postgres{'' if known else ':' + self.password}@{self.address}/postgres"
 
     @property
     def data(self) -> Path:
         return self.folder / "data"
 
     def prepare(self) -> None:
+        secret = self.folder / "password"
+        secret.touch(0o600)
+        secret.write_text(self.password)
+        if os.geteuid() == 0:
+            shutil.chown(secret, self.user)
         command = [
             *(f"{program('POSTGRES_BIN')}/initdb", "--pgdata", str(self.data), "--username", "postgres"),
-            *("--auth", "trust", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"),
+            *("--auth", "scram-sha-256", "--pwfile", str(secret)),
+            *("--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"),
         ]
         made = subprocess.run(
             as_user(command, self.user if os.geteuid() == 0 else None),
@@ -258,6 +272,7 @@ class Postgres(Server):
             stderr=subprocess.STDOUT,
             text=True,
         )
+        secret.unlink()
         if made.returncode:
             raise StartFailed(f"initdb failed:\n{made.stdout[-2000:]}")
 
@@ -284,7 +299,7 @@ class Postgres(Server):
             "-v",
             "ON_ERROR_STOP=1",
             "-d",
-            self.url,
+            f"postgresql://postgres@{self.address}/postgres",
             "-c",
             sql,
         ]
@@ -293,7 +308,7 @@ class Postgres(Server):
             capture_output=True,
             text=True,
             timeout=timeout,
-            env={**os.environ, "PGCONNECT_TIMEOUT": "5"},
+            env={**os.environ, "PGCONNECT_TIMEOUT": "5", "PGPASSWORD": self.password},
         )
         if done.returncode:
             raise OSError(done.stderr.strip())

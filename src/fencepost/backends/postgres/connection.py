@@ -41,6 +41,9 @@ LIBPQ = frozenset(
     }
 )
 """Options that a URL may carry for libpq."""
+# Waits so many milliseconds for their end. Ends only sessions of ours: a pid may be somebody else's by now.
+END = """SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
+    WHERE pid = ANY(%s) AND application_name = %s AND usename = current_user"""
 
 
 def conninfo(address: Address, patience: float) -> dict[str, Any]:

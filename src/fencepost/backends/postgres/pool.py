@@ -14,6 +14,7 @@ from psycopg.generators import execute
 from psycopg.pq import TransactionStatus
 
 from fencepost.backends.postgres.connection import (
+    END,
     AsyncioLink,
     BlockingLink,
     Call,
@@ -31,9 +32,6 @@ T = TypeVar("T")
 # A statement that failed so changed nothing, and may well succeed when it is tried again: where transactions are
 # serializable, whoever had to wait for a row fails, and behind a pooler that cannot be helped.
 _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
-# Ends only sessions of ours: a pid may be somebody else's by now.
-_END = """SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
-    WHERE pid = ANY(%s) AND application_name = %s AND usename = current_user"""
 
 _parents: list[Link] = []  # never closed: a connection inherited through a fork is the parent's
 
@@ -175,7 +173,7 @@ class Links:
         stranded = self._stranded.copy()
         patience = int(min(2.0, self._patience / 2) * 1000)
         try:
-            await ask(link, _END, [patience, stranded, self._info["application_name"]])
+            await ask(link, END, [patience, stranded, self._info["application_name"]])
         except BaseException as error:
             self._give_back(link)
             if isinstance(error, (psycopg.Error, OSError)):
