@@ -210,6 +210,25 @@ def test_wrong_usage_names_the_next_step(arguments: tuple[str, ...], complaint: 
     assert complaint in done.err.replace("resource=, such as 'account/{id}', or", "resource= or")
 
 
+def test_lower_takes_a_wild_mark_down_once_and_is_audited(tmp_path: Path, thing: str) -> None:
+    audit, lite = tmp_path / "audit.jsonl", tmp_path / "app.sqlite3"
+    with closing(sqlite3.connect(lite)) as conn, conn:
+        sqlite.admit(conn, thing, Stamp(2**62, 1, "mallory"), policy=Policy(ceiling="off"))
+    options = ("--to", "41", "--seen", str(2**62), "--reason", "a wild client", "--audit", str(audit))
+    lowered = Done("lower", f"sqlite://{lite}", thing, *options, "--json")
+    assert lowered.json == {"resource": thing, "before": str(2**62), "mark": "41"}
+    again = Done("lower", f"sqlite://{lite}", thing, *options)
+    assert again.code == 2
+    assert "is at 41, and not at 4611686018427387904" in again.err
+    (told,) = read_audit(audit)
+    assert (told["kind"], told["token"], told["seen"], told["detail"]) == (
+        "lower_mark",
+        41,
+        str(2**62),
+        "a wild client",
+    )
+
+
 def test_raise_lifts_a_mark_never_lowers_one_and_is_audited(
     tmp_path: Path, postgres_url: str, redis_server: Endpoint, thing: str
 ) -> None:

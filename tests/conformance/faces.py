@@ -109,8 +109,8 @@ class Client:
         ended: Status | None = await self._call(self.raw.break_lock, name)
         return ended
 
-    async def bump(self, name: str, *, above: int) -> None:
-        await self._call(self.raw.bump, name, above=above)
+    async def bump(self, name: str, *, above: int, force: bool = False) -> None:
+        await self._call(self.raw.bump, name, above=above, force=force)
 
     async def close(self) -> None:
         await self._call(self.raw.close)

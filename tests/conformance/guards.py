@@ -22,7 +22,7 @@ from fencepost.errors import ConfigError, refusal
 from fencepost.guards import cas, etcd, file, memory, postgres, redis, s3, sqlite
 from fencepost.guards.policy import Policy
 from fencepost.lease import Fence, entry, stamp
-from fencepost.rule import Stamp, Verdict
+from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 from tests.harness.object_store import s3_client
 from tests.harness.resource import Answer, Service, stamped
 
@@ -192,6 +192,8 @@ class Http:
     """The resource service, which is a guard as well."""
 
     def __init__(self, address: str, stack: ExitStack, policy: Policy | None) -> None:
+        if policy is not None and policy.limits(MAX_TOKEN) == (None, None):
+            address = stack.enter_context(Service(args=["--ceiling", "off"])).url
         host = address.removeprefix("http://")
         self._connections = PerThread(lambda: http.client.HTTPConnection(host, timeout=30), stack)
 
@@ -204,7 +206,8 @@ class Http:
             raise ConfigError(answer.json["error"])
         if answer.status == 409:
             seen = answer.headers["X-Fence-Mark"]
-            raise refusal(Verdict(answer.headers["X-Fence-Verdict"]), resource, offer, Stamp(int(seen)))
+            mark = Stamp(int(seen)) if seen else None
+            raise refusal(Verdict(answer.headers["X-Fence-Verdict"]), resource, offer, mark)
         assert answer.status in (200, 404), answer
         return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fencepost.check import AHEAD
 from fencepost.errors import (
     ConfigError,
     LateWrite,
@@ -19,7 +21,9 @@ from fencepost.errors import (
     ReplayMismatch,
     StaleToken,
     TokenClash,
+    TokenLeap,
 )
+from fencepost.guards.policy import Policy
 from fencepost.lease import BaseLease, Fence, entry
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from tests.conformance.guards import GUARDS, Guarded, Row
@@ -37,6 +41,13 @@ def row(request: pytest.FixtureRequest) -> Row:
 def guard(row: Row, request: pytest.FixtureRequest) -> Iterator[Guarded]:
     with ExitStack() as stack:
         yield row.open(row.place(request.getfixturevalue, stack), stack, None)
+
+
+@pytest.fixture(scope="module")
+def unlimited(row: Row, request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    """The same, for tokens that no issuer has come to yet."""
+    with ExitStack() as stack:
+        yield row.open(row.place(request.getfixturevalue, stack), stack, Policy(ceiling="off"))
 
 
 @pytest.fixture
@@ -177,7 +188,22 @@ def test_entering_before_reading_closes_the_lost_update(guard: Guarded) -> None:
     assert refused == [entering]
 
 
-def test_neighbouring_tokens_are_told_apart(guard: Guarded) -> None:
+def test_a_token_that_no_issuer_can_have_come_to_is_refused(guard: Guarded, thing: str) -> None:
+    now = time.time_ns() // 1000
+    for offer in (MAX_TOKEN, Stamp(now + 2 * AHEAD, 1, "mallory"), lease(2**53)):
+        with pytest.raises(TokenLeap):
+            guard.write(thing, b"x", offer)
+        with pytest.raises(TokenLeap):
+            guard.read(thing, offer)
+    assert guard.peek(thing) == (None, None), "nobody is locked out"
+    assert guard.write(thing, b"clock", now)
+    with pytest.raises(TokenLeap):
+        guard.read(thing, now + 2 * AHEAD)
+    assert guard.write(thing, b"a little ahead", now + AHEAD // 2)
+
+
+def test_neighbouring_tokens_are_told_apart(unlimited: Guarded) -> None:
+    guard = unlimited
     for token in (2**53 - 1, 2**53, 2**53 + 1, 2**62, MAX_TOKEN):
         thing = fresh()
         guard.write(thing, b"below", Stamp(token - 1, 1, "a"))
@@ -362,11 +388,11 @@ def modelled(mark: Stamp | None, offer: Stamp, *, same: bool) -> str:
 
 
 @pytest.mark.slow
-def test_every_guard_says_what_the_rule_says(guard: Guarded, row: Row) -> None:
+def test_every_guard_says_what_the_rule_says(unlimited: Guarded, row: Row) -> None:
     @settings(max_examples=row.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(history=st.lists(accesses, min_size=1, max_size=12))
     def compare(history: list[tuple[str, Stamp, bytes]]) -> None:
-        follow(guard, history)
+        follow(unlimited, history)
 
     compare()
 

@@ -121,13 +121,13 @@ def row(conn: Any, key: dict[str, str]) -> tuple[int, int]:
 
 
 def test_one_token_stands_for_one_write(conn: Any, key: dict[str, str]) -> None:
-    column.write(conn, "account", key, {"balance": 50}, lease_of("a", "ann", 2**53))
+    column.write(conn, "account", key, {"balance": 50}, lease_of("a", "ann", 2**53), policy=Policy(ceiling="off"))
     assert row(conn, key) == (50, 2**53)
     for token in (2**53, 2**53 - 1):
         with pytest.raises(StaleToken) as caught:
             column.write(conn, "account", key, {"balance": 0}, token)
         assert caught.value.seen == 2**53
-    column.write(conn, "account", key, {"balance": 60}, 2**53 + 1)
+    column.write(conn, "account", key, {"balance": 60}, 2**53 + 1, policy=Policy(ceiling="off"))
     assert row(conn, key) == (60, 2**53 + 1)
 
 

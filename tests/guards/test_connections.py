@@ -10,6 +10,8 @@ import pytest
 import fencepost
 from fencepost.driver import settle
 from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
+from fencepost.events import Event
+from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
 from fencepost.sql import connections
 from fencepost.sql.connections import is_async
@@ -43,6 +45,9 @@ def play(kind: Kind, postgres_url: str, sqlite_path: str, thing: str) -> Callabl
     return lambda scenario: run(whole(scenario))
 
 
+HIGH = Policy(ceiling="off")
+
+
 async def mark(kind: Kind, conn: Any, thing: str) -> Stamp | None:
     async with kind.transaction(conn):
         found: Stamp | None = await settle(kind.guard.mark(conn, thing))
@@ -52,7 +57,7 @@ async def mark(kind: Kind, conn: Any, thing: str) -> Stamp | None:
 def test_mark_and_write_commit_together_and_a_stale_holder_changes_nothing(play: Callable[[Scenario], None]) -> None:
     async def scenario(kind: Kind, conn: Any, thing: str) -> None:
         async with kind.transaction(conn):
-            assert await settle(kind.guard.admit(conn, thing, Stamp(2**53 + 1, 3, "ann"))) is True
+            assert await settle(kind.guard.admit(conn, thing, Stamp(2**53 + 1, 3, "ann"), policy=HIGH)) is True
             await execute(conn, f"UPDATE account SET balance = 50 WHERE id = '{thing}'")
         assert await mark(kind, conn, thing) == Stamp(2**53 + 1, 3, "ann")
         async with kind.transaction(conn):
@@ -145,6 +150,32 @@ def test_inside_a_lock_the_lease_is_found(play: Callable[[Scenario], None]) -> N
     play(scenario)
 
 
+def test_a_mark_is_lowered_unless_it_has_moved(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        told: list[Event] = []
+
+        async def lower(to: int, seen: int) -> Stamp:
+            async with kind.transaction(conn):
+                lowered: Stamp = await settle(kind.guard.lower_mark(conn, thing, to=to, seen=seen, hooks=[told.append]))
+                return lowered
+
+        for to, seen in ((5, 7), (7, 7), (8, 7)):
+            with pytest.raises(ConfigError):
+                await lower(to, seen)  # there is no mark; and those do not lower
+        async with kind.transaction(conn):
+            await settle(kind.guard.admit(conn, thing, Stamp(2**62, 3, "mallory"), policy=HIGH))
+        with pytest.raises(ConfigError, match="at 4611686018427387904, and not at 7"):
+            await lower(5, 7)
+        assert await lower(5, 2**62) == Stamp(5) == await mark(kind, conn, thing)
+        async with kind.transaction(conn):
+            with pytest.raises(StaleToken):
+                await settle(kind.guard.admit(conn, thing, 5))
+            assert await settle(kind.guard.admit(conn, thing, Stamp(6, 1, "ann")))
+        assert [(event.kind, event.token, event.seen) for event in told] == [("lower_mark", 5, 2**62)]
+
+    play(scenario)
+
+
 def test_the_guard_for_the_other_kind_of_connection_refuses_it(play: Callable[[Scenario], None]) -> None:
     async def scenario(kind: Kind, conn: Any, thing: str) -> None:
         calls: dict[str, Callable[[], Any]] = {
@@ -154,6 +185,7 @@ def test_the_guard_for_the_other_kind_of_connection_refuses_it(play: Callable[[S
             "fenced": lambda: kind.twin.fenced(conn, thing, 5),
             "mark": lambda: kind.twin.mark(conn, thing),
             "raise_mark": lambda: kind.twin.raise_mark(conn, thing, to=5),
+            "lower_mark": lambda: kind.twin.lower_mark(conn, thing, to=5, seen=6),
         }
         if kind.twin.__name__.endswith("postgres"):
             calls |= {

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken, TokenClash
+from fencepost.events import Event
 from fencepost.guards.envelope import unpack
 from fencepost.guards.file import FileGuard
+from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
 from tests.harness.child import Child
 from tests.harness.leases import lease as lease_of
@@ -78,6 +80,22 @@ def test_deleting_leaves_the_mark(tmp_path: Path) -> None:
     assert (guard.peek("thing"), guard.mark("thing")) == (None, Stamp(6))
     with pytest.raises(StaleToken):
         guard.write("thing", b"zombie", 5)
+
+
+def test_a_mark_is_lowered_unless_it_has_moved(tmp_path: Path) -> None:
+    told: list[Event] = []
+    guard = FileGuard(tmp_path, hooks=[told.append])
+    with pytest.raises(ConfigError, match="not there"):
+        guard.lower_mark("thing", to=5, seen=7)
+    FileGuard(tmp_path, policy=Policy(ceiling="off")).write("thing", b"wild", 2**62)
+    told.clear()
+    with pytest.raises(ConfigError, match="and not at 7"):
+        guard.lower_mark("thing", to=5, seen=7)
+    assert guard.lower_mark("thing", to=5, seen=2**62) == Stamp(5)
+    with pytest.raises(StaleToken):
+        guard.write("thing", b"x", 5)
+    assert guard.write("thing", b"x", 6)
+    assert [event.kind for event in told] == ["lower_mark", "decision", "decision"]
 
 
 def test_a_reset_raises_and_never_lowers(tmp_path: Path) -> None:

@@ -126,7 +126,21 @@ def test_the_policy_holds_here_too(client: Any, thing: str) -> None:
     ]  # fmt: skip
 
 
-def test_a_reset_raises_and_never_lowers(guard: RedisGuard, thing: str) -> None:
+def test_a_mark_is_lowered_unless_it_has_moved(client: Any, thing: str) -> None:
+    guard = RedisGuard(client)
+    with pytest.raises(ConfigError, match="not there"):
+        guard.lower_mark(thing, to=5, seen=7)
+    RedisGuard(client, policy=Policy(ceiling="off")).execute("SET", thing, 1, lease=2**62)
+    with pytest.raises(ConfigError, match="and not at 7"):
+        guard.lower_mark(thing, to=5, seen=7)
+    assert guard.lower_mark(thing, to=5, seen=2**62) == Stamp(5) == guard.mark(thing)
+    with pytest.raises(StaleToken):
+        guard.execute("SET", thing, 1, lease=5)
+    guard.execute("SET", thing, 1, lease=6)
+
+
+def test_a_mark_is_raised_by_hand_and_not_lowered(client: Any, thing: str) -> None:
+    guard = RedisGuard(client, policy=Policy(ceiling="off"))
     guard.execute("SET", thing, 1, lease=5)
     assert guard.raise_mark(thing, to=50) == Stamp(50)
     assert guard.raise_mark(thing, to=20) == Stamp(50)

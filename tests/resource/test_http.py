@@ -31,6 +31,12 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
+def unlimited() -> Iterator[Service]:
+    with Service(args=["--ceiling", "off"]) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
 def unfenced() -> Iterator[Service]:
     with Service(args=["--fence", "off"]) as service:
         yield service
@@ -222,7 +228,16 @@ def test_json_is_for_those_who_ask_for_it(service: Service, key: str, accept: st
     assert (answer.headers["Content-Type"] == "application/json") == is_json
 
 
-def test_a_token_beyond_a_double_is_text_in_json(service: Service, key: str) -> None:
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_token_that_no_issuer_can_have_come_to_locks_nobody_out(service: Service, key: str, method: str) -> None:
+    wild = service.ask(method, f"/r/{key}", b"x" if method == "PUT" else None, {TOKEN: str(MAX_TOKEN)})
+    assert (wild.status, wild.headers["X-Fence-Verdict"]) == (409, "leap")
+    assert service.put(key, b"x", 34).status == 200
+
+
+def test_a_token_beyond_a_double_is_text_in_json(unlimited: Service, key: str) -> None:
+    service = unlimited
+
     def shown(answer: Answer, field: str) -> object:
         return answer.json[field]
 

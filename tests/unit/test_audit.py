@@ -11,6 +11,7 @@ import pytest
 from fencepost.errors import ConfigError, StaleToken
 from fencepost.events import Event, Hooks
 from fencepost.guards import memory
+from fencepost.guards.policy import Policy
 from fencepost.hooks.audit import Audit, Sync, read
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 from tests.harness.child import Child
@@ -29,7 +30,7 @@ def decision(number: int = 1, *, enforced: bool | None = None) -> Event:
 
 
 def test_every_decision_is_a_line_with_resource_token_and_verdict(path: Path) -> None:
-    guard = memory.MemoryGuard[bytes](hooks=[Audit(path)])
+    guard = memory.MemoryGuard[bytes]([Audit(path)], Policy(ceiling="off"))
     guard.write("thing", b"1", Stamp(MAX_TOKEN, 1, "ann"))
     with pytest.raises(StaleToken):
         guard.write("thing", b"2", Stamp(4, 1, "old"))

@@ -14,6 +14,7 @@ import fencepost
 from fencepost.errors import StaleToken
 from fencepost.events import Event
 from fencepost.guards import memory
+from fencepost.guards.policy import Policy
 from fencepost.hooks.instruments import INSTRUMENTS
 from fencepost.hooks.otel import Telemetry
 from fencepost.rule import Stamp
@@ -84,7 +85,7 @@ def test_a_lost_lease_and_an_acquire_in_vain_are_errors(seen: Seen) -> None:
 
 
 def test_a_decision_is_an_event_of_the_current_span(seen: Seen) -> None:
-    guard = memory.MemoryGuard[bytes](hooks=[seen.hook])
+    guard = memory.MemoryGuard[bytes]([seen.hook], Policy(ceiling="off"))
     guard.write("thing", b"1", Stamp(2**63 - 1, 1, "ann"))
     with seen.tracers.get_tracer("test").start_as_current_span("work"), pytest.raises(StaleToken):
         guard.write("thing", b"2", Stamp(4, 1, "old"))

@@ -14,8 +14,8 @@ from fencepost.cli.options import Duration, Json
 app = typer.Typer(add_completion=False)
 
 
-class Fence(StrEnum):
-    """Whether the rule is enforced."""
+class Switch(StrEnum):
+    """Whether a check is made."""
 
     ON = "on"
     OFF = "off"
@@ -31,7 +31,10 @@ def resource(
             "state folder.",
         ),
     ] = None,
-    fence: Annotated[Fence, typer.Option(help="off: accept everything, and only count what is wrong.")] = Fence.ON,
+    fence: Annotated[Switch, typer.Option(help="off: accept everything, and only count what is wrong.")] = Switch.ON,
+    ceiling: Annotated[
+        Switch, typer.Option(help="off: accept tokens that no issuer can have come to by now, which lock others out.")
+    ] = Switch.ON,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8700,
     max_body: Annotated[int, typer.Option(help="Largest body accepted, in bytes.")] = 1 << 20,
@@ -73,7 +76,8 @@ def resource(
         place = str(Path(place).absolute())
     options = serve.Options(
         store=place,
-        fence=fence is Fence.ON,
+        fence=fence is Switch.ON,
+        ceiling=ceiling is Switch.ON,
         host=host,
         port=port,
         max_body=max_body,

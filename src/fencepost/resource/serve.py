@@ -50,6 +50,8 @@ class Options:
 
     store: str | Path = field(default_factory=default_store)
     fence: bool = True
+    ceiling: bool = True
+    """Refuse a token that no issuer can have come to by now; else one client can lock everybody out."""
     host: str = "127.0.0.1"
     port: int = 8700
     max_body: int = MAX_BODY
@@ -129,7 +131,7 @@ def is_public(server: socket.socket) -> bool:
 
 def open_store(options: Options, hooks: Iterable[Hook]) -> Store:
     """The store that the options name; ConfigError if it cannot be used."""
-    return Store(opener(options.store), fence=options.fence, hooks=hooks)
+    return Store(opener(options.store), fence=options.fence, ceiling=options.ceiling, hooks=hooks)
 
 
 def serve(

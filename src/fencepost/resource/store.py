@@ -40,7 +40,8 @@ class Store:
     """The values of one service, each behind its mark.
 
     With ``fence`` off every access passes, and what the rule says about it is only told to the hooks;
-    the mark remains the largest stamp the rule admits. Raises ConfigError if the store cannot be used.
+    the mark remains the largest stamp the rule admits. With ``ceiling`` off a token may be as high as it likes.
+    Raises ConfigError if the store cannot be used.
     The coroutines raise the Refused of the verdict, and BackendError if the store failed. ``group`` is how many
     accesses share a commit at most, ``queue`` how many may wait for it. What ``gone()`` is not run when its turn comes.
     """
@@ -50,12 +51,14 @@ class Store:
         open: Opener,
         *,
         fence: bool = True,
+        ceiling: bool = True,
         hooks: Iterable[Hook] = (),
         group: int = GROUP,
         queue: int = QUEUE,
     ) -> None:
         self._hooks = Hooks(hooks)
-        self._policy = None if fence else Policy("shadow")
+        self._fenced = fence
+        self._policy = Policy("strict" if fence else "shadow", ceiling="on" if ceiling else "off")
         ledger, view = open(), open()
         self.name = ledger.name
         self._writer = Writer(ledger, self._hooks, group=group, limit=queue)
@@ -64,7 +67,7 @@ class Store:
 
     def require(self, key: str, offer: Stamp | None) -> None:
         """Return if a write with this offer is worth looking at; MissingToken if it carries none."""
-        if self._policy is None and offer is None:
+        if self._fenced and offer is None:
             self._bare(key, self._hooks)
 
     async def write(self, key: str, data: bytes, offer: Stamp | None, *, gone: Callable[[], bool] = never) -> Written:
@@ -79,7 +82,7 @@ class Store:
             if fresh:
                 ledger.keep(key, data)
             # Enforced, what passed is the mark now; else the mark may be larger.
-            return Written(not fresh, offer if self._policy is None else ledger.find(key).mark)
+            return Written(not fresh, offer if self._fenced else ledger.find(key).mark)
 
         return await self._writer.run(key, access, gone)
 

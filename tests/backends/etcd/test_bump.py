@@ -14,5 +14,5 @@ def test_a_bump_is_done_if_the_store_is_past_it_and_else_names_the_way(etcd_serv
         lease = locks.acquire(secrets.token_hex(4))
         locks.bump(lease.name, above=lease.token)
         with pytest.raises(ConfigError, match="--bump-revision"):
-            locks.bump(lease.name, above=2**60)
+            locks.bump(lease.name, above=2**60, force=True)
         assert lease.release()

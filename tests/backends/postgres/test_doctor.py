@@ -44,7 +44,7 @@ def test_a_server_that_does_not_write_to_disk_is_a_risk() -> None:
 
 def test_a_pooler_a_loose_commit_a_strict_isolation_and_bumped_tokens_are_named(server: Postgres) -> None:
     with fencepost.connect(f"{server.url}?schema=bumped") as locks:
-        locks.bump("job", above=2**60)
+        locks.bump("job", above=2**60, force=True)
     server.psql("ALTER ROLE postgres SET synchronous_commit = off")
     server.psql("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'")
     try:

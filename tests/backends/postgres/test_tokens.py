@@ -83,7 +83,7 @@ def test_they_do_not_run_backwards_when_the_server_forgets(server: Postgres, nam
 def test_a_bump_raises_later_tokens_and_leaves_the_present_hold_alone(server: Postgres, name: str) -> None:
     with fencepost.connect(server.url, ttl=LONG) as locks:
         lease = locks.acquire(name)
-        locks.bump(name, above=2**60)
+        locks.bump(name, above=2**60, force=True)
         lease.renew()
         assert lease.release()
         assert locks.acquire(name).token == 2**60 + 1
@@ -94,7 +94,7 @@ def test_locks_out_of_use_can_be_forgotten_without_losing_the_order(server: Post
         held, bumped = f"{name}/held", f"{name}/bumped"
         kept, used = locks.acquire(held), locks.acquire(name)
         assert used.release()
-        locks.bump(bumped, above=2**60)
+        locks.bump(bumped, above=2**60, force=True)
         other.execute("UPDATE fencepost.lock SET expires = expires - interval '2 days' WHERE holder IS NULL")
         other.execute("SELECT fencepost.prune('1 day')")
         left = other.execute("SELECT name FROM fencepost.lock WHERE starts_with(name, %s)", [name]).fetchall()

@@ -133,7 +133,7 @@ def test_failing_over_to_a_lagging_replica(fence: str) -> None:
 def test_tokens_are_exact_beyond_what_lua_can_count(own_redis: Own, fence: str, above: int) -> None:
     with fencepost.connect(f"{own_redis.url}?fence={fence}") as locks:
         for each in (above - 1, above, above - 1):  # it goes up by one, and never down
-            locks.bump("a", above=each)
+            locks.bump("a", above=each, force=True)
         tokens = []
         for _ in range(3):
             with locks.lock("a") as lease:
@@ -145,7 +145,7 @@ def test_tokens_are_exact_beyond_what_lua_can_count(own_redis: Own, fence: str, 
 @pytest.mark.parametrize("fence", ["clock", "counter"])
 def test_after_the_last_token_the_next_step_is_named(own_redis: Own, fence: str) -> None:
     with fencepost.connect(f"{own_redis.url}?fence={fence}") as locks:
-        locks.bump("a", above=MAX_TOKEN - 1)
+        locks.bump("a", above=MAX_TOKEN - 1, force=True)
         locks.acquire("a").release()
         with pytest.raises(BackendError, match=r"another \?prefix=") as raised:
             locks.acquire("a")

@@ -109,7 +109,7 @@ def test_a_majority_remembers_a_token_before_it_is_used_and_every_other_majority
     tokens = [far]
     with fencepost.connect(five.url, ttl=TTL) as locks:
         five.kill(3, 4)
-        locks.bump("a", above=far)
+        locks.bump("a", above=far, force=True)
         tokens.append(_token(locks))
         five.revive(3, 4)
         five.kill(0, 1)  # of those who were bumped, one is left

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fencepost.cli.options import Duration, Json
-from fencepost.cli.resource import Fence
+from fencepost.cli.resource import Switch
 from fencepost.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -38,7 +38,7 @@ def contend(
     resource: Annotated[
         str | None, typer.Option(help="Count a value up at this protected resource in each section.")
     ] = None,
-    fence: Annotated[Fence, typer.Option(help="Send the lease's token to the resource.")] = Fence.ON,
+    fence: Annotated[Switch, typer.Option(help="Send the lease's token to the resource.")] = Switch.ON,
     pause: Annotated[
         float, Duration(help="Stop one process for so long, half-way, while it holds (SIGSTOP); 0: none.")
     ] = 0.0,
@@ -83,7 +83,7 @@ def contend(
         sections=sections,
         seed=seed,
         resource=resource,
-        fence=fence is Fence.ON,
+        fence=fence is Switch.ON,
         pause=pause,
         history=history is not None,
         metrics=metrics_port is not None,

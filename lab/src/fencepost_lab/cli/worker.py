@@ -8,7 +8,7 @@ import typer
 
 from fencepost.cli import exits
 from fencepost.cli.options import Duration, Json
-from fencepost.cli.resource import Fence
+from fencepost.cli.resource import Switch
 from fencepost.errors import LeaseLost, Refused
 from fencepost_lab.stage.job import Edit, Job, PauseAt, PauseMode
 
@@ -34,7 +34,7 @@ def worker(
     ] = PauseMode.STOP,
     pause_at: Annotated[PauseAt, typer.Option(help="Where to pause.")] = PauseAt.BEFORE_WRITE,
     renew: Annotated[bool, typer.Option(help="Renew the lease in the background.")] = True,
-    fence: Annotated[Fence, typer.Option(help="Send the lease's token to the resource.")] = Fence.ON,
+    fence: Annotated[Switch, typer.Option(help="Send the lease's token to the resource.")] = Switch.ON,
     enter: Annotated[bool, typer.Option(help="Read with the token, which enters, or plainly.")] = True,
     edit: Annotated[Edit, typer.Option(help="What a write does: count up, or append a line.")] = Edit.COUNT,
     writes: Annotated[int, typer.Option(help="Writes in each round, each after a read.")] = 1,
@@ -69,7 +69,7 @@ def worker(
         ttl=ttl,
         timeout=timeout,
         renew=renew,
-        fence=fence is Fence.ON,
+        fence=fence is Switch.ON,
         enter=enter,
         edit=edit,
         writes=writes,
