@@ -152,7 +152,7 @@ class BaseLease:
         self.since = grant.since
         self.deadline = grant.since + grant.ttl
         self.shared = shared
-        self._sign: Callable[[str, int, str], str] | None = None
+        self._sign: Callable[[str, Stamp], str] | None = None
         self._core = core
         self._clock = core.driver.now
         self._last_seq = 0
@@ -219,7 +219,8 @@ class BaseLease:
         it again.
         """
         name = self.name if resource is None else check.name(resource, "resource")
-        return Access(name, self._stamp(), "" if self._sign is None else self._sign(name, self.token, self.holder))
+        stamp = self._stamp()
+        return Access(name, stamp, "" if self._sign is None else self._sign(name, stamp))
 
     def _stamp(self) -> Stamp:
         """The stamp of the next access."""

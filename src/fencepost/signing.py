@@ -1,8 +1,9 @@
-"""Signed tokens: a client that was granted nothing cannot make up a token.
+"""Signed tokens: a client without the key cannot make up a token.
 
 A token is a guessable integer, and one client that sends 2^63-1 would lock everybody else out. With a secret
-that issuers and guards share, a lease carries a signature over (namespace, name, token, holder), and a guard
-refuses what it cannot verify.
+that issuers and guards share, each access of a lease carries a signature over (namespace, resource, token, seq,
+holder), and a guard refuses what it cannot verify. The body is not covered, so send the headers over TLS only. Every
+client that locks has the key, and can sign what it likes: this keeps others out, not a client gone wild.
 
     keys = Keys({"2026": secret})
     locks = fencepost.connect(url, keys=keys)           # its leases are signed
@@ -25,7 +26,7 @@ L = TypeVar("L", bound=BaseLease)
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _SHORTEST = 16
-_CONTEXT = b"fencepost token 1"
+_CONTEXT = b"fencepost token 2"
 
 
 class Keys:
@@ -51,17 +52,17 @@ class Keys:
             raise ConfigError(f"there is no key {current!r} to sign with; there are {', '.join(self._keys)}")
         self._namespace = namespace
 
-    def sign(self, name: str, token: int, holder: str) -> str:
-        """The signature that says: ``holder`` was granted ``token`` for ``name``."""
-        return f"{self._current}.{self._mac(self._keys[self._current], name, token, holder)}"
+    def sign(self, resource: str, stamp: Stamp) -> str:
+        """The signature that says: this is an access to ``resource`` by the holder to whom its token was granted."""
+        return f"{self._current}.{self._mac(self._keys[self._current], resource, *stamp)}"
 
-    def verify(self, name: str, stamp: Stamp, signature: str) -> bool:
+    def verify(self, resource: str, stamp: Stamp, signature: str) -> bool:
         """Whether one of the keys made this signature; takes the same time wherever it differs."""
         id, _, mac = signature.partition(".")
         secret = self._keys.get(id)
         if secret is None:
             return False
-        expected = self._mac(secret, name, stamp.token, stamp.holder)
+        expected = self._mac(secret, resource, *stamp)
         return hmac.compare_digest(expected.encode(), mac.encode())
 
     def signing(self, make: Callable[P, L]) -> Callable[P, L]:

@@ -16,6 +16,7 @@ from fencepost.guards.marks import Marks
 from fencepost.guards.memory import MemoryGuard
 from fencepost.hooks.otel import Telemetry
 from fencepost.rule import Stamp
+from fencepost.sql import fork
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.leases import lease as lease_of
@@ -73,6 +74,7 @@ def write_marks(marks: Marks, names: str) -> None:
 
 @isolated
 def test_marks_of_a_child_forked_during_a_request_of_the_parent_s(tmp_path: Path) -> None:
+    fork._PATIENCE = PATIENCE  # on a busy machine a commit may take longer than a fork waits for it
     marks = Marks(tmp_path / "marks.sqlite3")
     inside, forking = threading.Event(), threading.Event()
     os.register_at_fork(before=forking.set)

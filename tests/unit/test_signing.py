@@ -75,31 +75,52 @@ def test_an_access_is_a_value_and_the_same_on_every_retry() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [("other", 5, "ann"), ("thing", 6, "ann"), ("thing", 5, "bob"), ("thing", 5, ""), ("thing5", 5, "ann")],
+    [
+        ("other", Stamp(5, 9, "ann")),
+        ("thing", Stamp(6, 9, "ann")),
+        ("thing", Stamp(5, 10, "ann")),
+        ("thing", Stamp(5, 0, "ann")),
+        ("thing", Stamp(5, 9, "bob")),
+        ("thing", Stamp(5, 9, "")),
+        ("thing5", Stamp(5, 9, "ann")),
+        ("thing", Stamp(59, 9, "ann")),
+    ],
     ids=str,
 )
-def test_it_covers_resource_token_and_holder(changed: tuple[str, int, str]) -> None:
+def test_it_covers_resource_token_seq_and_holder(changed: tuple[str, Stamp]) -> None:
     keys = Keys({"k1": OLD})
-    signature = keys.sign("thing", 5, "ann")
+    signature = keys.sign("thing", Stamp(5, 9, "ann"))
     assert keys.verify("thing", Stamp(5, 9, "ann"), signature)
-    name, token, holder = changed
-    assert not keys.verify(name, Stamp(token, 9, holder), signature)
+    assert not keys.verify(*changed, signature)
+
+
+def test_headers_that_were_seen_once_are_good_for_no_other_access() -> None:
+    keys, door = Keys({"k1": OLD}), guard(Keys({"k1": OLD}))
+    with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
+        seen = lease.access("thing")
+        assert door.write("thing", "x", seen)
+        for seq in (seen.stamp.seq + 1, MAX_TOKEN):
+            with pytest.raises(ForgedToken):
+                door.write("thing", "forged", Access("thing", seen.stamp._replace(seq=seq), seen.signature))
+        assert door.write("thing", "y", lease), "its holder was not shut out"
+        assert door.read("thing", lease.access("thing")) == "y", "an enter is signed as any other access"
+        assert door.write("another", "z", lease), "one lock may guard several resources"
 
 
 def test_namespaces_do_not_believe_each_other() -> None:
-    signature = Keys({"k1": OLD}, namespace="staging").sign("thing", 5, "ann")
+    signature = Keys({"k1": OLD}, namespace="staging").sign("thing", Stamp(5, 1, "ann"))
     assert not Keys({"k1": OLD}, namespace="prod").verify("thing", Stamp(5, 1, "ann"), signature)
 
 
 def test_keys_rotate_by_their_id() -> None:
     before, both, after = Keys({"old": OLD}), Keys({"old": OLD, "new": NEW}), Keys({"new": NEW})
-    signed = {name: keys.sign("thing", 5, "ann") for name, keys in (("old", before), ("new", both))}
+    signed = {name: keys.sign("thing", Stamp(5, 1, "ann")) for name, keys in (("old", before), ("new", both))}
     assert [each.partition(".")[0] for each in signed.values()] == ["old", "new"]
     stamp = Stamp(5, 1, "ann")
     assert all(both.verify("thing", stamp, each) for each in signed.values())
     assert not after.verify("thing", stamp, signed["old"])
     assert after.verify("thing", stamp, signed["new"])
-    assert Keys({"old": OLD, "new": NEW}, current="old").sign("thing", 5, "ann") == signed["old"]
+    assert Keys({"old": OLD, "new": NEW}, current="old").sign("thing", Stamp(5, 1, "ann")) == signed["old"]
 
 
 @pytest.mark.parametrize("signature", ["", ".", "k1", "k1.", "k1.00", "k2." + "0" * 64, "k1." + "ä" * 32])

@@ -9,6 +9,7 @@ import typer
 from fencepost.backend import Backend, Finding, Promises
 from fencepost.cli import exits
 from fencepost.cli.options import Json, store
+from fencepost.cli.text import say
 
 _SIGNS = {"ok": "ok  ", "warn": "warn", "risk": "RISK"}
 
@@ -100,7 +101,8 @@ def doctor(
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            print(f"{_SIGNS[finding.level]}  {finding.what}\n      {finding.means}")
+            say(f"{_SIGNS[finding.level]}  {finding.what}")
+            say(f"      {finding.means}")
     if any(finding.level == "risk" for finding in findings):
         raise typer.Exit(exits.FAILED)
 

@@ -154,14 +154,13 @@ class Judgement:
         keys = self._policy.keys
         if keys is None:
             return True
-        claim, signature, name = _claim(self._offer), "", self._resource
+        claim, signature = _claim(self._offer), ""
         if isinstance(self._offer, BaseLease):
-            name = self._offer.name
             if self._offer._sign is not None:
-                signature = self._offer._sign(name, claim.token, claim.holder)
+                signature = self._offer._sign(self._resource, claim)
         elif isinstance(self._offer, Access):
-            signature = self._offer.signature
-        if keys.verify(name, claim, signature):
+            claim, signature = self._offer.stamp, self._offer.signature  # its own seq, also if it enters
+        if keys.verify(self._resource, claim, signature):
             return True
         self.conclude(None, claim, Verdict.FORGED)
         return False
