@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kazoo.security import make_acl, make_digest_acl
 
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
+from fencepost.backends.zookeeper.contender import Place
 from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
 from fencepost_lab.servers.processes import HOST, Port, program
-from tests.backends.zookeeper.tools import LONG, kazoo
+from tests.backends.zookeeper.tools import LONG, kazoo, line
 from tests.harness.certificate import self_signed
+from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until
 
 
@@ -126,6 +132,36 @@ def test_with_a_password_the_nodes_are_that_users_alone(server: ZooKeeper) -> No
         assert anybody.acquire("x", timeout=PATIENCE).release()
 
 
+def test_a_node_that_was_made_where_nothing_may_be_read_is_removed(server: ZooKeeper) -> None:
+    with kazoo(server.url) as other:
+        other.add_auth("digest", "ann:s3cret")
+        other.create("/blind", makepath=True)
+        mine = [make_digest_acl("ann", "s3cret", all=True)]
+        other.create("/blind/x", acl=[*mine, make_acl("world", "anyone", create=True, delete=True)])
+        with fencepost.connect(f"{server.url}/blind", ttl=LONG) as locks:
+            with pytest.raises(BackendError, match="not allowed"):
+                locks.acquire("x")
+            assert other.get("/blind/x")[1].cversion == 2, "a node was made, and removed"
+            assert other.get_children("/blind/x") == []
+
+
+def test_a_release_whose_answer_was_lost_is_confirmed_when_it_is_tried_again(server: ZooKeeper) -> None:
+    faults = Faults()
+    with Proxy(server.port, faults=faults) as proxy:
+        url = f"zk://{proxy.address}/again"
+        with fencepost.connect(url, ttl=LONG) as locks, fencepost.connect(f"{server.url}/again") as others:
+            lease = locks.acquire("x")
+            proxy.drop_after(b"__lock__")
+            with pytest.raises(BackendError) as raised:
+                lease.release()
+            assert raised.value.ambiguous
+            assert len(faults.of("lose")) == 1
+            assert others.acquire("x", timeout=PATIENCE).release(), "it was carried out"
+            assert lease.release()
+            assert lease.reason is Reason.RELEASED
+            assert not backend(locks)._unconfirmed
+
+
 @pytest.mark.parametrize("query", ["layout=java", "parents=no", "acl=creator", "tls=yes", "colour=red"])
 def test_a_senseless_option_is_refused(query: str) -> None:
     with pytest.raises(ConfigError):
@@ -153,6 +189,41 @@ def test_a_follower_without_its_leader_confirms_nothing() -> None:
                 assert boottime() - lease.deadline < 1.0
             finally:
                 leader.resume()
+
+
+def test_a_follower_without_its_leader_grants_nothing_to_a_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline would be counted from a read that the leader, which ends sessions, never saw."""
+    with ZooKeeperEnsemble() as ensemble:
+        modes = {member: ask(member.port, b"srvr") for member in ensemble.members}
+        leader = next(member for member, mode in modes.items() if b"leader" in mode)
+        follower = next(member for member, mode in modes.items() if b"follower" in mode)
+        with fencepost.connect(f"{leader.url}/turn", ttl=LONG) as others, kazoo(follower.url) as other:
+            holder = others.acquire("x")
+            with fencepost.connect(f"{follower.url}/turn", ttl=LONG) as locks:
+                waiter = background(lambda: locks.acquire("x"))
+                line(others, "x", 1)
+                looks, paused = threading.Event(), threading.Event()
+                look = Place.look
+
+                async def late(place: Place) -> bool:
+                    looks.set()
+                    assert paused.wait(PATIENCE)
+                    return await look(place)
+
+                monkeypatch.setattr(Place, "look", late)
+                assert holder.release()
+                until(looks.is_set, "the follower told it of the release", watching=[waiter])
+                leader.pause()
+                try:
+                    paused.set()
+                    assert len(other.get_children("/turn/x")) == 1, "the follower still answers"
+                    with pytest.raises(AssertionError, match="still running"):
+                        waiter.result(1.0)
+                finally:
+                    leader.resume()
+                lease = waiter.result()
+                assert lease.token > holder.token
+                assert lease.release()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -22,6 +22,7 @@ from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
 _USUAL = 15.0  # the ttl of a session that only looks
+_UNCONFIRMED = 1000  # so many releases without an answer are remembered at most, for those that try again
 
 
 class ZooKeeper(Backend):
@@ -60,6 +61,7 @@ class ZooKeeper(Backend):
         self._gate = threading.Lock()
         self._sessions: dict[float, Session] = {}
         self._places: dict[str, Place] = {}  # by holder
+        self._unconfirmed: dict[str, Place] = {}  # released in time, but the answer was lost; by holder
         # On a thread, like the session: an event loop may end without a release, and the session lives on.
         self._overdue = Overdue(Blocking(self.driver.now), self._expired)
 
@@ -83,7 +85,9 @@ class ZooKeeper(Backend):
             place.forsaken = True
             raise
         except BackendError as error:
-            if not error.ambiguous:
+            if place.path:
+                error.ambiguous = True  # the node is there, and has to be left
+            elif not error.ambiguous:
                 del self._places[holder]
             raise
         if not place.blocking:
@@ -168,16 +172,15 @@ class ZooKeeper(Backend):
         waiting = []
         for session, places in asked.items():
             done = self.driver.signal()
-            # A follower that is cut off still answers reads; a sync is answered by the leader.
-            session.send(Sync("/"))
+            synced = session.send(Sync("/"))  # see Session.read
             replies = [session.send(GetData(place.path, place.removed)) for _, place in places[:-1]]
             last = GetData(places[-1][1].path, places[-1][1].removed)
             replies.append(session.send(last, sets(done)))
-            waiting.append((done, places, replies))
-        for done, places, replies in waiting:
+            waiting.append((done, places, synced, replies))
+        for done, places, synced, replies in waiting:
             await done.wait(max(place.ttl for _, place in places))
             for (index, place), reply in zip(places, replies, strict=True):
-                answers[index] = self._renewed(place, reply, now + place.ttl)
+                answers[index] = self._renewed(place, synced if synced.error else reply, now + place.ttl)
         return answers
 
     def _renewed(self, place: Place, reply: Reply, until: float) -> Renewal:
@@ -190,14 +193,34 @@ class ZooKeeper(Backend):
     async def release(self, name: str, holder: str, token: int) -> bool:
         place = self._held(name, holder, token)
         if place is None:
-            return False
+            return await self._release_again(name, holder, token)
         path, place.ended = place.path, True
         in_time = self._overdue.forget(holder)
-        [deleted] = await place.session.ask(Delete(path, -1))
-        if deleted.error is None or isinstance(deleted.error, NoNodeError):
-            self._dropped(place, True)
-            return in_time and deleted.error is None
-        return bool(deleted.get())
+        try:
+            [deleted] = await place.session.ask(Delete(path, -1))
+            there = not isinstance(deleted.error, NoNodeError)
+            if there:
+                deleted.get()
+        except BaseException:
+            if in_time:
+                for oldest in list(self._unconfirmed)[:-_UNCONFIRMED]:
+                    self._unconfirmed.pop(oldest, None)
+                self._unconfirmed[holder] = place
+            raise
+        self._dropped(place, True)
+        return in_time and there
+
+    async def _release_again(self, name: str, holder: str, token: int) -> bool:
+        """Confirm a release whose answer was lost; True if its node is gone, and its session did not expire."""
+        place = self._unconfirmed.get(holder)
+        if place is None or place.name != name or not place.path or place.token != token:
+            return False
+        [deleted] = await place.session.ask(Delete(place.path, -1))
+        if not isinstance(deleted.error, NoNodeError):
+            deleted.get()
+        self._unconfirmed.pop(holder, None)
+        self._dropped(place, True)
+        return True
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is not None:
@@ -243,7 +266,7 @@ class ZooKeeper(Backend):
         self._closed = True
         self._overdue.close()
         threads = [session.close() for session in self._sessions.values()]
-        self._sessions, self._places = {}, {}
+        self._sessions, self._places, self._unconfirmed = {}, {}, {}
         until = self.driver.now() + 2.0
         for thread in threads:  # a server that hangs may take longer; then its sessions expire by themselves
             await self.driver.offload(thread.join, max(until - self.driver.now(), 0.0))
@@ -255,7 +278,7 @@ class ZooKeeper(Backend):
 
     async def _children(self, session: Session) -> list[str]:
         """What is below the root, as the leader sees it."""
-        _, listed = await session.ask(Sync("/"), GetChildren(self._root, None))
+        listed = await session.read(GetChildren(self._root, None))
         return [] if isinstance(listed.error, NoNodeError) else listed.get()
 
     async def _session(self, ttl: float | None = None) -> Session:

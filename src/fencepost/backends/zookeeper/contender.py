@@ -109,9 +109,8 @@ class Place:
                 return
 
     async def look(self) -> bool:
-        """List the line again; False if this place is no longer in it."""
-        [listed] = await self.session.ask(GetChildren(self.folder, None))
-        return await self._see(listed)
+        """List the line again, as the leader sees it; False if this place is no longer in it."""
+        return await self._see(await self.session.read(GetChildren(self.folder, None)))
 
     async def _see(self, listed: Reply) -> bool:
         if isinstance(listed.error, NoNodeError) or not self.path:
@@ -170,6 +169,8 @@ class Place:
             then(reply.error is None or isinstance(reply.error, (NoNodeError, SessionExpiredError)))
 
         def found(listed: Reply) -> None:
+            if synced.error:
+                return deleted(synced)
             mine = [] if listed.error else [f"{folder}/{child}" for child in listed.value]
             mine = [path for path in mine if path.startswith(self._stem)]
             if not mine:
@@ -184,7 +185,7 @@ class Place:
         else:
             # A create whose answer was lost: past the sync it is either seen, or it was never made, for
             # the leader takes no request from a connection that this session has left.
-            session.send(Sync(folder))
+            synced = session.send(Sync("/"))
             session.send(GetChildren(folder, None), found)
 
 
@@ -224,7 +225,7 @@ async def changed(session: Session, driver: Driver, folder: str, token: int | No
 
 async def nodes(session: Session, folder: str) -> list[str]:
     """The nodes of who holds a lock and who waits for it, as the leader sees it."""
-    _, listed = await session.ask(Sync("/"), GetChildren(folder, None))
+    listed = await session.read(GetChildren(folder, None))
     return [] if isinstance(listed.error, NoNodeError) else names.line(listed.get())[0]
 
 

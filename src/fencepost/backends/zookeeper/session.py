@@ -18,7 +18,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Connect, Create2
+from kazoo.protocol.serialization import Connect, Create2, Sync
 from kazoo.protocol.states import KazooState
 
 from fencepost.backends.zookeeper.address import Settings
@@ -228,6 +228,14 @@ class Session:
         replies.append(self.send(requests[-1], lambda reply: signal.set()))
         await self.answered(signal, within)
         return replies
+
+    async def read(self, request: object) -> Reply:
+        """What the leader sees; the reply of a sync that failed stands for the answer.
+
+        A follower that is cut off still answers reads; a sync is answered by the leader.
+        """
+        synced, reply = await self.ask(Sync("/"), request)
+        return synced if synced.error else reply
 
     async def answered(self, signal: Signal, within: float | None = None) -> None:
         # Kazoo gives a silent server up after two thirds of the timeout; this is for what it misses.
