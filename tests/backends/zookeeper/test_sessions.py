@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kazoo.protocol.serialization import Sync
 from kazoo.security import make_acl, make_digest_acl
 
 import fencepost
@@ -23,6 +24,9 @@ from fencepost_lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
 from fencepost_lab.servers.processes import HOST, Port, program
 from tests.backends.zookeeper.tools import LONG, kazoo, line
 from tests.harness.certificate import self_signed
+from tests.harness.descriptors import no_descriptors
+from tests.harness.isolated import isolated
+from tests.harness.servers import Endpoint
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until
 
@@ -189,6 +193,58 @@ def test_a_follower_without_its_leader_confirms_nothing() -> None:
                 assert boottime() - lease.deadline < 1.0
             finally:
                 leader.resume()
+
+
+@isolated
+def test_a_process_without_descriptors_says_so_and_recovers(zookeeper_server: Endpoint) -> None:
+    """kazoo cannot even look for its server's address then."""
+    url = f"{zookeeper_server.url.replace(HOST, 'localhost')}/full?connect_timeout=1s"
+    with fencepost.connect(url, ttl=6) as locks:
+        assert locks.acquire("x").release()
+        [session] = backend(locks)._sessions.values()
+        with no_descriptors():
+            for ttl in (6, 30):
+                with pytest.raises(BackendError):
+                    locks.acquire("x", ttl=ttl)
+            until(lambda: not session.connected, "the connection is lost")
+            with pytest.raises(BackendError):
+                locks.acquire("x")
+
+        def works() -> bool:
+            try:
+                return locks.acquire("x", timeout=PATIENCE).release()
+            except BackendError:
+                return False
+
+        until(works, "it works again")
+        assert locks.acquire("x", ttl=30).release()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_session_whose_thread_has_ended_is_replaced(
+    server: ZooKeeper, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """kazoo's connection thread ends on errors that it does not expect."""
+    with fencepost.connect(f"{server.url}/ended", ttl=2) as locks, fencepost.connect(f"{server.url}/ended") as others:
+        held = others.acquire("x") if waits else None
+        lease = locks.acquire("y")
+        [session] = backend(locks)._sessions.values()
+        if waits:
+            waiter = background(lambda: locks.acquire("x"))
+            line(others, "x", 1)
+        with monkeypatch.context() as patch:
+
+            def fail(*_: object) -> None:
+                raise LookupError("nobody expects this")
+
+            patch.setattr(session._connection, "_send_request", fail)
+            session.send(Sync("/"))
+            until(lambda: session.over, "its thread has ended")
+        assert lease.ended.wait(PATIENCE)
+        assert locks.acquire("y", timeout=PATIENCE).token > lease.token
+        if held is not None:
+            assert held.release()
+            assert waiter.result().release()
 
 
 def test_a_follower_without_its_leader_grants_nothing_to_a_waiter(monkeypatch: pytest.MonkeyPatch) -> None:

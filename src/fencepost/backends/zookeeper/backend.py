@@ -294,7 +294,11 @@ class ZooKeeper(Backend):
         with self._gate:
             if self._closed:
                 raise ConfigError("these locks are closed; connect again")
-            session = self._sessions.get(timeout) or self._open(timeout)
+            found = self._sessions.get(timeout)
+            if found is not None and found.over:
+                found.close()
+                found = None
+            session = found or self._open(timeout)
         await session.ready()
         return session
 
@@ -302,8 +306,8 @@ class ZooKeeper(Backend):
         session = Session(self._settings, timeout, self.driver)
         session.on_lost, session.on_connected = self._session_lost, self._session_connected
         session.on_beat = self._session_beat
-        self._sessions[timeout] = session
         session.start()
+        self._sessions[timeout] = session
         return session
 
     def _hold(self, place: Place, since: float) -> Grant:

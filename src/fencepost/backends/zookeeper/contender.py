@@ -166,11 +166,14 @@ class Place:
         session, folder = self.session, self.folder
 
         def deleted(reply: Reply) -> None:
-            then(reply.error is None or isinstance(reply.error, (NoNodeError, SessionExpiredError)))
+            # A session that nobody keeps alive takes its nodes along; nothing more can be done about them.
+            gone = isinstance(reply.error, (NoNodeError, SessionExpiredError)) or session.over
+            then(reply.error is None or gone)
 
         def found(listed: Reply) -> None:
             if synced.error:
-                return deleted(synced)
+                deleted(synced)
+                return
             mine = [] if listed.error else [f"{folder}/{child}" for child in listed.value]
             mine = [path for path in mine if path.startswith(self._stem)]
             if not mine:

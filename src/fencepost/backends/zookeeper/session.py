@@ -112,8 +112,35 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     """
 
     granted = 0.0
+    over = False
+    """Its thread has ended, so that it never connects again."""
+    refused: AuthFailedError | None = None
     on_beat: Callable[[], None] = staticmethod(lambda: None)
+    on_over: Callable[[], None] = staticmethod(lambda: None)
     _due = 0.0
+
+    def zk_loop(self) -> None:
+        try:
+            super().zk_loop()
+        except Exception as error:
+            _log.warning("a ZooKeeper session ended, the next request opens another: %r", error)
+        finally:
+            self.over = True
+            self.on_over()
+
+    def _expand_client_hosts(self) -> Any:
+        try:
+            return super()._expand_client_hosts()
+        except OSError as error:  # such as that no descriptor is left to resolve names with
+            self.logger.warning("Cannot resolve names: %s", error)
+            return []  # kazoo tries again
+
+    def _connect(self, *args: Any) -> Any:
+        try:
+            return super()._connect(*args)
+        except AuthFailedError as error:
+            self.refused = error
+            raise
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         super()._send_request(read_timeout, connect_timeout)
@@ -162,11 +189,21 @@ class Session:
         )
         self._connection = _Connection(self._client, self._client._conn_retry.copy(), self._client.logger)
         self._connection.on_beat = lambda: self.on_beat(self)
+        self._connection.on_over = self._rouse
         self._client._connection = self._connection
         self._client.add_listener(self._changed)
 
     def start(self) -> None:
-        self._client.start_async()
+        """Begin to connect; BackendError if this process has no descriptors left for it."""
+        try:
+            self._client.start_async()
+        except OSError as error:
+            raise self.failure(error, ambiguous=False) from error
+
+    @property
+    def over(self) -> bool:
+        """Whether kazoo gave it up for good: it never connects again."""
+        return bool(self._connection.over)
 
     @property
     def connected(self) -> bool:
@@ -188,6 +225,9 @@ class Session:
             self.on_lost(self)
         elif state == KazooState.CONNECTED:
             self.on_connected(self)
+        self._rouse()
+
+    def _rouse(self) -> None:
         for signal in self._waiting.copy():
             signal.set()
 
@@ -203,6 +243,8 @@ class Session:
             try:
                 if self._client.connected:
                     return
+                if self.over:
+                    raise self.failure(self._connection.refused or ConnectionClosedError(), ambiguous=False)
                 if (left := until - now()) <= 0:
                     raise BackendError(
                         f"ZooKeeper at {self.hosts} was not reached within {self._patience:g} s; is it running, and "
@@ -262,7 +304,7 @@ class Session:
         if isinstance(replies[-1].error, NoAuthError):
             replies[-1].get()
 
-    def failure(self, error: Exception) -> BackendError:
+    def failure(self, error: Exception, *, ambiguous: bool | None = None) -> BackendError:
         """What a request's error means to who asked."""
         if isinstance(error, NoAuthError):
             next_step = "not allowed; give zk://user:password@..., or open the node's ACL"
@@ -275,7 +317,8 @@ class Session:
         else:
             next_step = f"{type(error).__name__} {error}".strip()
         doubt = isinstance(error, DOUBTFUL) or not isinstance(error, KazooException)
-        return BackendError(f"ZooKeeper at {self.hosts}: {next_step}", backend="zookeeper", ambiguous=doubt)
+        unsure = doubt if ambiguous is None else ambiguous
+        return BackendError(f"ZooKeeper at {self.hosts}: {next_step}", backend="zookeeper", ambiguous=unsure)
 
     def command(self, word: bytes) -> str:
         """What the server answers to a four-letter word, on a connection of its own; it blocks."""
