@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 import fencepost
+from fencepost import aio
 from fencepost.backends.postgres import listener
 from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.backends.postgres.listener import Ear
@@ -16,8 +17,12 @@ from fencepost.errors import BackendError
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session, started
 from tests.backends.redis.waiters import Waiters
+from tests.harness.descriptors import no_descriptors
+from tests.harness.forsaken import forsake
+from tests.harness.isolated import isolated
 from tests.harness.pgbouncer import PgBouncer
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.servers import Endpoint
+from tests.harness.waiting import PATIENCE, run, until
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +56,14 @@ def listening(server: Postgres) -> int:
 def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
     server: Postgres, name: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    news: list[tuple[Any, ...]] = []
-    deliver = Ear._deliver
+    news: list[str] = []
+    hear = Ear._heard
 
-    def count_and_deliver(ear: Ear, *said: Any) -> None:
-        news.append(said)
-        deliver(ear, *said)
+    def count_and_hear(ear: Ear, said: str) -> None:
+        news.append(said.split()[0])
+        hear(ear, said)
 
-    monkeypatch.setattr(Ear, "_deliver", count_and_deliver)
+    monkeypatch.setattr(Ear, "_heard", count_and_hear)
     failures: list[str] = []
     ask = Backend._ask
 
@@ -88,7 +93,7 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
         for task in tasks:
             task.result(PATIENCE)
     assert served == list(waiters), "0 inversions"
-    assert sorted(holder for holder, *_ in news) == sorted(waiters), "one message for each hand-over"
+    assert sorted(news) == sorted(waiters), "one message for each hand-over"
     after = calls(server)
     spent = {function: after[function] - before.get(function, 0) for function in ("take", "release")}
     # One request each, and one more from each of those who came before this process could hear. What failed, as when
@@ -170,6 +175,76 @@ def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> N
         assert not waiter.done()
         assert holder.release()
         assert waiter.result(PATIENCE).release()
+
+
+def test_a_grant_that_the_store_does_not_know_of_is_not_believed(
+    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who can read the queue can send a waiter any token."""
+    heard = threading.Event()
+    hear = Ear._heard
+
+    def noticed(ear: Ear, news: str) -> None:
+        hear(ear, news)
+        heard.set()
+
+    monkeypatch.setattr(Ear, "_heard", noticed)
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
+        holder = locks.acquire(name)
+        waiter = aside(locks.acquire, name)
+        line(locks, name, 1)
+        ((process, who),) = other.execute("SELECT process, holder FROM fencepost.waiter WHERE name = %s", [name])
+        forged = f"{who} {2**63 - 1} {2**62} {name}"
+        other.execute("SELECT pg_notify('fencepost_' || %s::bigint, %s)", [process, forged])
+        until(heard.is_set, "it has heard of it")
+        holder.renew()
+        assert holder.release()
+        lease = waiter.result(PATIENCE)
+        assert holder.token < lease.token < 2**62
+        assert lease.release()
+
+
+def test_a_waiter_whose_event_loop_was_closed_leaves_the_queue(
+    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_LISTENING", (0.1, 15.0))
+
+    def waits() -> bool:
+        status = locks.status(name)
+        return status is not None and len(status.waiters) == 1
+
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        holder = locks.acquire(name)
+        forsaken = forsake(server.url, name, waits, ttl=LONG)
+        line(locks, name, 0)
+        assert holder.release()
+        assert locks.acquire(name, timeout=LONG / 4).release(), "long before any ttl"
+    run(forsaken.close())
+
+
+@isolated
+def test_a_process_without_descriptors_says_so_and_recovers(postgres_server: Endpoint) -> None:
+    name = secrets.token_hex(4)
+    with fencepost.connect(postgres_server.url, ttl=LONG) as locks, fencepost.connect(postgres_server.url) as others:
+        with no_descriptors(), pytest.raises(BackendError):
+            locks.acquire(name)
+        holder = others.acquire(name)
+        assert locks.try_acquire(name) is None, "a connection is open now"
+        with no_descriptors(), pytest.raises(BackendError):
+            locks.acquire(name)
+        waiter = aside(locks.acquire, name)
+        line(others, name, 1)
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
+@isolated
+async def test_a_process_without_descriptors_says_so_and_recovers_in_an_event_loop(postgres_server: Endpoint) -> None:
+    name = secrets.token_hex(4)
+    async with aio.connect(postgres_server.url, ttl=LONG) as locks:
+        with no_descriptors(), pytest.raises(BackendError):
+            await locks.acquire(name)
+        assert await (await locks.acquire(name)).release()
 
 
 def test_nobody_listens_when_nobody_waits_any_more(

@@ -11,11 +11,12 @@ import psycopg
 from fencepost import address, check
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends.local_queue import Lines
 from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
 from fencepost.backends.postgres.doctor import examine
 from fencepost.backends.postgres.listener import Ear, Waiter
 from fencepost.backends.postgres.pool import Links
-from fencepost.driver import Driver, Signal
+from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
@@ -86,8 +87,8 @@ class Postgres(Backend):
             limit=options.get("pool", 8),
             patience=self._patience,
         )
+        self._lines = Lines()
         self._ear = self._new_ear()
-        self._lines: dict[str, dict[str, Signal]] = {}  # this process's waiters by name, in the order they came
 
     def _new_ear(self) -> Ear:
         way, listen = self._listen
@@ -97,6 +98,7 @@ class Postgres(Backend):
             patience=self._patience,
             poll=self._poll,
             listen=listen,
+            dropped=lambda waiter: self._lines.leave(waiter.name, waiter.holder),
         )
 
     async def take(
@@ -121,7 +123,11 @@ class Postgres(Backend):
         while (process := self._ear.expect(waiter)) is None:
             await self._ear.open(self.driver)
         sent = self.driver.now()
-        answer = await self._ask(waiter.name, waiter.holder, ttl, waiter.limit, queue, process)
+        try:
+            answer = await self._ask(waiter.name, waiter.holder, ttl, waiter.limit, queue, process)
+        except GeneratorExit:
+            waiter.forsaken = True
+            raise
         if answer[0] == 0:
             _, clock, expires = answer
             waiter.base = sent, clock
@@ -164,8 +170,7 @@ class Postgres(Backend):
         now = self.driver.now
         until = None if timeout is None else now() + timeout
         waiter = self._ear.find(holder) or Waiter(name, holder, self.driver.signal(), limit, doubtful=True)
-        line = self._lines.setdefault(name, {})
-        line[holder] = waiter.signal
+        self._lines.await_turn(name, holder, waiter.signal)
         pause = 0.0
         try:
             while True:
@@ -173,7 +178,7 @@ class Postgres(Backend):
                 if waiter.grant is not None:
                     self._ear.forget(holder)
                     return self._since(*waiter.grant, waiter.base, ttl)
-                first = next(iter(line)) == holder
+                first = self._lines.first(name, holder)
                 if waiter.doubtful or (first and now() >= waiter.overdue):
                     try:
                         waiter.doubtful = False
@@ -196,12 +201,11 @@ class Postgres(Backend):
                     overdue = max(waiter.overdue - now(), 0.001)
                     nap = overdue if nap is None else min(nap, overdue)
                 await waiter.signal.wait(nap)
+        except GeneratorExit:
+            waiter.forsaken = True
+            raise
         finally:
-            del line[holder]
-            if line:
-                next(iter(line.values())).set()
-            elif self._lines.get(name) is line:
-                del self._lines[name]
+            self._lines.leave(name, holder)
 
     async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
         return await self.wait(name, holder, ttl, timeout, limit)
@@ -260,8 +264,8 @@ class Postgres(Backend):
 
     def forked(self) -> None:
         self._links.forked()
+        self._lines = Lines()
         self._ear = self._new_ear()
-        self._lines = {}
 
 
 def _listen(option: str | None) -> tuple[Address | None, bool | None]:

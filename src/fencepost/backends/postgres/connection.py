@@ -69,8 +69,8 @@ def conninfo(address: Address, patience: float) -> dict[str, Any]:
     return given | {key: value for key, value in address.params.items() if key in LIBPQ}
 
 
-def failure(error: psycopg.Error, *, ambiguous: bool) -> BackendError:
-    """What a driver's error means to a user of locks."""
+def failure(error: psycopg.Error | OSError, *, ambiguous: bool) -> BackendError:
+    """What a driver's error, or the system's, means to a user of locks."""
     said = str(error).strip().splitlines()
     text = said[0] if said else type(error).__name__
     if isinstance(error, errors.ReadOnlySqlTransaction):
@@ -140,7 +140,7 @@ async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Li
     try:
         opened: Any = interruptible(partial(kind.connect, **info, autocommit=True, prepare_threshold=None))
         link: Link = await settle(opened)
-    except psycopg.Error as error:
+    except (psycopg.Error, OSError) as error:  # the latter where no descriptor is left
         raise failure(error, ambiguous=False) from error
     link.patience = patience
     link.pid = link.info.backend_pid  # libpq forgets it when the connection breaks

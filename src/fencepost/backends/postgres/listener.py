@@ -5,15 +5,15 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres.connection import BlockingLink, connect, pooled
-from fencepost.driver import Driver, Signal, boottime, run
+from fencepost.backends.postgres.connection import BlockingLink, connect, failure, pooled
+from fencepost.driver import Driver, Signal, abandoned, boottime, run
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -37,6 +37,8 @@ class Waiter:
     """Token and the server's instant of expiry, once they have come."""
     doubtful: bool = False
     """Whether its entry may be gone, or its grant have been missed."""
+    forsaken: bool = False
+    """Whether its coroutine was closed, so that nobody cleans up."""
     base: tuple[float, int] = (0.0, 0)
     """A local instant, and an instant of the server's clock that is not earlier."""
     overdue: float = 0.0
@@ -58,8 +60,19 @@ class Ear:
     seconds instead, in one statement for all of them.
     """
 
-    def __init__(self, info: dict[str, Any], *, schema: str, patience: float, poll: float, listen: bool | None) -> None:
+    def __init__(
+        self,
+        info: dict[str, Any],
+        *,
+        schema: str,
+        patience: float,
+        poll: float,
+        listen: bool | None,
+        dropped: Callable[[Waiter], None],
+    ) -> None:
         self._info = info
+        self._dropped = dropped
+        self._told: set[str] = set()  # the locks that are ours now, if what was heard is true
         self._schema = schema
         self._patience = patience
         self._poll = poll
@@ -81,7 +94,10 @@ class Ear:
             if self.id is not None:
                 return
             if self._thread is None:
-                stop, stopped = socket.socketpair()
+                try:
+                    stop, stopped = socket.socketpair()
+                except OSError as error:
+                    raise failure(error, ambiguous=False) from error
                 thread = threading.Thread(target=self._live, args=(stopped,), name="fencepost-ear", daemon=True)
                 thread.start()
                 self._stop, self._thread = stop, thread
@@ -157,7 +173,10 @@ class Ear:
         self._begin(process)
         try:
             due, busy = boottime() + every, boottime()
-            while not _readable(stopped, due - boottime() if listens else self._poll, link.pgconn.socket):
+            while True:
+                self._confirm(link)
+                if _readable(stopped, due - boottime() if listens else self._poll, link.pgconn.socket):
+                    return
                 self._read(link)
                 now = boottime()
                 if self._waiters:
@@ -166,6 +185,7 @@ class Ear:
                     self._ask(link)
                 if now >= due:
                     due = now + every
+                    self._drop_abandoned(link)
                     self._doubt({holder for (holder,) in link.execute(*beat)})
                     if now > busy + LINGER and self._fell_silent():
                         return
@@ -196,16 +216,34 @@ class Ear:
             self._heard(notify.extra.decode(errors="replace"))
 
     def _heard(self, news: str) -> None:
+        """Note what a message says. Everybody in the database may send one, so a grant has to be confirmed."""
         try:
             holder, token, expires, name = news.split(" ", 3)
-            self._deliver(holder, int(token), int(expires), name)
+            if holder in self._waiters:
+                self._told.add(name)
+            else:
+                self._deliver(holder, int(token), int(expires), name)
         except ValueError:
             _log.warning("not from the locks of %r: NOTIFY %.80r", self._schema, news)
 
-    def _ask(self, link: BlockingLink) -> None:
-        """Look for news that were lost, or, where there are none to be had, for all of them."""
+    def _confirm(self, link: BlockingLink) -> None:
+        """Look up the grants that were heard of, in one statement for all of them."""
+        while self._told:  # asking may bring more
+            told, self._told = self._told, set()
+            self._ask(link, told)
+
+    def _drop_abandoned(self, link: BlockingLink) -> None:
+        """Leave the queues for waiters whose event loop is closed: they are woken in vain, and so block the others."""
+        for holder, waiter in self._waiters.copy().items():
+            if waiter.forsaken or abandoned(waiter.signal):
+                link.execute(f"SELECT {self._schema}.leave(%s, %s)", [waiter.name, holder])
+                self.forget(holder)
+                self._dropped(waiter)
+
+    def _ask(self, link: BlockingLink, told: Collection[str] | None = None) -> None:
+        """Look who holds the locks that we wait for, or those of them that we were told of."""
         waiters = self._waiters.copy()
-        if names := list({each.name for each in waiters.values()}):
+        if names := list({each.name for each in waiters.values() if told is None or each.name in told}):
             what = f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}"
             rows = link.execute(
                 f"{what}.lock WHERE name = ANY(%s) AND holder IS NOT NULL "

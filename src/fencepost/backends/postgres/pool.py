@@ -89,11 +89,12 @@ class Links:
             except _TRANSIENT as error:
                 if self._driver.now() > until:
                     raise failure(error, ambiguous=False) from error
-            except psycopg.Error as error:
-                if error.sqlstate is None:
+            except (psycopg.Error, OSError) as error:
+                state = getattr(error, "sqlstate", None)
+                if state is None:
                     self._suspect()
                 # Only the server's own word that it failed says for sure that nothing was done.
-                unsure = error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+                unsure = state is None or state.startswith(("08", "57P"))
                 raise failure(error, ambiguous=unsure) from error
             finally:
                 self._give_back(link)
@@ -171,7 +172,7 @@ class Links:
             await ask(link, _END, [patience, stranded, self._info["application_name"]])
         except BaseException as error:
             self._give_back(link)
-            if isinstance(error, psycopg.Error):
+            if isinstance(error, (psycopg.Error, OSError)):
                 raise failure(error, ambiguous=False) from error
             raise
         with self._gate:
@@ -199,7 +200,7 @@ class Links:
                     await call.prepare(link)
         except BaseException as error:
             link.pgconn.finish()
-            if isinstance(error, psycopg.Error):
+            if isinstance(error, (psycopg.Error, OSError)):
                 raise failure(error, ambiguous=False) from error
             raise
         return link
