@@ -16,6 +16,7 @@ from fencepost import aio, sync
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
 from fencepost.backends.zookeeper.contender import Place
 from fencepost.driver import boottime
+from fencepost.driver import run as drive
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
 from fencepost_lab.faults.proxy import Proxy
@@ -280,6 +281,15 @@ def test_a_follower_without_its_leader_grants_nothing_to_a_waiter(monkeypatch: p
                 lease = waiter.result()
                 assert lease.token > holder.token
                 assert lease.release()
+
+
+@pytest.mark.parametrize(("host", "exposed"), [("127.0.0.1", False), ("127.1", True)])
+def test_the_doctor_tells_of_a_password_in_the_clear(server: ZooKeeper, host: str, exposed: bool) -> None:
+    # 127.1 is this machine too, which only the resolver knows: it stands for any name.
+    with fencepost.connect(f"zk://ann:s3cret@{host}:{server.port}/clear") as locks:
+        findings = drive(backend(locks).doctor())
+    told = [each.what for each in findings if each.level == "risk" and "clear" in each.what]
+    assert told == (["the password goes to 127.1 in the clear"] if exposed else [])
 
 
 @dataclass(kw_only=True, eq=False)

@@ -10,6 +10,7 @@ from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, S
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import exposure
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import read
@@ -260,7 +261,9 @@ class ZooKeeper(Backend):
             for folder, stat in zip(folders, stats, strict=True)
             if stat.value
         }
-        return await self.driver.offload(examine, session, len(self.address.hosts), _USUAL, counts)
+        findings = await self.driver.offload(examine, session, len(self.address.hosts), _USUAL, counts)
+        encrypted = bool(self._settings.client.get("use_ssl"))
+        return findings + exposure.examine(self.address, encrypted=encrypted, remedy="use tls=1 or ca=")
 
     async def close(self) -> None:
         self._closed = True
