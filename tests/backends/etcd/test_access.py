@@ -226,6 +226,16 @@ def test_the_doctor_tells_members_limits_and_risks(etcd_server: Endpoint, etcd_c
             assert "ok the cluster has 3 members" in told
 
 
+@pytest.mark.parametrize(("host", "exposed"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_the_doctor_tells_of_a_password_in_the_clear(etcd_server: Endpoint, host: str, exposed: bool) -> None:
+    # Whoever connects to 0.0.0.0 comes back to this machine; here it stands for any address.
+    port = etcd_server.url.rpartition(":")[2]
+    with fencepost.connect(f"etcd://me:s3cret@{host}:{port}") as locks:
+        findings = run(locks._core.backend.doctor())
+    told = [each.what for each in findings if each.level == "risk" and "clear" in each.what]
+    assert told == (["the password goes to 0.0.0.0 in the clear"] if exposed else [])
+
+
 def test_the_doctor_names_members_that_do_not_answer(etcd_server: Endpoint) -> None:
     port = os.getpid() % 1000 + 1  # nobody listens below 1024 but root's own servers
     address = etcd_server.url.partition("://")[2]

@@ -8,6 +8,8 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.driver import boottime
+from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
 from tests.backends.etcd.tools import LONG, counts, etcdctl, queued
 from tests.harness.child import Child
@@ -105,6 +107,28 @@ def test_the_granted_ttl_is_the_one_that_counts(server: Etcd) -> None:
     with Etcd() as usual, fencepost.connect(usual.url) as locks:
         assert locks.acquire("short", ttl=1).ttl == 2.0, "etcd as it comes takes nothing shorter"
         assert locks.acquire("odd", ttl=2.5).ttl == 3.0, "nor parts of a second"
+
+
+def test_deadlines_are_counted_from_before_the_request_was_sent(server: Etcd) -> None:
+    """Not from when it is answered: on a slow network the lock would be somebody else's by then."""
+    delay = 1.0
+    with Proxy(server.port) as proxy, fencepost.connect(f"etcd://{proxy.address}?timeout=60s", ttl=LONG) as locks:
+        assert locks.acquire("first").release(), "it is connected"
+        sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
+        [session] = sessions._sessions.values()
+        proxy.slow(delay)
+        start = boottime()
+        lease = locks.acquire("second", ttl=LONG / 2)
+        assert proxy.slowed
+        assert boottime() > start + 2 * delay, "etcd's lease and its answer took their time"
+        assert lease.deadline - lease.ttl < start + 2 * delay
+        start = boottime()
+        sessions.ping(session)
+        until(lambda: session.since >= start, "it is kept alive")
+        assert boottime() > start + 2 * delay
+        assert session.since < start + 2 * delay
+        proxy.slow(0)
+        assert lease.release()
 
 
 def test_closing_leaves_no_lease_behind(server: Etcd) -> None:

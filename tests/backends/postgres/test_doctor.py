@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import fencepost
-from fencepost_lab.servers import Postgres
+from fencepost_lab.servers import HOST, Postgres
 from tests.harness.pgbouncer import PgBouncer
 
 
@@ -40,6 +40,14 @@ def test_a_server_that_does_not_write_to_disk_is_a_risk() -> None:
     with Postgres() as careless:
         code, found = examine(careless.url)
     assert (code, only(found, "risk")) == (1, ["fsync=off, full_page_writes=on"])
+
+
+@pytest.mark.parametrize("mode", ["", "?sslmode=disable"])
+def test_a_server_elsewhere_that_is_not_verified_is_a_risk(server: Postgres, mode: str) -> None:
+    # 127.1 is this machine too, which only the resolver knows: it stands for any name.
+    code, found = examine(server.url.replace(f"@{HOST}", "@127.1") + mode)
+    [risk] = only(found, "risk")
+    assert (code, risk) == (1, f"sslmode={mode[9:] or 'prefer'} to 127.1: nothing is encrypted")
 
 
 def test_a_pooler_a_loose_commit_a_strict_isolation_and_bumped_tokens_are_named(server: Postgres) -> None:

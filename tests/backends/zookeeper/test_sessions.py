@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Sync
 from kazoo.security import make_acl, make_digest_acl
 
@@ -15,7 +16,9 @@ import fencepost
 from fencepost import aio, sync
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
 from fencepost.backends.zookeeper.contender import Place
+from fencepost.backends.zookeeper.session import Reply
 from fencepost.driver import boottime
+from fencepost.driver import run as drive
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
 from fencepost_lab.faults.proxy import Proxy
@@ -247,6 +250,31 @@ def test_a_session_whose_thread_has_ended_is_replaced(
             assert waiter.result().release()
 
 
+def test_a_renewal_whose_sync_was_lost_confirms_nothing(server: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection broke between the two requests: the second went to another server, which may be cut off."""
+    with fencepost.connect(f"{server.url}/lossy", ttl=LONG) as locks:
+        lease = locks.acquire("x", renew=False)
+        [session] = backend(locks)._sessions.values()
+        send, lost = session.send, list[object]()
+
+        def lossy(request: object, then: Callable[[Reply], None] | None = None) -> Reply:
+            if not isinstance(request, Sync):
+                return send(request, then)
+            lost.append(request)
+            reply = Reply(session, then)
+            reply.set_exception(ConnectionLoss())
+            return reply
+
+        before = lease.deadline
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "send", lossy)
+            lease.renew()
+        assert lost
+        assert lease.deadline == before
+        lease.renew()
+        assert lease.deadline > before
+
+
 def test_a_follower_without_its_leader_grants_nothing_to_a_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline would be counted from a read that the leader, which ends sessions, never saw."""
     with ZooKeeperEnsemble() as ensemble:
@@ -280,6 +308,15 @@ def test_a_follower_without_its_leader_grants_nothing_to_a_waiter(monkeypatch: p
                 lease = waiter.result()
                 assert lease.token > holder.token
                 assert lease.release()
+
+
+@pytest.mark.parametrize(("host", "exposed"), [("127.0.0.1", False), ("127.1", True)])
+def test_the_doctor_tells_of_a_password_in_the_clear(server: ZooKeeper, host: str, exposed: bool) -> None:
+    # 127.1 is this machine too, which only the resolver knows: it stands for any name.
+    with fencepost.connect(f"zk://ann:s3cret@{host}:{server.port}/clear") as locks:
+        findings = drive(backend(locks).doctor())
+    told = [each.what for each in findings if each.level == "risk" and "clear" in each.what]
+    assert told == (["the password goes to 127.1 in the clear"] if exposed else [])
 
 
 @dataclass(kw_only=True, eq=False)

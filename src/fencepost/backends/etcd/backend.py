@@ -5,6 +5,7 @@ from math import inf
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import exposure
 from fencepost.backends.etcd import inspect as view
 from fencepost.backends.etcd import keys
 from fencepost.backends.etcd.doctor import examine
@@ -399,7 +400,8 @@ class Etcd(Backend):
             )
 
     async def doctor(self) -> list[Finding]:
-        return await examine(self._rpc)
+        exposed = exposure.examine(self.address, encrypted=self._rpc.wires.secure, remedy="use tls=1 or ca=")
+        return [*await examine(self._rpc), *exposed]
 
     async def close(self) -> None:
         await self._sessions.close()

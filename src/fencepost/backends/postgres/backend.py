@@ -59,7 +59,7 @@ class Postgres(Backend):
         clock="the server's wall clock",
         token="one kept row per lock: the larger of the last token + 1 and the server's time in microseconds, read "
         "while the row is locked",
-        wakeup="NOTIFY to the session of the next waiter alone, and it carries the grant; besides, one waiter of "
+        wakeup="NOTIFY to the session of the next waiter alone, which looks its grant up; besides, one waiter of "
         "each process asks whenever the holder's deadline passes",
         shared=True,
     )

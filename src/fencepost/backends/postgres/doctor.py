@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fencepost.backend import Finding
+from fencepost.backends.exposure import is_remote
 from fencepost.backends.postgres.pool import Links
 
 _FACTS = """SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
@@ -19,7 +20,19 @@ _FACTS = """SELECT current_setting('server_version'), pg_is_in_recovery(), curre
 async def examine(links: Links, schema: str, wall: float) -> list[Finding]:
     """Everything worth knowing, asked in one statement. ``wall`` is what time it is here."""
     ((facts),) = await links.rows(_FACTS.format(schema=schema), wall)
-    return list(_findings(facts, links.pooled))
+    return [*_findings(facts, links.pooled), *_route(*await links.route())]
+
+
+def _route(host: str, mode: str, encrypted: bool) -> Iterator[Finding]:
+    """libpq alone knows what the URL, the environment and its files come to."""
+    if not is_remote(host) or mode == "verify-full":
+        return
+    yield Finding(
+        "risk",
+        f"sslmode={mode} to {host}: {'nothing proves that it is the server' if encrypted else 'nothing is encrypted'}",
+        "who is on the way can read the password or ask for it, and take and break every lock; use "
+        "sslmode=verify-full and sslrootcert=",
+    )
 
 
 def _findings(facts: tuple[Any, ...], pooled: bool) -> Iterator[Finding]:

@@ -81,6 +81,15 @@ class Links:
         """What one statement answers; BackendError, ambiguous if it may have been carried out all the same."""
         return await self._with(lambda link: ask(link, sql, args))
 
+    async def route(self) -> tuple[str, str, bool]:
+        """The host that a connection leads to, its sslmode, and whether it is encrypted."""
+
+        async def look(link: Link) -> tuple[str, str, bool]:
+            modes = [option.val for option in link.pgconn.info if option.keyword == b"sslmode"]
+            return link.info.host, (modes[0] or b"").decode(), bool(link.pgconn.ssl_in_use)
+
+        return await self._with(look)
+
     async def _with(self, work: Callable[[Link], Awaitable[T]]) -> T:
         until = self._driver.now() + self._patience
         while True:

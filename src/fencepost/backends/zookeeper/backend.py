@@ -10,6 +10,7 @@ from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, S
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import exposure
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import read
@@ -22,7 +23,7 @@ from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
 _USUAL = 15.0  # the ttl of a session that only looks
-_UNCONFIRMED = 1000  # so many releases without an answer are remembered, for those that try again
+_UNCONFIRMED = 1000  # so many releases without an answer are remembered at most, for those that try again
 
 
 class ZooKeeper(Backend):
@@ -196,16 +197,19 @@ class ZooKeeper(Backend):
             return await self._release_again(name, holder, token)
         path, place.ended = place.path, True
         in_time = self._overdue.forget(holder)
-        if in_time:
-            self._unconfirmed[holder] = place
-        [deleted] = await place.session.ask(Delete(path, -1))
-        if deleted.error is None or isinstance(deleted.error, NoNodeError):
-            self._unconfirmed.pop(holder, None)
-            self._dropped(place, True)
-            return in_time and deleted.error is None
-        while len(self._unconfirmed) > _UNCONFIRMED:
-            self._unconfirmed.pop(next(iter(self._unconfirmed)), None)
-        return bool(deleted.get())
+        try:
+            [deleted] = await place.session.ask(Delete(path, -1))
+            there = not isinstance(deleted.error, NoNodeError)
+            if there:
+                deleted.get()
+        except BaseException:
+            if in_time:
+                for oldest in list(self._unconfirmed)[:-_UNCONFIRMED]:
+                    self._unconfirmed.pop(oldest, None)
+                self._unconfirmed[holder] = place
+            raise
+        self._dropped(place, True)
+        return in_time and there
 
     async def _release_again(self, name: str, holder: str, token: int) -> bool:
         """Confirm a release whose answer was lost; True if its node is gone, and its session did not expire."""
@@ -215,7 +219,7 @@ class ZooKeeper(Backend):
         [deleted] = await place.session.ask(Delete(place.path, -1))
         if not isinstance(deleted.error, NoNodeError):
             deleted.get()
-        del self._unconfirmed[holder]
+        self._unconfirmed.pop(holder, None)
         self._dropped(place, True)
         return True
 
@@ -257,13 +261,15 @@ class ZooKeeper(Backend):
             for folder, stat in zip(folders, stats, strict=True)
             if stat.value
         }
-        return await self.driver.offload(examine, session, len(self.address.hosts), _USUAL, counts)
+        findings = await self.driver.offload(examine, session, len(self.address.hosts), _USUAL, counts)
+        encrypted = bool(self._settings.client.get("use_ssl"))
+        return findings + exposure.examine(self.address, encrypted=encrypted, remedy="use tls=1 or ca=")
 
     async def close(self) -> None:
         self._closed = True
         self._overdue.close()
         threads = [session.close() for session in self._sessions.values()]
-        self._sessions, self._places = {}, {}
+        self._sessions, self._places, self._unconfirmed = {}, {}, {}
         until = self.driver.now() + 2.0
         for thread in threads:  # a server that hangs may take longer; then its sessions expire by themselves
             await self.driver.offload(thread.join, max(until - self.driver.now(), 0.0))
