@@ -9,5 +9,5 @@
       +-- address    the URL's options, and locks to keys and back
       +-- doctor     findings about the cluster
 
-Consul has no queue: the waiters of one process queue in `fencepost.backends.local_queue`, and the first of them asks.
+Consul has no queue: the waiters of one process queue in `fencepost.backends.polling`, and the first of them asks.
 """

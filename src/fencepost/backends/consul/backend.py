@@ -4,21 +4,20 @@ import base64
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from fencepost import check
 from fencepost.address import Address
-from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backend import Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.consul.address import decode, encode, read
 from fencepost.backends.consul.doctor import examine
 from fencepost.backends.consul.http import BATCH, LONGEST_WAIT, Answer, Forbidden, Http
 from fencepost.backends.consul.sessions import Session, Sessions
 from fencepost.backends.consul.watch import Watch
 from fencepost.backends.expiry import Overdue
-from fencepost.backends.local_queue import Lines
+from fencepost.backends.polling import Polling
 from fencepost.driver import Driver
-from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Grant
 
 # What `consul lock` marks its keys with; it refuses to touch a key that has another mark.
@@ -39,7 +38,7 @@ class _Held:
     """It was found lost, and reported."""
 
 
-class Consul(Backend):
+class Consul(Polling):
     """``consul://host:8500/prefix``: each lock is the key ``prefix/name/.lock``, as ``consul lock prefix/name`` has it.
 
     An ACL token goes where a password goes: ``consul://:TOKEN@host``. Options: ``dc=``; ``ca=``, ``cert=`` and
@@ -76,32 +75,13 @@ class Consul(Backend):
         self._start()
 
     def _start(self) -> None:
+        super()._start()
         self._sessions = Sessions(self._http, self.driver, self._lock_delay)
         self._held: dict[str, _Held] = {}  # by holder
-        self._lines = Lines()
         self._overdue = Overdue(self.driver, self._expired)
         self._watch = Watch(self._http, self.driver, self._any_session, self._look_at_holds)
 
     # The contract
-
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
-            return grant
-        if queue is not None and not self._lines.join(name, holder, queue):
-            raise QueueFull(name, queue)
-        return None
-
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        now = self.driver.now
-        until = inf if timeout is None else now() + timeout
-        signal = self._lines.await_turn(name, holder, self.driver.signal())
-        while (left := until - now()) > 0:
-            if not self._lines.first(name, holder):
-                await signal.wait(None if left == inf else left)
-            elif grant := await self._stand(name, holder, ttl, until):
-                self._lines.leave(name, holder)
-                return grant
-        return None
 
     async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
         """Wait, as the first of this process, until the key can be locked; None once ``until`` has passed."""
