@@ -15,6 +15,8 @@ from fencepost.driver.threads import Blocking
 from fencepost.registry import connect
 from fencepost_lab.servers import Consul, http_json
 from fencepost_lab.servers.processes import HOST
+from tests.conformance.faces import FACES, Client
+from tests.harness.threads import on_thread
 from tests.harness.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.consul
@@ -80,3 +82,22 @@ def test_doctor_tells_that_a_restart_of_the_agent_ends_its_holders_locks(server:
         findings = run(backend.doctor())
         run(backend.close())
         assert any("leave_on_terminate = false" in finding.means for finding in findings) is expected
+
+
+@pytest.mark.parametrize("how", ["deregistered", "restarted"])
+@pytest.mark.parametrize("face", FACES)
+async def test_a_holder_learns_at_once_that_its_agent_lost_its_session(
+    server: Consul, agent: Agent, face: str, how: str
+) -> None:
+    here, there = (Client(face, f"{each.url}/{face}-{how}", ttl=TTL) for each in (agent, server))
+    lease = await here.acquire("x")
+    if how == "restarted":
+        await on_thread(agent.restart)  # which is a leave, unless the agent is told otherwise
+    else:
+        http_json(server.port, "PUT", "/v1/catalog/deregister", json.dumps({"Node": agent.node}))
+    assert PATIENCE < TTL / 3, "no renewal tells it before"
+    assert await lease.wait_lost(PATIENCE / 2)
+    assert not await lease.release()
+    assert await (await there.acquire("x", timeout=PATIENCE)).release()
+    for client in (here, there):
+        await client.close()

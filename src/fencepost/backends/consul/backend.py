@@ -4,26 +4,25 @@ import base64
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from fencepost import check
 from fencepost.address import Address
-from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backend import Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.consul.address import decode, encode, read
 from fencepost.backends.consul.doctor import examine
-from fencepost.backends.consul.http import BATCH, Answer, Forbidden, Http
+from fencepost.backends.consul.http import BATCH, LONGEST_WAIT, Answer, Forbidden, Http
 from fencepost.backends.consul.sessions import Session, Sessions
+from fencepost.backends.consul.watch import Watch
 from fencepost.backends.expiry import Overdue
-from fencepost.backends.local_queue import Lines
+from fencepost.backends.polling import Polling
 from fencepost.driver import Driver
-from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Grant
 
 # What `consul lock` marks its keys with; it refuses to touch a key that has another mark.
 _FLAGS = 0x2DDCCBC058A50C18
 _LOCK = "/.lock"
-_LONGEST_WAIT = 60.0
 
 
 @dataclass(slots=True)
@@ -35,9 +34,11 @@ class _Held:
     token: int = 0
     unconfirmed: bool = False
     """A release of it got no answer."""
+    lost: bool = False
+    """It was found lost, and reported."""
 
 
-class Consul(Backend):
+class Consul(Polling):
     """``consul://host:8500/prefix``: each lock is the key ``prefix/name/.lock``, as ``consul lock prefix/name`` has it.
 
     An ACL token goes where a password goes: ``consul://:TOKEN@host``. Options: ``dc=``; ``ca=``, ``cert=`` and
@@ -51,7 +52,8 @@ class Consul(Backend):
         fair=False,
         consensus=True,
         failover="locks and tokens survive the loss of a minority, a restart, and a crash of the holder's agent; "
-        "an agent that leaves the cluster, or whose node is deregistered, loses its holders' locks at once; "
+        "an agent that leaves the cluster, or whose node is deregistered, loses its holders' locks at once, and a "
+        "holder that reaches no agent then learns it only at its deadline; "
         "a restored snapshot repeats tokens",
         clock="the leader's clock; a dead holder's lock goes on after one to two times its ttl",
         token="the Raft index at which the key was locked",
@@ -73,31 +75,13 @@ class Consul(Backend):
         self._start()
 
     def _start(self) -> None:
+        super()._start()
         self._sessions = Sessions(self._http, self.driver, self._lock_delay)
         self._held: dict[str, _Held] = {}  # by holder
-        self._lines = Lines()
         self._overdue = Overdue(self.driver, self._expired)
+        self._watch = Watch(self._http, self.driver, self._any_session, self._look_at_holds)
 
     # The contract
-
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
-            return grant
-        if queue is not None and not self._lines.join(name, holder, queue):
-            raise QueueFull(name, queue)
-        return None
-
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        now = self.driver.now
-        until = inf if timeout is None else now() + timeout
-        signal = self._lines.await_turn(name, holder, self.driver.signal())
-        while (left := until - now()) > 0:
-            if not self._lines.first(name, holder):
-                await signal.wait(None if left == inf else left)
-            elif grant := await self._stand(name, holder, ttl, until):
-                self._lines.leave(name, holder)
-                return grant
-        return None
 
     async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
         """Wait, as the first of this process, until the key can be locked; None once ``until`` has passed."""
@@ -107,7 +91,7 @@ class Consul(Backend):
                 if lost := self._held.get(holder):  # an attempt that was cut off: it must not succeed any more
                     await self._sessions.destroy(lost.session)
                     del self._held[holder]
-                answer = await self._look(name, index, min(left, _LONGEST_WAIT))
+                answer = await self._look(name, index, min(left, LONGEST_WAIT))
                 if _session(answer):
                     # An index that went back means that the servers' history did.
                     index, pause = (answer.at if answer.at >= index else 0), 0.05
@@ -211,7 +195,7 @@ class Consul(Backend):
     async def changed(self, name: str, token: int | None) -> None:
         answer = await self._look(name, 0, 0.0)
         if (answer.json[0]["ModifyIndex"] if _session(answer) else None) == token:
-            await self._look(name, answer.at, _LONGEST_WAIT)
+            await self._look(name, answer.at, LONGEST_WAIT)
 
     async def break_lock(self, name: str) -> Status | None:
         for status in await self.status(name):
@@ -235,6 +219,7 @@ class Consul(Backend):
 
     async def close(self) -> None:
         self._overdue.close()
+        await self._watch.close()
         await self._sessions.close()
         self._http.close()
 
@@ -268,11 +253,24 @@ class Consul(Backend):
             if answer.status == 200:
                 held.token = int(answer.json["Results"][0]["KV"]["ModifyIndex"])
                 self._overdue.put(holder, session.renewed + ttl)
+                self._watch.start()
                 return Grant(held.token, ttl, session.renewed)
             del self._held[holder]
             if b"invalid session" not in answer.body:
                 self._sessions.give_back(session)
                 return None
+
+    def _any_session(self) -> Session | None:
+        return next((held.session for held in self._held.copy().values() if held.token and not held.lost), None)
+
+    async def _look_at_holds(self) -> None:
+        """Report every hold whose key its session no longer has locked."""
+        holds = [(holder, held) for holder, held in self._held.copy().items() if held.token and not held.lost]
+        locked = await self._locked([held for _, held in holds], consistent="")
+        for (holder, held), yes in zip(holds, locked, strict=True):
+            if not yes:
+                held.lost = True
+                self.report(holder, "Consul ended its session")
 
     async def _remove(self, name: str, token: int) -> bool:
         """Remove the key if it is as it was locked: no lock leaves anything behind."""
@@ -284,9 +282,7 @@ class Consul(Backend):
 
     async def _look(self, name: str, index: int, wait: float) -> Answer:
         """The key; with an ``index``, once it is no longer as it was then, or ``wait`` seconds have passed."""
-        query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
-        request = self._http.request("GET", f"kv/{self._key(name)}", **query)
-        return (await self._http.ask(request, patience=wait * 17 / 16 if index else 0.0))[0]
+        return await self._http.look(f"kv/{self._key(name)}", index, wait)
 
     def _mine(self, name: str, holder: str, token: int) -> _Held | None:
         held = self._held.get(holder)

@@ -24,6 +24,8 @@ from fencepost.errors import BackendError
 T = TypeVar("T")
 
 _CHUNK = 65536
+LONGEST_WAIT = 60.0
+"""Seconds that one blocking query waits at most."""
 BATCH = 64
 """How many requests are under way at once on a connection, and how many operations a transaction takes."""
 
@@ -235,6 +237,12 @@ class Http:
 
     async def one(self, method: str, path: str, body: Any = None, **query: object) -> Answer:
         return (await self.ask(self.request(method, path, body, **query)))[0]
+
+    async def look(self, path: str, index: int, wait: float) -> Answer:
+        """What is there; with an ``index``, once that has changed since then, or ``wait`` seconds have passed."""
+        query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
+        request = self.request("GET", path, **query)
+        return (await self.ask(request, patience=wait * 17 / 16 if index else 0.0))[0]
 
     async def _link(self) -> _Link:
         while (link := taken(self._idle)) is not None:

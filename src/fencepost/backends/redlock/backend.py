@@ -10,8 +10,8 @@ from math import ceil, inf
 from typing import Any
 
 from fencepost.address import Address
-from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.backends.local_queue import Lines
+from fencepost.backend import Finding, Hold, Promises, Renewal, Status
+from fencepost.backends.polling import Polling
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options, patient
 from fencepost.backends.redis.connection import spell
@@ -19,7 +19,7 @@ from fencepost.backends.redis.inspect import held
 from fencepost.backends.redis.scripts import MARK, Keys, Layout
 from fencepost.backends.redlock.members import Call, Member, Members, shares
 from fencepost.driver import Driver, Signal
-from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
 
@@ -33,7 +33,7 @@ class Exhausted(BackendError):
     """No token is left, and waiting does not help."""
 
 
-class Redlock(Backend):
+class Redlock(Polling):
     """``redlock://h1:6379,h2,h3,h4,h5/0?node_timeout=500ms``: each lock is held in a majority of independent servers.
 
     ``redlocks://`` is the same with TLS.
@@ -65,8 +65,8 @@ class Redlock(Backend):
         self._start()
 
     def _start(self) -> None:
+        super()._start()
         self._nodes = Members(self.driver, self._dial, self.options.places)
-        self._lines = Lines()
         self._standing: dict[str, Signal] = {}
         self._attempts = count(1)
         self._unasked: set[str] = set()
@@ -78,25 +78,6 @@ class Redlock(Backend):
         """The largest token of an attempt that too few nodes remembered."""
 
     # The contract
-
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
-            return grant
-        if queue is not None and not self._lines.join(name, holder, queue):
-            raise QueueFull(name, queue)
-        return None
-
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        now = self.driver.now
-        until = inf if timeout is None else now() + timeout
-        signal = self._lines.await_turn(name, holder, self.driver.signal())
-        while (left := until - now()) > 0:
-            if not self._lines.first(name, holder):
-                await signal.wait(None if left == inf else left)
-            elif grant := await self._stand(name, holder, ttl, until):
-                self._lines.leave(name, holder)
-                return grant
-        return None
 
     async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
         """Ask, as the first of this process, until the lock is granted; None once ``until`` has passed."""

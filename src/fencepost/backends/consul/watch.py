@@ -1,0 +1,79 @@
+"""Notices that Consul has ended the sessions of this process: one blocking query, however many locks are held."""
+
+from collections.abc import Awaitable, Callable
+
+from fencepost.backends.consul.http import LONGEST_WAIT, Forbidden, Http
+from fencepost.backends.consul.sessions import Session
+from fencepost.driver import Driver
+from fencepost.driver.scope import Closed, Scope
+from fencepost.errors import BackendError
+
+_PAUSE, _LONGEST_PAUSE = 1.0, 5.0  # seconds between two queries: Consul also answers when other sessions change
+_PARTING = 1.0
+
+
+class Watch:
+    """Follows one session that is in use: with an agent that leaves, all sessions of its node end at once.
+
+    ``held`` returns such a session, or None; ``ended`` is called once it is gone, and looks at every hold. The thread
+    or task runs only while something is held.
+    """
+
+    def __init__(
+        self, http: Http, driver: Driver, held: Callable[[], Session | None], ended: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._http = http
+        self._driver = driver
+        self._held = held
+        self._ended = ended
+        self._scope = Scope()
+        self._running = False
+
+    def start(self) -> None:
+        """Watch as long as something is held."""
+        if self._running or self._scope.over:
+            return
+        self._running = True
+        try:
+            self._driver.spawn(self._run(), "fencepost-consul-watch")
+        except (RuntimeError, MemoryError):  # no thread can be started just now: the next renewal tells of a loss
+            self._running = False
+
+    async def close(self) -> None:
+        await self._scope.end(self._driver, _PARTING)
+
+    async def _run(self) -> None:
+        self._scope.enter()
+        try:
+            with self._scope.inside():
+                await self._follow()
+        except Closed:
+            pass
+        except Forbidden:
+            return  # it may never look at sessions: the renewals tell of a loss
+        finally:
+            self._scope.leave()
+            self._running = False
+        if self._held() is not None:  # since just now, when this seemed to run still
+            self.start()
+
+    async def _follow(self) -> None:
+        index, pause = 0, _PAUSE
+        followed: Session | None = None
+        while (session := self._held()) is not None:
+            if session is not followed:
+                followed, index = session, 0
+            try:
+                answer = await self._http.look(f"session/info/{session.id}", index, LONGEST_WAIT)
+                if answer.json:
+                    first, index, pause = not index, answer.at, _PAUSE
+                    if first:
+                        continue
+                else:
+                    index = 0
+                    await self._ended()
+            except Forbidden:
+                raise
+            except BackendError:
+                index, pause = 0, min(2 * pause, _LONGEST_PAUSE)
+            await self._driver.sleep(pause)

@@ -1,0 +1,44 @@
+"""Backends whose store has no queue: in each process the first waiter asks, and the others wait behind it."""
+
+from abc import abstractmethod
+from math import inf
+
+from fencepost.backend import Backend
+from fencepost.backends.local_queue import Lines
+from fencepost.errors import QueueFull
+from fencepost.lease import Grant
+
+
+class Polling(Backend):
+    """Queues the waiters of this process. A subclass says how to try once, and how its first waiter asks again."""
+
+    def _start(self) -> None:
+        """Begin without waiters; a subclass calls this when it is made and after a fork."""
+        self._lines = Lines()
+
+    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+        if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
+            return grant
+        if queue is not None and not self._lines.join(name, holder, queue):
+            raise QueueFull(name, queue)
+        return None
+
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        now = self.driver.now
+        until = inf if timeout is None else now() + timeout
+        signal = self._lines.await_turn(name, holder, self.driver.signal())
+        while (left := until - now()) > 0:
+            if not self._lines.first(name, holder):
+                await signal.wait(None if left == inf else left)
+            elif grant := await self._stand(name, holder, ttl, until):
+                self._lines.leave(name, holder)
+                return grant
+        return None
+
+    @abstractmethod
+    async def _attempt(self, name: str, holder: str, ttl: float) -> Grant | None:
+        """Take the lock if it is free; None leaves nothing behind."""
+
+    @abstractmethod
+    async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
+        """Ask, as the first waiter of this process, until the lock is granted; None once ``until`` has passed."""
