@@ -95,7 +95,7 @@ def test_user_and_password(own_redis: Own) -> None:
     commands = (
         "-@all +hello +client +select +script +evalsha +eval +subscribe +ping +exists +get +set +del +time +publish"
     )
-    commands += " +zadd +zrank +zrange +zcard +zrem +zpopmin +pttl +pexpire +sismember +sadd"
+    commands += " +zadd +zrank +zrange +zcard +zrem +pttl +pexpire +sismember +sadd"
     commands += " +pubsub +zscore +zremrangebyscore"
     own_redis.client.execute_command(
         "ACL", "SETUSER", "app", "on", f">{SECRET}", "~lock:*", "&fencepost.*", *commands.split()
@@ -406,7 +406,7 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
                 locks.acquire("a")
             assert raised.value.ambiguous
             assert locks.status("a") is None, "what was not confirmed is given back"
-            here: Any = redis.Redis(port=master.port)
+            here = redis.Redis(port=master.port)
             here.script_flush()
             here.close()
             assert locks.acquire("a").release(), "the renewal is sent again"

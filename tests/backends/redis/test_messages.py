@@ -93,7 +93,7 @@ async def test_dead_waiters_are_skipped_although_somebody_listens_to_everything(
             await until_async(lambda: len(channels(own_redis)) == 1, "Redis notices")
             assert await held.release()
             assert await (await waiting).release()
-        everything.close()  # type: ignore[no-untyped-call]
+        everything.close()
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -147,23 +147,27 @@ class Redis(Backend):
             keys = self.layout.keys(name)
             waiter = self._lines.join(name, keys, await self._nodes.at(keys.lock), holder, ttl, "", limit)
             await self._look(waiter.line, waiter)
-        if waiter.grant is None and waiter.error is None:
-            await waiter.signal.wait(timeout)
-        waiter.signal.clear()  # first: what comes from here on sets it again
-        if waiter.hinted and waiter.grant is None:
-            waiter.hinted = False
-            await self._verify(waiter)
-        if waiter.grant is not None:
-            self._lines.part(holder)
-            token, _, since = waiter.grant
-            if waiter.doubtful:
-                self._later(name, holder, waiter.entry, str(token))
-            if self.options.wait_replicas:
-                await self._confirm(waiter.line.keys, holder, token, ttl)
-            return Grant(token, ttl, since)
-        if waiter.error is not None:
+        until = inf if timeout is None else self.driver.now() + timeout
+        while waiter.grant is None and waiter.error is None:
+            left = until - self.driver.now()
+            if left <= 0:
+                return None
+            if not waiter.hinted and not await waiter.signal.wait(None if left == inf else left):
+                return None
+            waiter.signal.clear()  # first: what comes from here on sets it again
+            if waiter.hinted and waiter.grant is None:
+                waiter.hinted = False
+                await self._verify(waiter)
+        if waiter.grant is None:
+            assert waiter.error is not None, "there is no other end"
             raise waiter.error
-        return None
+        self._lines.part(holder)
+        token, _, since = waiter.grant
+        if waiter.doubtful:
+            self._later(name, holder, waiter.entry, str(token))
+        if self.options.wait_replicas:
+            await self._confirm(waiter.line.keys, holder, token, ttl)
+        return Grant(token, ttl, since)
 
     async def leave(self, name: str, holder: str) -> None:
         earlier, entry = self._lines.asking.pop(holder, (None, ""))
@@ -210,6 +214,9 @@ class Redis(Backend):
         """The queue handed the lock to one of ours who is done, as after a failover: the next one gets it."""
         if not self._closed:
             self._later(name, holder, "", token, 0.0)
+
+    def home(self, name: str) -> Node | None:
+        return self._nodes.home(self.layout.keys(name).lock)
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         by_node: dict[Node, list[tuple[int, Keys, Hold]]] = {}

@@ -55,6 +55,10 @@ class Single:
         """The server that has ``key``."""
         return self._node
 
+    def home(self, key: str) -> Node | None:
+        """The same as far as it is known, where there is more than one."""
+        return None
+
     async def all(self) -> list[Node]:
         """Every server that has locks."""
         return self.nodes
@@ -110,6 +114,9 @@ class Masters(Single):
                     ambiguous=False,
                 )
         return node
+
+    def home(self, key: str) -> Node | None:
+        return self._slots[slot(key)]
 
     async def all(self) -> list[Node]:
         await self._discover()
