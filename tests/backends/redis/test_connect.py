@@ -388,6 +388,16 @@ def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> Non
         replica.kill()
 
 
+def test_a_master_that_does_not_tell_its_role_is_not_called_a_replica() -> None:
+    with watched() as (master, _, url):
+        link: Any = redis.Redis(port=master.port)
+        link.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-role")
+        link.close()
+        said = fails(url.replace("//", "//app:pw@"))
+        assert "does not tell its role: NOPERM" in said
+        master.kill()
+
+
 def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
     with (
         Redis(args=["--repl-diskless-sync-delay", "0"]) as master,

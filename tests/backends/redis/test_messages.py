@@ -190,7 +190,8 @@ def test_what_a_look_took_for_nobody_is_given_back_although_the_server_did_not_a
         waiter = backend._lines.part("ghost")
         own_redis.client.delete(QUEUE)
         assert held.release()
-        run_script, lost = backend._calls.run, []
+        run_script = backend._calls.run
+        lost: list[Any] = []
 
         async def once(script: Any, *args: Any, **options: Any) -> Any:
             reply = await run_script(script, *args, **options)
