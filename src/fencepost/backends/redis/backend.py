@@ -61,6 +61,7 @@ class Redis(Backend):
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False
         self._pruned: dict[str, float] = {}
+        self._forsaking: set[str] = set()
         self._lines = Lines(driver, self._look, self._forsake)
         self._begin()
 
@@ -195,8 +196,8 @@ class Redis(Backend):
         late = late or (earlier is not None and not (earlier.ordered and earlier is wire))
         await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, wire=wire)
 
-    def _later(self, name: str, holder: str, entry: str, token: str = "", pause: float = 0.1) -> None:
-        self.driver.spawn(self._leave_later(name, holder, entry, token, pause), "fencepost-redis-leave")
+    def _later(self, name: str, holder: str, entry: str, token: str = "") -> None:
+        self.driver.spawn(self._leave_later(name, holder, entry, token, 0.1), "fencepost-redis-leave")
 
     async def _leave_later(self, name: str, holder: str, entry: str, token: str, pause: float) -> None:
         """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""
@@ -212,8 +213,19 @@ class Redis(Backend):
 
     def _forsake(self, name: str, holder: str, token: str) -> None:
         """The queue handed the lock to one of ours who is done, as after a failover: the next one gets it."""
-        if not self._closed:
-            self._later(name, holder, "", token, 0.0)
+        if not self._closed and holder not in self._forsaking:  # anybody can publish that, and often
+            self._forsaking.add(holder)
+            try:
+                self.driver.spawn(self._give_up(name, holder, token), "fencepost-redis-leave")
+            except BaseException:
+                self._forsaking.discard(holder)
+                raise
+
+    async def _give_up(self, name: str, holder: str, token: str) -> None:
+        try:
+            await self._leave_later(name, holder, "", token, 0.0)
+        finally:
+            self._forsaking.discard(holder)
 
     def home(self, name: str) -> Node | None:
         return self._nodes.home(self.layout.keys(name).lock)
@@ -257,7 +269,7 @@ class Redis(Backend):
         node = self._nodes.only or await self._nodes.at(keys.lock)
         own = f"{holder}:{token}"
         wire = node.at_hand() or await node.ready()
-        if name in self._lines:
+        if name in self._lines.lines:
             return await self._hand_over(name, keys, node, wire, own)
         request = self._requests.release(keys, own)
         try:

@@ -152,7 +152,8 @@ class Masters(Single):
     def _failed(self, node: Node) -> None:
         """A node cannot be reached: another may have its slots by now."""
         now = self._driver.now()
-        self._ill[node] = now
+        if any(each is node for each in self._places.values()):
+            self._ill[node] = now
         if now - self._discovered > _FORGET:
             self._slots = [None if each is node else each for each in self._slots]
 
