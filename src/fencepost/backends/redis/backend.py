@@ -379,10 +379,17 @@ class Redis(Backend):
 
     async def _verify(self, waiter: Waiter) -> None:
         """A message says that the waiter was handed the lock: ask the server. If it does not say, the look-out will."""
+        line = waiter.line
         try:
-            await self._look(waiter.line, waiter)
+            if waiter.limit is None:
+                sent = self.driver.now()
+                reply = await self._calls.run(self.scripts.claim, line.keys[:1], waiter.holder)
+                if isinstance(reply, list):
+                    self._answer(waiter, sent, reply)
+                    return
+            await self._look(line, waiter)
         except BackendError:
-            self._lines.audit(waiter.line)
+            self._lines.audit(line)
 
     def _answer(self, waiter: Waiter, sent: float, reply: Any) -> bool:
         """Tell a waiter how it stands; False if it does not wait any more."""
