@@ -12,7 +12,7 @@ end soon after it. asyncio code is cancelled then; blocking code has nobody else
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Literal, NamedTuple
@@ -162,6 +162,13 @@ class Backend(ABC):
         It is called after a cancelled or failed ``take`` or ``wait``: a request of theirs that is
         still under way must not take effect after this returns. What it held goes to the next waiter.
         """
+
+    def home(self, name: str) -> Hashable:
+        """The server that has a lock, as far as that is known.
+
+        Holds with different homes are renewed apart, so that a server that hangs costs no lease at another one.
+        """
+        return None
 
     @abstractmethod
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:

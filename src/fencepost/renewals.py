@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -150,8 +150,10 @@ class Renewals(Generic[L]):
         rest = 1.0  # a task may find that the lease it was started for is over already
         while not self._closed:
             self._nudge.clear()
-            batch = self._look()
-            if batch:
+            homes: dict[Hashable, list[L]] = {}
+            for lease in self._look():
+                homes.setdefault(self._backend.home(lease.name), []).append(lease)
+            for batch in homes.values():
                 # Apart, so that a store that hangs does not delay the news of a passed deadline.
                 try:
                     self._driver.spawn(self.renew(batch), "fencepost-renewal")

@@ -4,6 +4,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,7 +161,7 @@ def test_servers_that_send_a_request_back_and_forth_are_given_up_in_time() -> No
 
 
 def test_a_master_that_hangs_does_not_cost_the_leases_at_the_others() -> None:
-    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:", ttl=6) as locks:
+    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:&timeout=5s", ttl=6) as locks:
         hung, *well = cluster.members
         there = names(cluster)
         leases = {member: locks.acquire(there[member][0]) for member in (hung, *well)}
@@ -184,7 +185,7 @@ def test_waiting_at_a_master_that_hangs_does_not_hold_up_those_at_the_others() -
                     locks.acquire(name, timeout=PATIENCE)
                 assert stop.wait(PATIENCE)
 
-            crowd = [background(lambda name=name: wait(name)) for name in there[hung]]
+            crowd = [background(partial(wait, name)) for name in there[hung]]
 
             def queued() -> int:
                 return sum(len(found.waiters) for each in held if (found := others.status(each.name)))

@@ -95,7 +95,7 @@ def test_user_and_password(own_redis: Own) -> None:
     commands = (
         "-@all +hello +client +select +script +evalsha +eval +subscribe +ping +exists +get +set +del +time +publish"
     )
-    commands += " +zadd +zrank +zrange +zcard +zrem +zpopmin +pttl +pexpire +sismember +sadd"
+    commands += " +zadd +zrank +zrange +zcard +zrem +pttl +pexpire +sismember +sadd"
     commands += " +pubsub +zscore +zremrangebyscore"
     own_redis.client.execute_command(
         "ACL", "SETUSER", "app", "on", f">{SECRET}", "~lock:*", "&fencepost.*", *commands.split()
@@ -388,6 +388,16 @@ def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> Non
         replica.kill()
 
 
+def test_a_master_that_does_not_tell_its_role_is_not_called_a_replica() -> None:
+    with watched() as (master, _, url):
+        link: Any = redis.Redis(port=master.port)
+        link.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-role")
+        link.close()
+        said = fails(url.replace("//", "//app:pw@"))
+        assert "does not tell its role: NOPERM" in said
+        master.kill()
+
+
 def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
     with (
         Redis(args=["--repl-diskless-sync-delay", "0"]) as master,
@@ -406,7 +416,7 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
                 locks.acquire("a")
             assert raised.value.ambiguous
             assert locks.status("a") is None, "what was not confirmed is given back"
-            here: Any = redis.Redis(port=master.port)
+            here = redis.Redis(port=master.port)
             here.script_flush()
             here.close()
             assert locks.acquire("a").release(), "the renewal is sent again"

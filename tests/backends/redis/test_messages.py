@@ -9,6 +9,7 @@ import redis
 import fencepost
 from fencepost import aio
 from fencepost.driver import run as finish
+from fencepost_lab.faults.proxy import Proxy
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
 from tests.conformance.faces import FACES, Client
@@ -93,7 +94,7 @@ async def test_dead_waiters_are_skipped_although_somebody_listens_to_everything(
             await until_async(lambda: len(channels(own_redis)) == 1, "Redis notices")
             assert await held.release()
             assert await (await waiting).release()
-        everything.close()  # type: ignore[no-untyped-call]
+        everything.close()
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -175,3 +176,53 @@ def test_refused_acquires_leave_nothing_in_memory(own_redis: Own) -> None:
             with pytest.raises(fencepost.BackendError, match="cannot connect"):
                 locks.acquire("a", timeout=1)
         assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("failing", ["the look", "its clean-up"])
+def test_what_a_look_took_for_nobody_is_given_back_although_the_server_did_not_answer(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The waiter left while the look was under way; then its answer, or that of the clean-up, is lost."""
+    with fencepost.connect(own_redis.url) as others, fencepost.connect(own_redis.url) as locks:
+        backend: Any = locks._core.backend
+        held = others.acquire("a")
+        assert finish(backend.take("a", "ghost", 300, 10)) is None
+        waiter = backend._lines.part("ghost")
+        own_redis.client.delete(QUEUE)
+        assert held.release()
+        run_script = backend._calls.run
+        lost: list[Any] = []
+
+        async def once(script: Any, *args: Any, **options: Any) -> Any:
+            reply = await run_script(script, *args, **options)
+            if not lost and script is (backend.scripts.take if failing == "the look" else backend.scripts.leave):
+                lost.append(own_redis.client.get("lock:a"))
+                if failing != "the look":
+                    own_redis.client.set("lock:a", "ghost:7")  # as if it had never arrived
+                raise fencepost.BackendError("its answer is lost", backend="redis", ambiguous=True)
+            return reply
+
+        monkeypatch.setattr(backend._calls, "run", once)
+        with pytest.raises(fencepost.BackendError, match="lost"):
+            finish(backend._look(waiter.line, waiter))
+        until(lambda: own_redis.client.get("lock:a") is None, "it is given back")
+        assert lost
+        if failing == "the look":
+            assert lost[0].startswith("ghost:"), "it took the lock"
+        assert not backend._lines.asking
+
+
+def test_one_who_waits_for_a_listener_that_is_closed_goes_on_with_the_next(own_redis: Own) -> None:
+    with Proxy(own_redis.server.port) as proxy, fencepost.connect(f"redis://{proxy.address}?timeout=30s") as locks:
+        nodes: Any = locks._core.backend._nodes  # type: ignore[attr-defined]
+        assert locks.acquire("a").release()
+        proxy.lose_answer_to(b"SUBSCRIBE")
+        waiting = background(lambda: finish(nodes.only.listen()))
+        until(lambda: proxy.held > 0, "its answer is held back", watching=[waiting])
+        nodes.forget()
+        proxy.mend()
+        waiting.result(20)
+        assert nodes.only.listening
+        nodes._forgotten = nodes._driver.now()
+        nodes.forget()  # a refusal from before: it says nothing about the connection that was made since
+        assert nodes.only.listening

@@ -61,6 +61,7 @@ class Redis(Backend):
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False
         self._pruned: dict[str, float] = {}
+        self._forsaking: set[str] = set()
         self._lines = Lines(driver, self._look, self._forsake)
         self._begin()
 
@@ -147,23 +148,27 @@ class Redis(Backend):
             keys = self.layout.keys(name)
             waiter = self._lines.join(name, keys, await self._nodes.at(keys.lock), holder, ttl, "", limit)
             await self._look(waiter.line, waiter)
-        if waiter.grant is None and waiter.error is None:
-            await waiter.signal.wait(timeout)
-        waiter.signal.clear()  # first: what comes from here on sets it again
-        if waiter.hinted and waiter.grant is None:
-            waiter.hinted = False
-            await self._verify(waiter)
-        if waiter.grant is not None:
-            self._lines.part(holder)
-            token, _, since = waiter.grant
-            if waiter.doubtful:
-                self._later(name, holder, waiter.entry, str(token))
-            if self.options.wait_replicas:
-                await self._confirm(waiter.line.keys, holder, token, ttl)
-            return Grant(token, ttl, since)
-        if waiter.error is not None:
+        until = inf if timeout is None else self.driver.now() + timeout
+        while waiter.grant is None and waiter.error is None:
+            left = until - self.driver.now()
+            if left <= 0:
+                return None
+            if not waiter.hinted and not await waiter.signal.wait(None if left == inf else left):
+                return None
+            waiter.signal.clear()  # first: what comes from here on sets it again
+            if waiter.hinted and waiter.grant is None:
+                waiter.hinted = False
+                await self._verify(waiter)
+        if waiter.grant is None:
+            assert waiter.error is not None, "there is no other end"
             raise waiter.error
-        return None
+        self._lines.part(holder)
+        token, _, since = waiter.grant
+        if waiter.doubtful:
+            self._later(name, holder, waiter.entry, str(token))
+        if self.options.wait_replicas:
+            await self._confirm(waiter.line.keys, holder, token, ttl)
+        return Grant(token, ttl, since)
 
     async def leave(self, name: str, holder: str) -> None:
         earlier, entry = self._lines.asking.pop(holder, (None, ""))
@@ -191,8 +196,8 @@ class Redis(Backend):
         late = late or (earlier is not None and not (earlier.ordered and earlier is wire))
         await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, wire=wire)
 
-    def _later(self, name: str, holder: str, entry: str, token: str = "", pause: float = 0.1) -> None:
-        self.driver.spawn(self._leave_later(name, holder, entry, token, pause), "fencepost-redis-leave")
+    def _later(self, name: str, holder: str, entry: str, token: str = "") -> None:
+        self.driver.spawn(self._leave_later(name, holder, entry, token, 0.1), "fencepost-redis-leave")
 
     async def _leave_later(self, name: str, holder: str, entry: str, token: str, pause: float) -> None:
         """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""
@@ -208,8 +213,22 @@ class Redis(Backend):
 
     def _forsake(self, name: str, holder: str, token: str) -> None:
         """The queue handed the lock to one of ours who is done, as after a failover: the next one gets it."""
-        if not self._closed:
-            self._later(name, holder, "", token, 0.0)
+        if not self._closed and holder not in self._forsaking:  # anybody can publish that, and often
+            self._forsaking.add(holder)
+            try:
+                self.driver.spawn(self._give_up(name, holder, token), "fencepost-redis-leave")
+            except BaseException:
+                self._forsaking.discard(holder)
+                raise
+
+    async def _give_up(self, name: str, holder: str, token: str) -> None:
+        try:
+            await self._leave_later(name, holder, "", token, 0.0)
+        finally:
+            self._forsaking.discard(holder)
+
+    def home(self, name: str) -> Node | None:
+        return self._nodes.home(self.layout.keys(name).lock)
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         by_node: dict[Node, list[tuple[int, Keys, Hold]]] = {}
@@ -250,7 +269,7 @@ class Redis(Backend):
         node = self._nodes.only or await self._nodes.at(keys.lock)
         own = f"{holder}:{token}"
         wire = node.at_hand() or await node.ready()
-        if name in self._lines:
+        if name in self._lines.lines:
             return await self._hand_over(name, keys, node, wire, own)
         request = self._requests.release(keys, own)
         try:
@@ -360,10 +379,17 @@ class Redis(Backend):
 
     async def _verify(self, waiter: Waiter) -> None:
         """A message says that the waiter was handed the lock: ask the server. If it does not say, the look-out will."""
+        line = waiter.line
         try:
-            await self._look(waiter.line, waiter)
+            if waiter.limit is None:
+                sent = self.driver.now()
+                reply = await self._calls.run(self.scripts.claim, line.keys[:1], waiter.holder)
+                if isinstance(reply, list):
+                    self._answer(waiter, sent, reply)
+                    return
+            await self._look(line, waiter)
         except BackendError:
-            self._lines.audit(waiter.line)
+            self._lines.audit(line)
 
     def _answer(self, waiter: Waiter, sent: float, reply: Any) -> bool:
         """Tell a waiter how it stands; False if it does not wait any more."""

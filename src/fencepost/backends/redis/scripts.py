@@ -40,6 +40,7 @@ class Scripts(NamedTuple):
 
     take: Script
     share: Script
+    claim: Script
     release: Script
     renew: Script
     leave: Script

@@ -55,6 +55,10 @@ class Single:
         """The server that has ``key``."""
         return self._node
 
+    def home(self, key: str) -> Node | None:
+        """The same as far as it is known, where there is more than one."""
+        return None
+
     async def all(self) -> list[Node]:
         """Every server that has locks."""
         return self.nodes
@@ -111,6 +115,9 @@ class Masters(Single):
                 )
         return node
 
+    def home(self, key: str) -> Node | None:
+        return self._slots[slot(key)]
+
     async def all(self) -> list[Node]:
         await self._discover()
         return list({id(node): node for node in self._slots if node is not None}.values())
@@ -145,7 +152,8 @@ class Masters(Single):
     def _failed(self, node: Node) -> None:
         """A node cannot be reached: another may have its slots by now."""
         now = self._driver.now()
-        self._ill[node] = now
+        if any(each is node for each in self._places.values()):
+            self._ill[node] = now
         if now - self._discovered > _FORGET:
             self._slots = [None if each is node else each for each in self._slots]
 

@@ -102,26 +102,24 @@ class Lines:
         self._look = look
         self._forsake = forsake
         self._gate = threading.Lock()
-        self._lines: dict[str, Line] = {}
         self._early: dict[str, tuple[int, float] | None] = {}
         self._parted: dict[str, tuple[str, str]] = {}
         self._lookouts: dict[Node, Lookout] = {}
         self._closed = False
+        self.lines: dict[str, Line] = {}
+        """By the name of the lock; only while somebody here waits for it."""
         self.waiters: dict[str, Waiter] = {}
         self.asking: dict[str, tuple[Pool | Stream, str]] = {}
         """Holders whose request is under way: the connection it went over, and its entry for the queue."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._lines
 
     def join(
         self, name: str, keys: Keys, node: Node, holder: str, ttl: float, entry: str, limit: int | None = None
     ) -> Waiter:
         """Register one whom the server has queued. Its grant may have come already."""
         with self._gate:
-            line = self._lines.get(name)
+            line = self.lines.get(name)
             if line is None:
-                line = self._lines[name] = Line(name, keys, node)
+                line = self.lines[name] = Line(name, keys, node)
             waiter = Waiter(line, holder, ttl, entry, self._driver.signal(), limit)
             line.waiters[holder] = self.waiters[holder] = waiter
             waiter.hinted = holder in self._early
@@ -142,8 +140,8 @@ class Lines:
             if waiter is not None:
                 line = waiter.line
                 line.waiters.pop(holder, None)
-                if not line.waiters and self._lines.get(line.name) is line:
-                    del self._lines[line.name]
+                if not line.waiters and self.lines.get(line.name) is line:
+                    del self.lines[line.name]
                 self._parted[holder] = line.name, "" if waiter.grant is None else str(waiter.grant.token)
                 while len(self._parted) > _PARTED:
                     del self._parted[next(iter(self._parted))]
@@ -212,7 +210,7 @@ class Lines:
 
     def missed(self, name: str) -> None:
         """One of this lock's waiters may have been handed it without being told."""
-        line = self._lines.get(name)
+        line = self.lines.get(name)
         if line is not None:
             self.audit(line)
 
@@ -245,7 +243,7 @@ class Lines:
 
     def _at(self, node: Node) -> list[Line]:
         with self._gate:
-            return [line for line in self._lines.values() if line.node is node]
+            return [line for line in self.lines.values() if line.node is node]
 
     async def _mind(self, node: Node, lookout: Lookout) -> None:
         try:
