@@ -155,7 +155,7 @@ class Renewals(Generic[L]):
                 # Apart, so that a store that hangs does not delay the news of a passed deadline.
                 try:
                     self._driver.spawn(self.renew(batch), "fencepost-renewal")
-                except RuntimeError:  # there is no thread to be had just now but this one
+                except (RuntimeError, MemoryError):  # there is no thread to be had just now but this one
                     await self.renew(batch)
             if self._leases:
                 rest = min(self._wake - self._driver.now(), 60.0)

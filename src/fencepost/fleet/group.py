@@ -237,7 +237,11 @@ class Group(Generic[L, P]):
             if number not in self._slots and not self.leaving.is_set():
                 slot: _Slot[P] = _Slot(self._core.driver.signal())
                 self._slots[number] = slot
-                self._core.driver.spawn(self._serve(number, slot), f"fencepost-fleet-{self.group}-{number}")
+                try:
+                    self._core.driver.spawn(self._serve(number, slot), f"fencepost-fleet-{self.group}-{number}")
+                except (RuntimeError, MemoryError) as error:  # no thread could be started: at the next look, perhaps
+                    del self._slots[number]
+                    _log.warning("worker %r of %r cannot serve %d: %s", self.member, self.group, number, error)
         # A member that is late to renew may be dead: look again when its time is up.
         others = [member.status.remaining for mark, member in found.members.items() if mark != self._mark]
         return max(min([self._period, *others]), self._period / 10)
