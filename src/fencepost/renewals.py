@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.backend import Backend, Hold, Renewal
-from fencepost.driver import Driver
+from fencepost.driver import Driver, wait_until
 from fencepost.errors import BackendError
 from fencepost.events import Kind
 from fencepost.lease import BaseLease, Reason
@@ -164,7 +164,7 @@ class Renewals(Generic[L]):
                 self._wake, rest = self._driver.now() + rest, 0.0
             else:
                 return
-            await self._nudge.wait(max(self._wake - self._driver.now(), 0.001))
+            await wait_until(self._driver, self._nudge, max(self._wake, self._driver.now() + 0.001))
 
     def _look(self) -> list[L]:
         """End what is over; return what is to be renewed now."""

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from fencepost import check
-from fencepost.driver import Signal
+from fencepost.driver import Signal, wait_until
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
 from fencepost.fleet import plan
 from fencepost.lease import BaseLease
@@ -47,13 +47,12 @@ class Owned(Generic[L]):
 
     async def _until_stop(self, timeout: float | None = None) -> bool:
         """Wait until the work should end, because the partition moves or its lease is over."""
-        now = self.lease._clock
+        now, driver = self.lease._clock, self.lease._core.driver
         until = inf if timeout is None else now() + timeout
         while not self._stopping():
-            nap = min(until, self.lease.deadline) - now()
-            if nap <= 0:
+            end = min(until, self.lease.deadline)  # which a renewal moves
+            if not await wait_until(driver, self._signal, end) and now() >= until:
                 return self._stopping()
-            await self._signal.wait(nap)
         return True
 
     def __repr__(self) -> str:
