@@ -144,7 +144,10 @@ class Lock:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     async def acquire(self) -> Lease:
-        """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
+        """The plain form: a new lease that you release yourself. Raises as ``Locks.acquire`` does.
+
+        It never enters again, also if the lock is re-entrant: a task that holds it already waits for itself.
+        """
         lease = await self._locks._core.acquire(self.name, **self._options)
         if lease is None:
             raise late(self.name, self._options["timeout"])

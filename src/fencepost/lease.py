@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from fencepost import check
-from fencepost.driver import Driver, Signal
+from fencepost.driver import Driver, Signal, wait_until
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.rule import Stamp
 
@@ -285,10 +285,9 @@ class BaseLease:
                 self._signal = self._signal or self._core.driver.signal()
         # Nobody needs to be awake for this: the deadline itself ends the wait.
         while self.reason is None:
-            nap = min(until, self.deadline) - now()
-            if nap <= 0:
+            end = min(until, self.deadline)  # which a renewal moves
+            if not await wait_until(self._core.driver, self._signal, end) and now() >= until:
                 return self.reason is not None
-            await self._signal.wait(nap)
         return True
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.backend import Backend, Hold, Renewal
-from fencepost.driver import Driver
+from fencepost.driver import Driver, wait_until
 from fencepost.errors import BackendError
 from fencepost.events import Kind
 from fencepost.lease import BaseLease, Reason
@@ -157,7 +157,7 @@ class Renewals(Generic[L]):
                 # Apart, so that a store that hangs does not delay the news of a passed deadline.
                 try:
                     self._driver.spawn(self.renew(batch), "fencepost-renewal")
-                except RuntimeError:  # there is no thread to be had just now but this one
+                except (RuntimeError, MemoryError):  # there is no thread to be had just now but this one
                     await self.renew(batch)
             if self._leases:
                 rest = min(self._wake - self._driver.now(), 60.0)
@@ -166,7 +166,7 @@ class Renewals(Generic[L]):
                 self._wake, rest = self._driver.now() + rest, 0.0
             else:
                 return
-            await self._nudge.wait(max(self._wake - self._driver.now(), 0.001))
+            await wait_until(self._driver, self._nudge, max(self._wake, self._driver.now() + 0.001))
 
     def _look(self) -> list[L]:
         """End what is over; return what is to be renewed now."""

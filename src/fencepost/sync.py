@@ -133,7 +133,10 @@ class Lock:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def acquire(self) -> Lease:
-        """The plain form: a lease that you release yourself. Raises as ``Locks.acquire`` does."""
+        """The plain form: a new lease that you release yourself. Raises as ``Locks.acquire`` does.
+
+        It never enters again, also if the lock is re-entrant: a thread that holds it already waits for itself.
+        """
         lease = self._ask(self._options)
         if lease is None:
             raise late(self.name, self._options["timeout"])

@@ -333,3 +333,27 @@ async def test_a_lease_released_by_hand_can_be_taken_anew(store: Store) -> None:
     await (on_thread(blocking) if client.face == "blocking" else awaited())
     assert tokens[0] < tokens[1]
     assert await client.status(store.name) is None
+
+
+async def test_the_plain_form_never_enters_again(store: Store) -> None:
+    """Its lease is released by itself: were it the block's own, that would free the lock under the block."""
+    client = store.connect()
+    lock = client.raw.lock(store.name, reentrant=True, timeout=0.05)
+
+    def blocking() -> None:
+        with lock as lease:
+            assert lock.try_acquire() is None
+            with pytest.raises(NotAcquired):
+                lock.acquire()
+            lease.check()
+
+    async def awaited() -> None:
+        async with lock as lease:
+            assert await lock.try_acquire() is None
+            with pytest.raises(NotAcquired):
+                await lock.acquire()
+            lease.check()
+
+    await (on_thread(blocking) if client.face == "blocking" else awaited())
+    lease = await client.acquire(store.name)
+    assert await lease.release()

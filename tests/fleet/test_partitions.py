@@ -470,3 +470,28 @@ def test_a_worker_that_gets_no_thread_does_not_stay_a_member(monkeypatch: pytest
         with pytest.raises(RuntimeError, match="new thread"):
             Partitions(locks, "group", 2).__enter__()
         assert locks.list() == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+@pytest.mark.parametrize("often", [1, 10**9])
+def test_a_partition_that_gets_no_thread_is_served_later_and_does_not_stop_the_worker_from_leaving(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], often: int
+) -> None:
+    start = threading.Thread.start
+    refused: list[str] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.endswith("-group-1") and len(refused) < often:
+            refused.append(thread.name)
+            raise error("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with fencepost.connect("memory://no-thread-to-serve", ttl=TTL) as locks:
+        partitions = Partitions(locks, "group", 3)
+        with partitions:
+            until(lambda: refused, "a thread is refused")
+            until(lambda: numbers(partitions) == ([0, 1, 2] if often == 1 else [0, 2]), "the others are served")
+            closing = background(partitions.close)
+            closing.result()
+        assert locks.list() == []

@@ -14,12 +14,14 @@ import pytest
 
 from fencepost import aio, sync
 from fencepost.backend import Hold, Renewal
+from fencepost.driver import boottime
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.errors import LeaseLost
 from fencepost.lease import Reason
 from fencepost.locks import Core
 from tests.harness.faulty import Bench, Faulty, fault
+from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until
 
 KEPT = 3.0
@@ -201,3 +203,44 @@ async def test_the_asyncio_service_survives_a_store_that_hangs() -> None:
         await body()
     hang.set()
     await locks.close()
+
+
+class Suspendable:
+    """A clock that goes on while the machine is suspended, as deadlines do and waits do not."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def __call__(self) -> float:
+        return boottime() + self.slept
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_who_waits_hears_of_a_loss_soon_after_a_suspend(renew: bool) -> None:
+    driver = Blocking(clock := Suspendable())
+    core = Core(Faulty(driver), driver, sync.Lease, ttl=600, queue_limit=10, hooks=())
+    with sync.Locks(core) as locks:
+        lease = locks.acquire("a", renew=renew)
+        told = background(lease.ended.wait)
+        heir = background(lambda: locks.acquire("a"))
+        until(lambda: (status := locks.status("a")) and status.waiters, "a waiter", watching=[told, heir])
+        clock.slept = 3600
+        assert told.result()
+        assert lease.reason is Reason.EXPIRED
+        assert heir.result().release(), "it minds the deadline too"
+
+
+@pytest.mark.parametrize("renew", [True, False])
+async def test_a_loss_cancels_the_body_soon_after_a_suspend(renew: bool) -> None:
+    driver = Asyncio(clock := Suspendable())
+    core = Core(Faulty(driver), driver, aio.Lease, ttl=600, queue_limit=10, hooks=())
+
+    async def hold() -> None:
+        async with asyncio.timeout(PATIENCE), locks.lock("a", renew=renew):
+            await asyncio.sleep(0)
+            clock.slept = 3600
+            await asyncio.sleep(2 * PATIENCE)
+
+    async with aio.Locks(core) as locks:
+        with pytest.raises(LeaseLost):
+            await hold()

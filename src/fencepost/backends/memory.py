@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.driver import Driver, Signal
+from fencepost.driver import Driver, Signal, wait_until
 from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
@@ -235,14 +235,14 @@ class Memory(Backend):
                 if lock is None:
                     return store.grant(name, holder, ttl, now)
                 waiter = lock.waiters.setdefault(holder, Waiter(ttl, self.driver.signal(), limit))
-                nap = None if until is None else until - now
-                if next(iter(lock.waiters)) == holder:
-                    left = lock.expires - now
-                    nap = left if nap is None else min(nap, left)
                 if until is not None and now >= until:
                     return None
+                minded = lock.expires if next(iter(lock.waiters)) == holder else None
                 waiter.signal.clear()
-            await waiter.signal.wait(nap)
+            if minded is not None:
+                await wait_until(self.driver, waiter.signal, minded if until is None else min(minded, until))
+            else:
+                await waiter.signal.wait(None if until is None else until - now)
 
     async def leave(self, name: str, holder: str) -> None:
         with self._store.gate:

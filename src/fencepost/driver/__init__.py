@@ -23,6 +23,9 @@ boottime: Callable[[], float] = functools.partial(
     time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 )
 
+NAP = 2.0
+"""The ``nap`` of real time: so late may the news of a loss be after a suspend."""
+
 
 class Signal(Protocol):
     """A flag that can be waited for. ``set`` may be called from any thread."""
@@ -39,6 +42,10 @@ class Driver(Protocol):
     @property
     def blocking(self) -> bool:
         """Whether a call blocks its thread until it is done; otherwise it suspends, and others run."""
+
+    @property
+    def nap(self) -> float:
+        """The longest wait for a deadline in one piece: waits do not count the time that the machine is suspended."""
 
     def now(self) -> float: ...
     def signal(self) -> Signal: ...
@@ -86,6 +93,14 @@ def call_or_undo(
 ) -> T:
     """The same; if Ctrl-C comes after it, ``undo`` takes back what it returned, unless that was None."""
     return protected(lambda: run(work(*args, **options)), lambda done: call(undo, done))
+
+
+async def wait_until(driver: Driver, signal: Signal, instant: float) -> bool:
+    """Wait for a signal, until ``instant`` by the driver's clock; say whether it was set."""
+    while (left := instant - driver.now()) > 0:
+        if await signal.wait(min(left, driver.nap)):
+            return True
+    return signal.is_set()
 
 
 async def settle(value: T | Awaitable[T]) -> T:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from fencepost.driver import boottime
+from fencepost.driver import NAP, boottime
 from fencepost.driver.scope import current, deadline
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class Asyncio:
     """Drives asyncio code: blocking calls go to one thread of its own, in the order they were made."""
 
     blocking: Final = False
+    nap: Final = NAP
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self.now = clock

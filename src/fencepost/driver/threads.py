@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from fencepost.driver import boottime, run
+from fencepost.driver import NAP, boottime, run
 from fencepost.driver.interrupts import interruptible, masked, on_main_thread, protected
 from fencepost.driver.scope import current, deadline
 
@@ -93,6 +93,7 @@ class Blocking:
     """Drives blocking code: calls are made at once, background work is a daemon thread."""
 
     blocking: Final = True
+    nap: Final = NAP
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self.now = clock

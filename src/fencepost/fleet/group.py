@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from fencepost import check
-from fencepost.driver import Signal
+from fencepost.driver import Signal, wait_until
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
 from fencepost.fleet import plan
 from fencepost.lease import BaseLease
@@ -47,13 +47,12 @@ class Owned(Generic[L]):
 
     async def _until_stop(self, timeout: float | None = None) -> bool:
         """Wait until the work should end, because the partition moves or its lease is over."""
-        now = self.lease._clock
+        now, driver = self.lease._clock, self.lease._core.driver
         until = inf if timeout is None else now() + timeout
         while not self._stopping():
-            nap = min(until, self.lease.deadline) - now()
-            if nap <= 0:
+            end = min(until, self.lease.deadline)  # which a renewal moves
+            if not await wait_until(driver, self._signal, end) and now() >= until:
                 return self._stopping()
-            await self._signal.wait(nap)
         return True
 
     def __repr__(self) -> str:
@@ -237,7 +236,11 @@ class Group(Generic[L, P]):
             if number not in self._slots and not self.leaving.is_set():
                 slot: _Slot[P] = _Slot(self._core.driver.signal())
                 self._slots[number] = slot
-                self._core.driver.spawn(self._serve(number, slot), f"fencepost-fleet-{self.group}-{number}")
+                try:
+                    self._core.driver.spawn(self._serve(number, slot), f"fencepost-fleet-{self.group}-{number}")
+                except (RuntimeError, MemoryError) as error:  # no thread could be started: at the next look, perhaps
+                    del self._slots[number]
+                    _log.warning("worker %r of %r cannot serve %d: %s", self.member, self.group, number, error)
         # A member that is late to renew may be dead: look again when its time is up.
         others = [member.status.remaining for mark, member in found.members.items() if mark != self._mark]
         return max(min([self._period, *others]), self._period / 10)

@@ -1,6 +1,7 @@
 """The third driver: coroutines on the virtual clock of one machine."""
 
 from collections.abc import Callable, Coroutine, Generator
+from math import inf
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from fencepost_lab.sim.world import Node
@@ -133,6 +134,7 @@ class Virtual:
     """Drives the core on one machine of the simulated world, for one life of that machine."""
 
     blocking: Final = False
+    nap: Final = inf
 
     def __init__(self, node: Node) -> None:
         self.node = node

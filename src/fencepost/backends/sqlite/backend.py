@@ -16,7 +16,7 @@ from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
 from fencepost.backends.sqlite.mailbox import Wakes
 from fencepost.backends.sqlite.queue import SHARED, Line
-from fencepost.driver import Driver, scope
+from fencepost.driver import Driver, scope, wait_until
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
 
@@ -90,13 +90,13 @@ class SQLite(Backend):
                 found = await self._offload(look, *args)
                 if isinstance(found, Grant):
                     return found
-                nap = None if until is None else until - now()
-                if nap is not None and nap <= 0:
+                if until is not None and now() >= until:
                     return None
                 if self._lines.minds(name, holder, found):
-                    overdue = max(found - now(), 0.001)
-                    nap = overdue if nap is None else min(nap, overdue)
-                await signal.wait(nap)
+                    overdue = max(found, now() + 0.001)
+                    await wait_until(self.driver, signal, overdue if until is None else min(overdue, until))
+                else:
+                    await signal.wait(None if until is None else until - now())
         finally:
             self._mailbox.forget(holder)
             self._lines.leave(name, holder)
