@@ -22,13 +22,15 @@ def document(*, secured: bool, max_body: int) -> Json:
     everywhere: Json = {
         "400": _error("The key or a header is malformed."),
         "431": _error("The path and the headers are too large."),
-        "503": _error("The store failed."),
+        "503": _error("The store failed, or too many requests wait for it."),
     }
     if secured:
         everywhere |= {
             "401": _error("No token, or one that is not known.", **{"WWW-Authenticate": {"type": "string"}}),
             "403": _error("The key has none of the client's prefixes."),
         }
+    else:
+        everywhere |= {"403": _error("The request names another host, or comes from another site's page.")}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -160,7 +162,7 @@ def _page(text: str, kind: str, schema: Json, *, secured: bool = False, failing:
     if secured:
         responses["401"] = _error("No token, or one that is not known.", **{"WWW-Authenticate": {"type": "string"}})
     if failing:
-        responses["503"] = _error("The store failed.")
+        responses["503"] = _error("The store failed, or too many requests wait for it.")
     return {"summary": text, "responses": responses, **({} if secured else {"security": []})}
 
 
