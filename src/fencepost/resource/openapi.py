@@ -51,7 +51,12 @@ def document(*, secured: bool, max_body: int) -> Json:
         },
         **({"security": [{"bearer": []}]} if secured else {}),
         "paths": {
-            "/r/{key}": {"parameters": [_KEY], "get": _get(everywhere), "put": _put(everywhere, max_body)},
+            "/r/{key}": {
+                "parameters": [_KEY],
+                "get": _get(everywhere),
+                "put": _put(everywhere, max_body),
+                "delete": _delete(everywhere),
+            },
             "/metrics": {"get": _page("Prometheus metrics.", "text/plain", {"type": "string"}, secured=secured)},
             "/healthz": {"get": _page("Whether its store can be used.", "application/json", _health(), failing=True)},
             "/openapi.json": {"get": _page("This document.", "application/json", {"type": "object"})},
@@ -60,15 +65,6 @@ def document(*, secured: bool, max_body: int) -> Json:
 
 
 def _put(everywhere: Json, max_body: int) -> Json:
-    written = {
-        "type": "object",
-        "required": ["written", "replay", "max_fence"],
-        "properties": {
-            "written": {"const": True},
-            "replay": {"type": "boolean", "description": "The very same write had been made before."},
-            "max_fence": _NUMBER,
-        },
-    }
     return {
         "operationId": "write",
         "summary": "Replace a value; on disk, with its mark, once answered.",
@@ -78,12 +74,38 @@ def _put(everywhere: Json, max_body: int) -> Json:
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
         },
         "responses": {
-            "200": _answer("Written.", "application/json", written, marked=True),
+            "200": _answer("Written.", "application/json", _made("written"), marked=True),
             **everywhere,
             "408": _error("The body came too slowly."),
             "409": _refused("A newer holder was here, or the stamp was used before."),
             "413": _error("The body is too large."),
             "428": _refused("No fencing token was sent."),
+        },
+    }
+
+
+def _delete(everywhere: Json) -> Json:
+    return {
+        "operationId": "delete",
+        "summary": "Remove a value, if there is one; its mark stays.",
+        "parameters": _stamp(required=True),
+        "responses": {
+            "200": _answer("Deleted.", "application/json", _made("deleted"), marked=True),
+            **everywhere,
+            "409": _refused("A newer holder was here, or the stamp was used before."),
+            "428": _refused("No fencing token was sent."),
+        },
+    }
+
+
+def _made(what: str) -> Json:
+    return {
+        "type": "object",
+        "required": [what, "replay", "max_fence"],
+        "properties": {
+            what: {"const": True},
+            "replay": {"type": "boolean", "description": "The very same write had been made before."},
+            "max_fence": _NUMBER,
         },
     }
 
