@@ -11,5 +11,5 @@ def filter_case(context: Any, case: Any) -> bool:
     headers = {name.lower(): value for name, value in dict(case.headers or {}).items()}
     seq, holder = headers.get("x-fence-seq"), headers.get("x-fence-holder")
     if "x-fence-token" not in headers:
-        return (seq is None and holder is None) or case.method == "PUT"
-    return bool(holder) or seq is None or str(seq) == "1" or case.method != "PUT"
+        return (seq is None and holder is None) or case.method != "GET"
+    return bool(holder) or seq is None or str(seq) == "1" or case.method == "GET"

@@ -16,7 +16,7 @@ import pytest
 from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost_lab.servers.processes import HOST
 from tests.harness.child import Child
-from tests.harness.resource import Answer, Service
+from tests.harness.resource import Answer, Service, stamped
 from tests.harness.waiting import PATIENCE, until
 
 LIMIT = 1 << 20
@@ -61,6 +61,26 @@ def test_a_stale_write_gets_409_with_both_tokens_and_nothing_else(service: Servi
     assert refused.status == 409
     assert refused.body == b'{"error":"stale fencing token","seen":7,"got":6}'
     assert service.get(key).body == b"hello"
+
+
+def test_a_delete_is_a_write_whose_mark_stays(service: Service, key: str) -> None:
+    def delete(offer: Stamp) -> Answer:
+        return service.ask("DELETE", f"/r/{key}", headers=stamped(offer))
+
+    assert delete(Stamp(5, 1, "ann")).status == 200, "there was nothing, and there is nothing"
+    assert service.put(key, b"hello", Stamp(5, 2, "ann")).status == 200
+    assert service.ask("DELETE", f"/r/{key}").status == 428
+    assert delete(Stamp(4, 1, "zombie")).status == 409
+    assert service.get(key).body == b"hello"
+    for replay in (False, True):
+        answer = delete(Stamp(5, 3, "ann"))
+        assert (answer.status, answer.json) == (200, {"deleted": True, "replay": replay, "max_fence": 5})
+    gone = service.get(key)
+    assert (gone.status, gone.headers["X-Fence-Mark"]) == (404, "5")
+    assert service.put(key, b"zombie", Stamp(4, 2, "zombie")).status == 409
+    assert service.put(key, b"", Stamp(5, 3, "ann")).status == 409, "an empty value is not the same as none"
+    assert service.put(key, b"", Stamp(5, 4, "ann")).status == 200
+    assert service.get(key).status == 200
 
 
 def test_the_same_bare_token_again_is_stale(service: Service, key: str) -> None:
@@ -148,12 +168,18 @@ def test_an_unknown_path_gets_404(service: Service, path: str) -> None:
         assert service.ask(method, path).status == 404
 
 
-@pytest.mark.parametrize("method", ["HEAD", "POST", "DELETE", "PATCH", "OPTIONS", "PROPFIND", "TRACE"])
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PATCH", "OPTIONS", "PROPFIND", "TRACE"])
 @pytest.mark.parametrize("path", ["/r/a", "/r/%ff", "/metrics", "/healthz"])
 def test_another_method_gets_405(service: Service, method: str, path: str) -> None:
     refused = service.ask(method, path, headers={TOKEN: "5"})
     assert refused.status == 405
     assert "GET" in refused.headers["Allow"]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/openapi.json"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_page_cannot_be_changed(service: Service, method: str, path: str) -> None:
+    assert service.ask(method, path, headers={TOKEN: "5"}).status == 405
 
 
 def test_a_key_means_the_same_however_it_is_escaped(service: Service, key: str) -> None:

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from fencepost.cli import app as root
 from fencepost.errors import BackendError
 from fencepost.events import Hook
-from fencepost.resource.ledger import Ledger
-from fencepost.resource.store import Store, opener
+from fencepost.resource.ledger import Found, Ledger
+from fencepost.resource.store import Store, Written, opener
 from fencepost.rule import Stamp
 from fencepost_lab.servers import Postgres
 from fencepost_lab.servers.processes import Missing
@@ -100,6 +100,20 @@ def test_through_several_services_admitted_tokens_never_go_back(place: str) -> N
         for key, tokens_in in admitted.items():
             assert len(tokens_in) > 10
             assert several[0].get(key).body == b"%d" % max(tokens_in)
+
+
+def test_what_was_deleted_is_gone_and_its_mark_is_not(place: str) -> None:
+    async def use() -> None:
+        await store.write("thing", b"kept", Stamp(5, 1, "ann"))
+        for replay in (False, True):
+            assert await store.write("thing", None, Stamp(5, 2, "ann")) == Written(replay, Stamp(5, 2, "ann"))
+        assert await store.read("thing") == Found(None, Stamp(5, 2, "ann"))
+
+    store = Store(opener(place))
+    try:
+        run(use())
+    finally:
+        store.close()
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""The service's HTTP face: ``PUT`` and ``GET /r/{key}``, ``/metrics``, ``/healthz``, ``/openapi.json``."""
+"""The service's HTTP face: ``PUT``, ``GET`` and ``DELETE /r/{key}``, ``/metrics``, ``/healthz``, ``/openapi.json``."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from logging import getLogger
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import ClientDisconnect, Request
@@ -16,8 +17,9 @@ from fencepost.resource import http as wire
 from fencepost.resource import openapi
 from fencepost.resource.auth import ANYBODY, Client, Clients
 from fencepost.resource.ledger import AGAIN
-from fencepost.resource.store import Store
+from fencepost.resource.store import Store, Written
 from fencepost.resource.workers import never
+from fencepost.rule import Stamp
 
 MAX_BODY = 1 << 20
 MAX_WAITING = 256 << 20
@@ -88,6 +90,11 @@ class App:
         self._local = local
         self._room = _Room(max(max_waiting, max_body))
         self._document = wire.encode(openapi.document(secured=clients is not None, max_body=max_body))
+        self._accesses: dict[str, Callable[[Request, str], Awaitable[Response]]] = {
+            "GET": self._get,
+            "PUT": self._put,
+            "DELETE": self._delete,
+        }
         self._pages: dict[bytes, Callable[[], Awaitable[Response]]] = {
             b"/metrics": self._metrics,
             b"/healthz": self._health,
@@ -132,13 +139,13 @@ class App:
         if self._local and not wire.from_here(request.headers):
             return wire.answer(403, {"error": "without --clients this service answers only to 127.0.0.1 or localhost"})
         if raw.startswith(_PREFIX):
-            if request.method not in ("GET", "PUT"):
-                return _not_allowed("GET, PUT")
+            if (access := self._accesses.get(request.method)) is None:
+                return _not_allowed(", ".join(self._accesses))
             client = self._client(request)
             key = wire.key(raw[len(_PREFIX) :])
             if not client.may(key):
                 return wire.answer(403, {"error": f"client {client.name!r} may not use this key"})
-            return await (self._put(request, key) if request.method == "PUT" else self._get(request, key))
+            return await access(request, key)
         if page := self._pages.get(raw):
             if request.method != "GET":
                 return _not_allowed("GET")
@@ -158,16 +165,24 @@ class App:
         return client
 
     async def _put(self, request: Request, key: str) -> Response:
-        offer = wire.offer(key, request.headers, reads=False)
-        if offer is not None:
-            check.stamp(offer)
-        self._store.require(key, offer)
+        offer = self._writer(request, key)
         with self._room.shared() as take:
             async with asyncio.timeout(self._patience):
                 body = await self._body(request, take)
             written = await self._store.write(key, body, offer, gone=_gone(request))
-        fence = check.json_number(written.mark.token) if written.mark else 0
-        return wire.answer(200, {"written": True, "replay": written.replay, "max_fence": fence}, written.mark)
+        return wire.answer(200, {"written": True, **_made(written)}, written.mark)
+
+    async def _delete(self, request: Request, key: str) -> Response:
+        written = await self._store.write(key, None, self._writer(request, key), gone=_gone(request))
+        return wire.answer(200, {"deleted": True, **_made(written)}, written.mark)
+
+    def _writer(self, request: Request, key: str) -> Stamp | None:
+        """The stamp of a write; MissingToken without one where the rule is enforced."""
+        offer = wire.offer(key, request.headers, reads=False)
+        if offer is not None:
+            check.stamp(offer)
+        self._store.require(key, offer)
+        return offer
 
     async def _get(self, request: Request, key: str) -> Response:
         offer = wire.offer(key, request.headers, reads=True)
@@ -204,6 +219,10 @@ class App:
 
     async def _openapi(self) -> Response:
         return Response(self._document, 200, media_type="application/json")
+
+
+def _made(written: Written) -> dict[str, Any]:
+    return {"replay": written.replay, "max_fence": check.json_number(written.mark.token) if written.mark else 0}
 
 
 def _gone(request: Request) -> Callable[[], bool]:

@@ -49,8 +49,8 @@ class Ledger(Protocol):
     def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
         """Raise the mark without writing. Raises the Refused of the verdict."""
 
-    def keep(self, key: str, data: bytes) -> None:
-        """Replace the value."""
+    def keep(self, key: str, data: bytes | None) -> None:
+        """Replace the value; None removes it."""
 
     def find(self, key: str) -> Found:
         """The value and its mark, inside the transaction, or as of one moment outside one."""
@@ -77,6 +77,7 @@ _SETUP = (
     "CREATE TABLE IF NOT EXISTS value (resource TEXT NOT NULL PRIMARY KEY, data BLOB NOT NULL) STRICT",
 )
 _READ = "SELECT data FROM value WHERE resource = ?"
+_DELETE = "DELETE FROM value WHERE resource = ?"
 _WRITE = "INSERT OR REPLACE INTO value (resource, data) VALUES (?, ?)"
 
 
@@ -113,8 +114,11 @@ class SqliteLedger:
     def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
         sqlite.enter(self.conn, key, offer, hooks=(hook,), policy=policy)
 
-    def keep(self, key: str, data: bytes) -> None:
-        self.conn.execute(_WRITE, (key, data))
+    def keep(self, key: str, data: bytes | None) -> None:
+        if data is None:
+            self.conn.execute(_DELETE, (key,))
+        else:
+            self.conn.execute(_WRITE, (key, data))
 
     def find(self, key: str) -> Found:
         alone = not self.conn.in_transaction

@@ -25,6 +25,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS fencepost_value (
     resource text COLLATE "C" PRIMARY KEY,
     data     bytea NOT NULL
 )"""
+_DELETE = "DELETE FROM fencepost_value WHERE resource = %s"
 _WRITE = """INSERT INTO fencepost_value VALUES (%s, %s)
     ON CONFLICT (resource) DO UPDATE SET data = excluded.data"""
 # One statement, so that value and mark are of one moment.
@@ -80,8 +81,11 @@ class PostgresLedger:
     def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
         postgres.enter(self._link, key, offer, hooks=(hook,), policy=policy)
 
-    def keep(self, key: str, data: bytes) -> None:
-        self._link.execute(_WRITE, (key, data), binary=True)
+    def keep(self, key: str, data: bytes | None) -> None:
+        if data is None:
+            self._link.execute(_DELETE, (key,))
+        else:
+            self._link.execute(_WRITE, (key, data), binary=True)
 
     def find(self, key: str) -> Found:
         # Inside a transaction never on another connection: its COMMIT would be answered there as if all were well.

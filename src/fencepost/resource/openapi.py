@@ -22,13 +22,15 @@ def document(*, secured: bool, max_body: int) -> Json:
     everywhere: Json = {
         "400": _error("The key or a header is malformed."),
         "431": _error("The path and the headers are too large."),
-        "503": _error("The store failed."),
+        "503": _error("The store failed, or too many requests wait for it."),
     }
     if secured:
         everywhere |= {
             "401": _error("No token, or one that is not known.", **{"WWW-Authenticate": {"type": "string"}}),
             "403": _error("The key has none of the client's prefixes."),
         }
+    else:
+        everywhere |= {"403": _error("The request names another host, or comes from another site's page.")}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -49,7 +51,12 @@ def document(*, secured: bool, max_body: int) -> Json:
         },
         **({"security": [{"bearer": []}]} if secured else {}),
         "paths": {
-            "/r/{key}": {"parameters": [_KEY], "get": _get(everywhere), "put": _put(everywhere, max_body)},
+            "/r/{key}": {
+                "parameters": [_KEY],
+                "get": _get(everywhere),
+                "put": _put(everywhere, max_body),
+                "delete": _delete(everywhere),
+            },
             "/metrics": {"get": _page("Prometheus metrics.", "text/plain", {"type": "string"}, secured=secured)},
             "/healthz": {"get": _page("Whether its store can be used.", "application/json", _health(), failing=True)},
             "/openapi.json": {"get": _page("This document.", "application/json", {"type": "object"})},
@@ -58,15 +65,6 @@ def document(*, secured: bool, max_body: int) -> Json:
 
 
 def _put(everywhere: Json, max_body: int) -> Json:
-    written = {
-        "type": "object",
-        "required": ["written", "replay", "max_fence"],
-        "properties": {
-            "written": {"const": True},
-            "replay": {"type": "boolean", "description": "The very same write had been made before."},
-            "max_fence": _NUMBER,
-        },
-    }
     return {
         "operationId": "write",
         "summary": "Replace a value; on disk, with its mark, once answered.",
@@ -76,12 +74,38 @@ def _put(everywhere: Json, max_body: int) -> Json:
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
         },
         "responses": {
-            "200": _answer("Written.", "application/json", written, marked=True),
+            "200": _answer("Written.", "application/json", _made("written"), marked=True),
             **everywhere,
             "408": _error("The body came too slowly."),
             "409": _refused("A newer holder was here, or the stamp was used before."),
             "413": _error("The body is too large."),
             "428": _refused("No fencing token was sent."),
+        },
+    }
+
+
+def _delete(everywhere: Json) -> Json:
+    return {
+        "operationId": "delete",
+        "summary": "Remove a value, if there is one; its mark stays.",
+        "parameters": _stamp(required=True),
+        "responses": {
+            "200": _answer("Deleted.", "application/json", _made("deleted"), marked=True),
+            **everywhere,
+            "409": _refused("A newer holder was here, or the stamp was used before."),
+            "428": _refused("No fencing token was sent."),
+        },
+    }
+
+
+def _made(what: str) -> Json:
+    return {
+        "type": "object",
+        "required": [what, "replay", "max_fence"],
+        "properties": {
+            what: {"const": True},
+            "replay": {"type": "boolean", "description": "The very same write had been made before."},
+            "max_fence": _NUMBER,
         },
     }
 
@@ -160,7 +184,7 @@ def _page(text: str, kind: str, schema: Json, *, secured: bool = False, failing:
     if secured:
         responses["401"] = _error("No token, or one that is not known.", **{"WWW-Authenticate": {"type": "string"}})
     if failing:
-        responses["503"] = _error("The store failed.")
+        responses["503"] = _error("The store failed, or too many requests wait for it.")
     return {"summary": text, "responses": responses, **({} if secured else {"security": []})}
 
 

@@ -15,6 +15,8 @@ from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
 from fencepost.resource.workers import GROUP, QUEUE, Reader, Writer, never
 from fencepost.rule import Stamp
 
+_DELETED = b"\0fencepost: deleted\0"  # what a delete's stamp stands for, so that its retry is known
+
 
 class Written(NamedTuple):
     """A write that is on disk; ``replay`` if an earlier request had put it there."""
@@ -70,15 +72,18 @@ class Store:
         if self._fenced and offer is None:
             self._bare(key, self._hooks)
 
-    async def write(self, key: str, data: bytes, offer: Stamp | None, *, gone: Callable[[], bool] = never) -> Written:
-        """Keep ``data`` under ``key``; returns once it and its mark are on disk."""
+    async def write(
+        self, key: str, data: bytes | None, offer: Stamp | None, *, gone: Callable[[], bool] = never
+    ) -> Written:
+        """Keep ``data`` under ``key``, or nothing if it is None; returns once that and its mark are on disk."""
+        payload = _DELETED if data is None else data
 
         def access(ledger: Ledger, hook: Hook) -> Written:
             if offer is None:
                 self._bare(key, hook)
                 fresh = True
             else:
-                fresh = ledger.admit(key, offer, data, hook, self._policy)
+                fresh = ledger.admit(key, offer, payload, hook, self._policy)
             if fresh:
                 ledger.keep(key, data)
             # Enforced, what passed is the mark now; else the mark may be larger.
