@@ -57,7 +57,7 @@ def agent(server: Consul) -> Iterator[Agent]:
 
 def test_a_crash_of_the_holders_agent_gives_its_lock_to_nobody(server: Consul, agent: Agent) -> None:
     with (
-        fencepost.connect(f"{agent.url}/crash?timeout=1s", ttl=TTL) as here,
+        fencepost.connect(f"{agent.url}/crash", ttl=TTL) as here,
         fencepost.connect(f"{server.url}/crash", ttl=TTL) as there,
     ):
         lease = here.acquire("x")

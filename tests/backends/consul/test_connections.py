@@ -115,7 +115,7 @@ def test_a_release_that_is_tried_again_after_its_session_was_lost_answers_no(ser
 @pytest.mark.parametrize("face", FACES)
 async def test_after_one_request_without_an_answer_no_idle_connection_is_trusted(server: Consul, face: str) -> None:
     with Proxy(server.port) as proxy:
-        client = Client(face, f"consul://{proxy.address}/suspect?timeout=1s", ttl=TTL)
+        client = Client(face, f"consul://{proxy.address}/suspect?timeout=3s", ttl=TTL)
         leases = await asyncio.gather(*(client.acquire(f"x{number}") for number in range(4)))
         for lease in await asyncio.gather(*(client.acquire(f"y{number}") for number in range(4))):
             assert await lease.release()

@@ -54,7 +54,7 @@ def meddlers(five: Five) -> Iterator[list[Meddler]]:
 
 @pytest.fixture
 def backend(meddlers: list[Meddler]) -> Iterator[Backend]:
-    made = connect(f"redlock://{','.join(each.address for each in meddlers)}/0?node_timeout=500ms", Blocking())
+    made = connect(f"redlock://{','.join(each.address for each in meddlers)}/0?node_timeout=10s", Blocking())
     yield made
     for each in meddlers:
         each.let_go.set()

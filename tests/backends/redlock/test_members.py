@@ -71,7 +71,7 @@ class Crowded(Blocking):
 
 def test_a_node_is_looked_after_although_no_thread_could_be_started_at_first(five: Five) -> None:
     driver = Crowded()
-    backend = connect(f"{five.url}?node_timeout=500ms", driver)
+    backend = connect(f"{five.url}?node_timeout=2s", driver)
     grant = run(backend.take("a", "one", TTL, None))
     assert grant is not None
     five.members[3].pause()
@@ -122,7 +122,7 @@ class Counting(Proxy):
 def test_after_one_request_without_an_answer_no_idle_connection_to_that_node_is_trusted(five: Five) -> None:
     with Counting(five.members[0].port) as proxy:
         hosts = ",".join([proxy.address, *(member.address for member in five.members[1:])])
-        with fencepost.connect(f"redlock://{hosts}/0?node_timeout=500ms", ttl=TTL) as locks:
+        with fencepost.connect(f"redlock://{hosts}/0?node_timeout=2s", ttl=TTL) as locks:
             with ThreadPoolExecutor(8) as crowd:
                 together = threading.Barrier(8, timeout=PATIENCE)
 
