@@ -1,6 +1,7 @@
 """The resource's store where no client can look: what it asks of the disk, and what happens when that fails."""
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
@@ -11,6 +12,7 @@ import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken
 from fencepost.events import Event, Hook
+from fencepost.resource import ledger
 from fencepost.resource.ledger import Found, Ledger, SqliteLedger
 from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
@@ -129,6 +131,27 @@ def test_when_the_disk_fails_everybody_is_told_and_nothing_has_changed(path: Pat
         assert (await store.write("thing", bytes(100_000), retry)).replay is False
 
     with_store(path, use, told)
+
+
+def test_a_locked_file_is_tried_once_for_all_who_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_BUSY", 0.1)
+    begin, tried = SqliteLedger.begin, []
+
+    def counted(ledger: SqliteLedger) -> None:
+        tried.append(ledger)
+        begin(ledger)
+
+    async def use(store: Store) -> None:
+        monkeypatch.setattr(SqliteLedger, "begin", counted)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writes = [store.write(f"k{number}", b"x", Stamp(1, 1, "ann")) for number in range(20)]
+            failed = await asyncio.gather(*writes, return_exceptions=True)
+        assert all(isinstance(each, BackendError) for each in failed), failed
+        assert len(tried) <= 2, "the first one may have been alone in its group"
+        assert not (await store.write("k0", b"x", Stamp(1, 1, "ann"))).replay
+
+    with_store(path, use, [])
 
 
 def test_what_it_holds_is_there_when_it_is_opened_again(path: Path) -> None:

@@ -154,19 +154,20 @@ class Writer(_Worker):
         """None if it was done; else the error, and whether it is everybody's.
 
         It is, once COMMIT was sent: Postgres may have carried it out, and then the accesses would be refused if they
-        were run again, although they were made. It is, too, when the connection failed.
+        were run again, although they were made. It is, too, when BEGIN or the connection failed.
         """
-        sent = False
+        running = False
         try:
             self._ledger.begin()
+            running = True
             for access in group:
                 self._attempt(access)
-            sent = True
+            running = False
             self._ledger.commit()
         except Exception as error:
             with suppress(Exception):
                 self._ledger.rollback()
-            return error, sent or self._ledger.broken
+            return error, not running or self._ledger.broken
         for access in group:
             for event in access.told:
                 self._tell(event)
