@@ -123,6 +123,7 @@ class BaseLease:
         "_last_seq",
         "_on_loss",
         "_reason",
+        "_releasing",
         "_renew_until",
         "_sign",
         "_signal",
@@ -159,6 +160,7 @@ class BaseLease:
         self._reason: Reason | None = None
         self._detail = ""
         self._entered = False
+        self._releasing: tuple[object, int] | None = None  # while it is released: under which service, on which thread
         self._signal: Signal | None = None
         self._on_loss: tuple[Callable[[], object], ...] = ()
         self._body: Any = None  # the block of an asyncio face that the loss cancels
@@ -276,17 +278,22 @@ class BaseLease:
             )
         self._entered = True
 
+    def _waitable(self) -> Signal:
+        """The signal that is set once the lease is over."""
+        if self._signal is None:
+            with _gate:
+                self._signal = self._signal or self._core.driver.signal()
+        return self._signal
+
     async def _until_over(self, timeout: float | None) -> bool:
         """Wait until the lease is over; False if ``timeout`` passed first."""
         now = self._clock
         until = inf if timeout is None else now() + timeout
-        if self._signal is None:
-            with _gate:
-                self._signal = self._signal or self._core.driver.signal()
+        signal = self._waitable()
         # Nobody needs to be awake for this: the deadline itself ends the wait.
         while self.reason is None:
             end = min(until, self.deadline)  # which a renewal moves
-            if not await wait_until(self._core.driver, self._signal, end) and now() >= until:
+            if not await wait_until(self._core.driver, signal, end) and now() >= until:
                 return self.reason is not None
         return True
 

@@ -5,6 +5,7 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -299,13 +300,17 @@ class Core(Generic[L]):
         known = lease._reason
         lease._holds = 0
         if known in _OVER:
-            return False
+            if not await self._released_beside(lease):
+                return False
+            known = lease._reason
+        lease._releasing = self._renewals, threading.get_ident()
         if known is None:  # nobody renews it any more; how it ended is told once the store has answered
             lease._reason = lease.reason or reason
         self._renewals.forget(lease)
         try:
             released = await self.backend.release(lease.name, lease.holder, lease.token)
         except GeneratorExit:
+            self._done_releasing(lease)
             raise
         except BaseException as error:
             self._settle(lease, known, Reason.UNCONFIRMED)
@@ -326,15 +331,29 @@ class Core(Generic[L]):
             self._renewals.lost(lease)
         return False
 
+    async def _released_beside(self, lease: L) -> bool:
+        """Wait for a release of the same lease by another thread or task; say whether it failed."""
+        beside = lease._releasing
+        if beside is None or (self.driver.blocking and beside[1] == threading.get_ident()):
+            return False  # there is none, or this is a signal handler inside it
+        signal = lease._waitable()
+        while lease._releasing is beside and beside[0] is self._renewals:  # else it is the parent's, before a fork
+            await signal.wait()
+        return lease._reason is Reason.UNCONFIRMED
+
     def _settle(self, lease: L, known: Reason | None, reason: Reason) -> None:
         """Note how the lease ended, unless that was known before; a second release can confirm the first."""
         if known is None:
             if lease._reason is not Reason.EXPIRED:
                 lease._reason = reason
-            if lease._signal is not None:
-                lease._signal.set()
         elif known is Reason.UNCONFIRMED and reason is not Reason.REPLACED:
             lease._reason = reason
+        self._done_releasing(lease)
+
+    def _done_releasing(self, lease: L) -> None:
+        lease._releasing = None
+        if lease._signal is not None:
+            lease._signal.set()
 
     async def finish(self, lease: L) -> LeaseLost | None:
         """Release at the end of a block; what the block must raise if it raised nothing itself."""

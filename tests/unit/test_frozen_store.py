@@ -126,3 +126,61 @@ def test_closing_gives_a_store_that_hangs_one_patience_for_all_leases(blocking: 
     assert backend.hanging == ["release"], "the second; the others were not asked one after the other"
     assert all(lease.ended for lease in leases)
     assert {lease.reason for lease in leases} <= {Reason.CLOSED, Reason.UNCONFIRMED}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_releases_beside_another_thread_hears_how_that_went(
+    blocking: tuple[sync.Locks, Frozen], fails: bool
+) -> None:
+    locks, backend = blocking
+    lease = locks.acquire("a")
+    backend.methods = ("release",)
+    first = background(lease.release)
+    until(lambda: backend.hanging, "the first is under way", watching=[first])
+    second = background(lease.release)
+    until(lambda: lease._signal is not None, "the second waits for it", watching=[second])
+    assert not second.done, "nobody knows yet whether it is released"
+    if fails:
+        backend.before["release"] = fault()
+    backend.thaw()
+    if fails:
+        with pytest.raises(BackendError):
+            first.result()
+        assert second.result(), "it tried itself"
+    else:
+        assert first.result()
+        assert second.result() is False, "it was released already"
+    assert locks.status("a") is None
+    assert lease.reason is Reason.RELEASED
+
+
+async def test_who_releases_beside_another_task_hears_how_that_went() -> None:
+    driver = Asyncio()
+    backend = Frozen(driver)
+    locks = aio.Locks(core(backend, driver, aio.Lease))
+    lease = await locks.acquire("a")
+    backend.methods = ("release",)
+    first = asyncio.create_task(lease.release())
+    await until_async(lambda: backend.hanging, "the first is under way", watching=[first])
+    second = asyncio.create_task(lease.release())
+    await until_async(lambda: lease._signal is not None, "the second waits for it", watching=[second])
+    backend.thaw()
+    assert await first
+    assert await second is False
+    await locks.close()
+
+
+def test_a_signal_handler_that_releases_inside_a_release_does_not_wait_for_itself() -> None:
+    bench = Bench()
+    lease = bench.locks.acquire("a")
+    heard: list[bool] = []
+    really = bench.backend.release
+
+    async def interrupted(name: str, holder: str, token: int) -> bool:
+        heard.append(lease.release())
+        return await really(name, holder, token)
+
+    bench.backend.release = interrupted  # type: ignore[method-assign]
+    assert background(lease.release).result()
+    assert heard == [False]
+    bench.locks.close()
