@@ -150,15 +150,7 @@ class Renewals(Generic[L]):
         rest = 1.0  # a task may find that the lease it was started for is over already
         while not self._closed:
             self._nudge.clear()
-            homes: dict[Hashable, list[L]] = {}
-            for lease in self._look():
-                homes.setdefault(self._backend.home(lease.name), []).append(lease)
-            for batch in homes.values():
-                # Apart, so that a store that hangs does not delay the news of a passed deadline.
-                try:
-                    self._driver.spawn(self.renew(batch), "fencepost-renewal")
-                except (RuntimeError, MemoryError):  # there is no thread to be had just now but this one
-                    await self.renew(batch)
+            await self._renew_due()
             if self._leases:
                 rest = min(self._wake - self._driver.now(), 60.0)
             elif rest:
@@ -167,6 +159,18 @@ class Renewals(Generic[L]):
             else:
                 return
             await wait_until(self._driver, self._nudge, max(self._wake, self._driver.now() + 0.001))
+
+    async def _renew_due(self) -> None:
+        """Renew what is due, each server's apart. Nothing that is waited in keeps a lease alive."""
+        homes: dict[Hashable, list[L]] = {}
+        for lease in self._look():
+            homes.setdefault(self._backend.home(lease.name), []).append(lease)
+        for batch in homes.values():
+            # Apart, so that a store that hangs does not delay the news of a passed deadline.
+            try:
+                self._driver.spawn(self.renew(batch), "fencepost-renewal")
+            except (RuntimeError, MemoryError):  # there is no thread to be had just now but this one
+                await self.renew(batch)
 
     def _look(self) -> list[L]:
         """End what is over; return what is to be renewed now."""

@@ -72,14 +72,14 @@ def test_fencing_only_the_writes_loses_an_update(tmp_path: Path) -> None:
 MUTANTS = {
     "the resource no longer asks its guard": (
         "fencepost/resource/store.py",
-        "fresh = ledger.admit(key, offer, data, hook, self._policy)",
+        "fresh = ledger.admit(key, offer, payload, hook, self._policy)",
         "fresh = True",
         "pause",
     ),
     "the resource's fence cannot be switched off": (
         "fencepost/resource/store.py",
-        'None if fence else Policy("shadow")',
-        "None",
+        'Policy("strict" if fence else "shadow", ',
+        'Policy("strict", ',
         "pause",
     ),
     "the worker's fence cannot be switched off": (

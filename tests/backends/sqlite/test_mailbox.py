@@ -281,9 +281,14 @@ def test_a_release_wakes_more_waiters_of_one_process_than_its_mailbox_holds(url:
             assert waiter.result().release()
 
 
-def test_mailboxes_of_dead_processes_do_not_pile_up(url: str, tmp_path: Path) -> None:
+def test_mailboxes_of_dead_processes_do_not_pile_up() -> None:
     """As those of processes that were killed when nobody else was in line."""
-    boxes = tmp_path / "locks.db.wake"
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+        pile_up(Path(folder) / "locks.db")
+
+
+def pile_up(path: Path) -> None:
+    boxes, url = path.with_name("locks.db.wake"), f"sqlite://{path}"
     with fencepost.connect(url, ttl=60) as locks, fencepost.connect(url, ttl=60) as there:
         there._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
         (alive,) = boxes.iterdir()
