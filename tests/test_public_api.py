@@ -46,6 +46,7 @@ MODULES = (
     "fencepost.guards.sqlite",
     "fencepost.guards.wsgi",
     "fencepost.once",
+    "fencepost.once.aio",
     "fencepost.once.asgi",
     "fencepost.once.wsgi",
     "fencepost.saga",

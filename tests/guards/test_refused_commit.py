@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import fencepost
 from fencepost.guards import aio, sqlite
 from fencepost.once import once
+from fencepost.once.aio import once as aio_once
 from fencepost.saga import Compensated, Saga, Step, Task
 
 MADE = (
@@ -61,7 +62,7 @@ async def test_nor_in_asyncio(tmp_path: Path) -> None:
             await conn.execute(text(statement))
         await conn.commit()
         with pytest.raises(IntegrityError):
-            async with once(conn, "1"):
+            async with aio_once(conn, "1"):
                 await conn.execute(ORPHAN)
         with pytest.raises(IntegrityError):
             async with aio.sqlite.fenced(conn, "thing", 5):
@@ -69,6 +70,6 @@ async def test_nor_in_asyncio(tmp_path: Path) -> None:
         async with conn.begin():
             await conn.execute(PARENT)
             assert (await conn.execute(COUNT)).scalar() == 0
-        async with once(conn, "1") as run:
+        async with aio_once(conn, "1") as run:
             assert not run.done
     await engine.dispose()

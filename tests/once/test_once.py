@@ -9,10 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from fencepost.driver import settle
 from fencepost.errors import BackendError, ConfigError
-from fencepost.once import Block, Run, once, purge
+from fencepost.once import Run, aio, once, purge
 from fencepost.sql.connections import is_async
 from tests.harness.connections import KINDS, Kind, execute
 from tests.harness.threads import background
@@ -22,19 +23,23 @@ Scenario = Callable[[Any, str, Kind], Awaitable[None]]
 
 
 @asynccontextmanager
-async def entered(block: Block[Run]) -> Any:
-    if is_async(block._conn):  # type: ignore[attr-defined]  # only the databases' blocks come here
-        async with block as run:
+async def entered(conn: Any, id: str) -> Any:
+    if is_async(conn):
+        async with aio.once(conn, id) as run:
             yield run
     else:
-        with block as run:
+        with once(conn, id) as run:
             yield run
+
+
+def forget(conn: Any, before: timedelta | datetime) -> Any:
+    return aio.purge(conn, before) if is_async(conn) else purge(conn, before)
 
 
 async def pay(conn: Any, thing: str, amount: int = 10) -> Run:
     """The effect, once: ten off the balance."""
     run: Run
-    async with entered(once(conn, f"pay/{thing}")) as run:
+    async with entered(conn, f"pay/{thing}") as run:
         if not run.done:
             await execute(conn, f"UPDATE account SET balance = balance - {amount} WHERE id = '{thing}'")
             run.result = {"paid": amount, "in": ("cash",)}
@@ -43,7 +48,7 @@ async def pay(conn: Any, thing: str, amount: int = 10) -> Run:
 
 async def spoil(conn: Any, id: str, thing: str, *, result: Any = None, error: Exception | None = None) -> None:
     """An attempt that makes its effect and then fails."""
-    async with entered(once(conn, id)) as run:
+    async with entered(conn, id) as run:
         await execute(conn, f"UPDATE account SET balance = 0 WHERE id = '{thing}'")
         if error:
             raise error
@@ -126,10 +131,10 @@ def test_a_forgotten_look_at_done_doubles_nothing(play: Callable[[Scenario], int
 def test_purged_runs_can_happen_again(play: Callable[[Scenario], int]) -> None:
     async def scenario(conn: Any, thing: str, kind: Kind) -> None:
         await pay(conn, thing)
-        assert await settle(purge(conn, timedelta(days=1))) == 0
-        assert await settle(purge(conn, datetime(2020, 1, 1, tzinfo=UTC))) == 0
+        assert await settle(forget(conn, timedelta(days=1))) == 0
+        assert await settle(forget(conn, datetime(2020, 1, 1, tzinfo=UTC))) == 0
         assert (await pay(conn, thing)).done
-        assert await settle(purge(conn, timedelta(0))) >= 1
+        assert await settle(forget(conn, timedelta(0))) >= 1
         assert not (await pay(conn, thing)).done
 
     assert play(scenario) == 80
@@ -176,13 +181,24 @@ def test_two_at_once_in_sqlite_the_second_waits_for_as_long_as_its_connection_do
 
 def test_a_connection_of_the_other_kind_is_told_so(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn:
-        block = once(conn, "run")
-        with pytest.raises(ConfigError, match="use 'with'"):
-            run(block.__aenter__())
+        with pytest.raises(ConfigError, match=r"use fencepost\.once$"):
+            aio.once(conn, "run")
+        with pytest.raises(ConfigError, match=r"use fencepost\.once$"):
+            run(aio.purge(conn, timedelta(days=1)))
         with pytest.raises(ConfigError, match=r"keep= is for Redis"):
             once(conn, "run", keep=1)  # type: ignore[call-overload]
         with pytest.raises(ConfigError, match="run id cannot be empty"):
             once(conn, "")
+
+
+async def test_an_asyncio_connection_is_refused_in_the_call(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.sqlite3'}")
+    async with engine.connect() as conn:
+        with pytest.raises(ConfigError, match=r"use fencepost\.once\.aio"):
+            once(conn, "run")
+        with pytest.raises(ConfigError, match=r"use fencepost\.once\.aio"):
+            purge(conn, timedelta(days=1))
+    await engine.dispose()
 
 
 def test_an_unprepared_postgres_names_the_command(postgres_server: Any) -> None:
@@ -236,7 +252,7 @@ def test_a_block_that_ends_its_own_transaction_is_told_so_and_keeps_nothing_from
 def test_a_run_inside_itself_is_not_taken_for_done(play: Callable[[Scenario], int]) -> None:
     async def scenario(conn: Any, thing: str, kind: Kind) -> None:
         with pytest.raises(ConfigError, match="under way in this very transaction"):
-            async with entered(once(conn, f"pay/{thing}")):
+            async with entered(conn, f"pay/{thing}"):
                 await pay(conn, thing)
 
     assert play(scenario) == 100

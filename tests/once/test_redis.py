@@ -15,6 +15,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.guards import aio
 from fencepost.guards.redis import RedisGuard
 from fencepost.once import Commands, once
+from fencepost.once.aio import once as aio_once
 from tests.harness.isolated import isolated
 from tests.harness.mortal import Fate, lives
 from tests.harness.servers import Endpoint
@@ -49,10 +50,10 @@ def test_the_second_attempt_gets_the_result_of_the_first(client: Any, tag: str) 
 
 async def test_asyncio_and_a_limited_memory(redis_server: Endpoint, tag: str) -> None:
     async with redis.asyncio.Redis.from_url(redis_server.url) as client:
-        async with once(aio.RedisGuard(client), tag, keep=600) as run:
+        async with aio_once(aio.RedisGuard(client), tag, keep=600) as run:
             run.execute("INCR", f"n:{tag}")
             run.result = "é"
-        async with once(aio.RedisGuard(client), tag) as again:
+        async with aio_once(aio.RedisGuard(client), tag) as again:
             assert (again.done, again.result) == (True, "é")
         (key,) = await client.keys(f"fencepost:run:*{tag}")
         assert 0 < await client.pttl(key) <= 600_000

@@ -16,7 +16,7 @@ from fencepost.driver import run as _run
 from fencepost.errors import ConfigError
 from fencepost.guards.redis import BaseRedisGuard
 from fencepost.once.redis import Commands, Script
-from fencepost.once.run import Block, Run
+from fencepost.once.run import Attempt, Block, Run
 from fencepost.once.sql import Rows
 from fencepost.once.sql import purge as _purge
 from fencepost.sql.connections import is_async
@@ -32,8 +32,8 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
     """A block whose effect is made by the first attempt at the run called ``id``, and by no other.
 
     ``guard`` is a connection to SQLite or Postgres, as ``guards.sqlite`` and ``guards.postgres`` take, or a
-    ``guards.RedisGuard``. A connection that is in no transaction gets one, committed with the block; in one of
-    yours, run and effect commit with it. A block that raises changed nothing, and the run can be tried again. A
+    ``guards.RedisGuard``; `fencepost.once.aio` is for asyncio ones. A connection that is in no transaction gets one,
+    committed with the block; in one of yours, run and effect commit with it. A block that raises changed nothing, and the run can be tried again. A
     second attempt waits while the first one's transaction is open. In Redis ``run.execute`` collects commands, which
     are carried out as the block ends unless another attempt was faster; ``keep`` is how long Redis remembers.
 
@@ -41,6 +41,24 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
     not prepared (``fencepost guard install URL``); BackendError if an earlier attempt was at work for longer than
     SQLite's timeout or Postgres's lock_timeout.
     """
+    return Block(attempt(guard, id, keep))
+
+
+def purge(conn: Any, before: datetime | timedelta) -> int:
+    """Forget the runs made before an instant, or longer ago than a timedelta; how many there were.
+
+    Purge only what nobody will try again: a forgotten run that is tried again happens again. Raises as ``once`` does.
+    """
+    since = instant(before)
+    if is_async(conn):
+        raise ConfigError("this connection is asyncio's; use fencepost.once.aio")
+    return _run(_purge(conn, since))
+
+
+# What the blocking functions above and those of `once.aio` have in common.
+
+
+def attempt(guard: Any, id: str, keep: float | timedelta | None) -> Attempt[Any]:
     if isinstance(guard, BaseRedisGuard):
         return Script(guard, id, keep)
     if keep is not None:
@@ -50,13 +68,7 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
     return Rows(guard, id)
 
 
-def purge(conn: Any, before: datetime | timedelta) -> Any:
-    """Forget the runs made before an instant, or longer ago than a timedelta; how many there were.
-
-    Purge only what nobody will try again: a forgotten run that is tried again happens again. Raises as ``once`` does.
-    """
+def instant(before: datetime | timedelta) -> float:
     if not isinstance(before, (datetime, timedelta)):
         raise ConfigError(f"purge() takes a datetime or a timedelta, not {before!r}")
-    since = datetime.now().astimezone() - before if isinstance(before, timedelta) else before
-    job = _purge(conn, since.timestamp())
-    return job if is_async(conn) else _run(job)
+    return (datetime.now().astimezone() - before if isinstance(before, timedelta) else before).timestamp()

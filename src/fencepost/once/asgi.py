@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.headers import SAFE
-from fencepost.once import http, once
+from fencepost.once import http
+from fencepost.once.aio import once
 
 __all__ = ["Once"]
 

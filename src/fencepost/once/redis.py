@@ -8,7 +8,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.guards.redis import BaseRedisGuard
 from fencepost.guards.redis_client import Part, text
 from fencepost.guards.redis_client import Script as _Source
-from fencepost.once.run import Block, Run
+from fencepost.once.run import Attempt, Run
 
 _ONCE = _Source("fencepost.once", "once.lua")
 _PREFIX = "fencepost:run:"
@@ -33,7 +33,7 @@ class Commands(Run):
         self._commands.append(command)
 
 
-class Script(Block[Commands]):
+class Script(Attempt[Commands]):
     """A block whose commands are carried out as it ends, unless another attempt was faster: then it is ``done``.
 
     A block that raises sends nothing. If a later command of several fails, Redis cannot take back those before it: the
@@ -42,21 +42,21 @@ class Script(Block[Commands]):
 
     def __init__(self, guard: BaseRedisGuard, id: str, keep: float | timedelta | None) -> None:
         self._link = guard.link
-        self._async = self._link.is_async
-        self._run = Commands(id)
+        self.is_async = self._link.is_async
+        self.run = Commands(id)
         self._key = self._link.key(_PREFIX, id)
         self._keep = "" if keep is None else round(_kept(keep) * 1000) or 1
 
-    async def _begin(self) -> None:
+    async def begin(self) -> None:
         result, error = await self._link.ask("HMGET", self._key, "result", "error")
         self._known(result, error)
 
-    async def _end(self, cause: tuple[Any, Any, Any]) -> None:
-        if cause[0] is not None or self._run.done:
+    async def end(self, cause: tuple[Any, Any, Any]) -> None:
+        if cause[0] is not None or self.run.done:
             return
         keys: list[Part] = []
-        args: list[Part] = [self._run._told(), self._keep]
-        for command in self._run._commands:
+        args: list[Part] = [self.run._told(), self._keep]
+        for command in self.run._commands:
             keys += (await self._link.keys(command))[0]
             args += [len(command), *command]
         self._link.same_slot(self._key, keys)
@@ -64,25 +64,25 @@ class Script(Block[Commands]):
             made, result, error, replies = await self._link.script(_ONCE, [self._key, *keys], args)
         except BackendError as failure:
             raise BackendError(
-                f"Redis did not answer: run {self._run.id!r} may have been made, or not; try it again under this id",
+                f"Redis did not answer: run {self.run.id!r} may have been made, or not; try it again under this id",
                 backend="redis",
                 ambiguous=True,
             ) from failure
         if made:
-            self._run.replies = replies
+            self.run.replies = replies
         else:
             self._known(result, error)
 
     def _known(self, result: Any, error: Any) -> None:
         if error is not None:
             raise BackendError(
-                f"run {self._run.id!r} broke off: {text(error)}; what came before is done: put the rest right by hand, "
+                f"run {self.run.id!r} broke off: {text(error)}; what came before is done: put the rest right by hand, "
                 f"then delete the key {self._key!r}",
                 backend="redis",
                 ambiguous=True,
             )
         if result is not None:
-            self._run._recall(text(result))
+            self.run._recall(text(result))
 
 
 def _kept(keep: float | timedelta) -> float:

@@ -1,6 +1,7 @@
 """One run, remembered with its result: what every kind of memory has in common."""
 
 import json
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -51,36 +52,52 @@ class Run:
 R = TypeVar("R", bound=Run)
 
 
+class Attempt(ABC, Generic[R]):
+    """What is done around the effect of one attempt, by the memory it is remembered in."""
+
+    run: R
+    is_async: bool
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Find out whether the run was made before."""
+
+    @abstractmethod
+    async def end(self, cause: tuple[Any, Any, Any]) -> None:
+        """Remember it with its effect, unless the block raised."""
+
+
 class Block(Generic[R]):
-    """A ``with`` block around one run; ``async with`` for asyncio connections and clients."""
+    """A ``with`` block around one run."""
 
-    _run: R
-    _async: bool
-
-    async def _begin(self) -> None:
-        raise NotImplementedError
-
-    async def _end(self, cause: tuple[Any, Any, Any]) -> None:
-        raise NotImplementedError
+    def __init__(self, attempt: Attempt[R]) -> None:
+        if attempt.is_async:
+            raise ConfigError("this connection is asyncio's; use fencepost.once.aio")
+        self._attempt = attempt
 
     def __enter__(self) -> R:
-        if self._async:
-            raise ConfigError("this connection is asyncio's; use 'async with'")
-        run(self._begin())
-        return self._run
+        run(self._attempt.begin())
+        return self._attempt.run
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self._end((kind, error, trace)))
+        run(self._attempt.end((kind, error, trace)))
+
+
+class AsyncBlock(Generic[R]):
+    """An ``async with`` block around one run."""
+
+    def __init__(self, attempt: Attempt[R]) -> None:
+        if not attempt.is_async:
+            raise ConfigError("this connection blocks, and is not for asyncio; use fencepost.once")
+        self._attempt = attempt
 
     async def __aenter__(self) -> R:
-        if not self._async:
-            raise ConfigError("this connection blocks; use 'with'")
-        await self._begin()
-        return self._run
+        await self._attempt.begin()
+        return self._attempt.run
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._end((kind, error, trace))
+        await self._attempt.end((kind, error, trace))

@@ -6,7 +6,7 @@ from typing import Any
 
 from fencepost.errors import BackendError, ConfigError
 from fencepost.once import rows
-from fencepost.once.run import Block, Run
+from fencepost.once.run import Attempt, Run
 from fencepost.sql.connections import is_async
 from fencepost.sql.postgres import state
 from fencepost.sql.sqlite import Table
@@ -29,16 +29,16 @@ _COUNT = "SELECT count(*) FROM fencepost_run WHERE at < %s"
 _PURGE = "DELETE FROM fencepost_run WHERE at < %s"
 
 
-class Rows(Block[Run]):
+class Rows(Attempt[Run]):
     """A transaction, or a savepoint in the caller's, in which a run and its effect become true together."""
 
     def __init__(self, conn: Any, id: str) -> None:
         self._conn = conn
-        self._run = Run(id)
-        self._async = is_async(conn)
+        self.run = Run(id)
+        self.is_async = is_async(conn)
         self._around: Any = None
 
-    async def _begin(self) -> None:
+    async def begin(self) -> None:
         self._around = rows.transaction(self._conn, _RUNS)
         await self._around.__aenter__()
         try:
@@ -47,28 +47,28 @@ class Rows(Block[Run]):
             await self._around.__aexit__(*sys.exc_info())
             if isinstance(error, Exception) and state(error) == "55P03":  # lock not available
                 raise BackendError(
-                    f"another attempt at run {self._run.id!r} was at work for longer than lock_timeout; try again",
+                    f"another attempt at run {self.run.id!r} was at work for longer than lock_timeout; try again",
                     backend="postgres",
                     ambiguous=False,
                 ) from error
             raise
 
     async def _claim(self) -> None:
-        while await rows.ask(self._conn, _RUNS, _CLAIM, (self._run.id, time.time())) is None:
+        while await rows.ask(self._conn, _RUNS, _CLAIM, (self.run.id, time.time())) is None:
             # Nothing, if it was purged in between.
-            if found := await rows.ask(self._conn, _RUNS, _FIND, (self._run.id,)):
+            if found := await rows.ask(self._conn, _RUNS, _FIND, (self.run.id,)):
                 if found[0] is None:
                     raise ConfigError(
-                        f"run {self._run.id!r} was begun and has not ended: it is under way in this very transaction, "
+                        f"run {self.run.id!r} was begun and has not ended: it is under way in this very transaction, "
                         f"or its block was cut in two by a commit; see what it did, and delete its row of fencepost_run"
                     )
-                self._run._recall(found[0])
+                self.run._recall(found[0])
                 return
 
-    async def _end(self, cause: tuple[Any, Any, Any]) -> None:
+    async def end(self, cause: tuple[Any, Any, Any]) -> None:
         try:
-            if cause[0] is None and not self._run.done:
-                await rows.ask(self._conn, _RUNS, _KEEP, (self._run._told(), self._run.id))
+            if cause[0] is None and not self.run.done:
+                await rows.ask(self._conn, _RUNS, _KEEP, (self.run._told(), self.run.id))
         except BaseException:
             await self._around.__aexit__(*sys.exc_info())
             raise
