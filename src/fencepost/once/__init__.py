@@ -33,9 +33,10 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
 
     ``guard`` is a connection to SQLite or Postgres, as ``guards.sqlite`` and ``guards.postgres`` take, or a
     ``guards.RedisGuard``; `fencepost.once.aio` is for asyncio ones. A connection that is in no transaction gets one,
-    committed with the block; in one of yours, run and effect commit with it. A block that raises changed nothing, and the run can be tried again. A
-    second attempt waits while the first one's transaction is open. In Redis ``run.execute`` collects commands, which
-    are carried out as the block ends unless another attempt was faster; ``keep`` is how long Redis remembers.
+    committed with the block; in one of yours, run and effect commit with it. A block that raises changed nothing, and
+    the run can be tried again. A second attempt waits while the first one's transaction is open. In Redis
+    ``run.execute`` collects commands, which are carried out as the block ends unless another attempt was faster;
+    ``keep`` is how long Redis remembers.
 
     Raises ConfigError for an id that cannot be one, for a result that JSON cannot carry, and in a Postgres that was
     not prepared (``fencepost guard install URL``); BackendError if an earlier attempt was at work for longer than
