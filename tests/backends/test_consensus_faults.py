@@ -221,7 +221,7 @@ def test_a_release_that_never_arrived_is_made_up_for(kind: Kind, proxy: Proxy) -
             failed.append(raised.value)
 
         giving = background(give)
-        until(lambda: proxy.held > 0, "the release was to be held back")
+        until(lambda: proxy.holds(b"given"), "the release was to be held back")
         proxy.drop()
         proxy.mend()
         giving.join(PATIENCE)

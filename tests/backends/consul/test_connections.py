@@ -100,7 +100,7 @@ def test_a_release_that_is_tried_again_after_its_session_was_lost_answers_no(ser
         lease = locks.acquire("x")
         proxy.cut()
         released = background(lease.release)
-        until(lambda: bool(proxy.held), "the request was on its way")
+        until(lambda: proxy.holds(b'"delete"'), "the request was on its way")
         proxy.drop()
         with pytest.raises(BackendError):
             released.result()

@@ -195,7 +195,7 @@ def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None
         lease = locks.acquire("x")
         proxy.cut()
         released = aside.submit(lease.release)
-        until(lambda: bool(proxy.held), "the request was on its way")
+        until(lambda: proxy.holds(b'"delete"'), "the request was on its way")
         proxy.drop()
         with pytest.raises(BackendError):
             released.result(PATIENCE)

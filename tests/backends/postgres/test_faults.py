@@ -136,10 +136,11 @@ def test_a_request_that_arrives_late_does_not_take_the_lock_after_all(server: Po
             until(lambda: others.try_acquire(name) is not None, "it is free, long before any ttl", deadline=LONG / 4)
 
 
-def unread(port: int) -> bool:
-    """Whether the server has bytes before it that it did not read yet."""
+def unread(pid: int) -> bool:
+    """Whether a server's process has bytes before it that it did not read yet."""
+    own = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
     sockets = (row.split() for row in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:])
-    return any(row[1].endswith(f":{port:04X}") and not row[4].endswith(":00000000") for row in sockets)
+    return any(f"socket:[{row[9]}]" in own and not row[4].endswith(":00000000") for row in sockets)
 
 
 def test_a_request_whose_connection_broke_does_not_take_the_lock_after_all(server: Postgres, name: str) -> None:
@@ -153,7 +154,7 @@ def test_a_request_whose_connection_broke_does_not_take_the_lock_after_all(serve
             os.kill(pid, signal.SIGSTOP)
             try:
                 victim = aside(locks.acquire, name)
-                until(lambda: unread(server.port), "the request has arrived")
+                until(lambda: unread(pid), "the request has arrived")
                 proxy.drop()
                 with pytest.raises(BackendError):
                     victim.result(PATIENCE)
@@ -193,7 +194,7 @@ def test_a_request_given_up_does_not_take_the_lock_although_another_connection_c
         try:
             with pytest.raises(BackendError, match="no answer within 4 s"):
                 locks.try_acquire(name)
-            assert unread(server.port), "the request has arrived"
+            assert unread(pid), "the request has arrived"
         finally:
             os.kill(pid, signal.SIGCONT)
         until(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
@@ -213,7 +214,7 @@ async def test_a_request_whose_caller_was_cancelled_does_not_take_the_lock_after
         os.kill(pid, signal.SIGSTOP)
         try:
             victim = asyncio.create_task(locks.acquire(name))
-            await until_async(lambda: unread(server.port), "the request has arrived", watching=[victim])
+            await until_async(lambda: unread(pid), "the request has arrived", watching=[victim])
             victim.cancel()
             await asyncio.wait([victim])
             assert victim.cancelled()
@@ -238,7 +239,7 @@ async def test_behind_a_pooler_a_cancelled_request_ends_before_its_clean_up(serv
             os.kill(pid, signal.SIGSTOP)
             try:
                 victim = asyncio.create_task(locks.acquire(name))
-                await until_async(lambda: unread(server.port), "the request has arrived", watching=[victim])
+                await until_async(lambda: unread(pid), "the request has arrived", watching=[victim])
                 while not victim.done():
                     victim.cancel()
                     await asyncio.sleep(0)

@@ -55,6 +55,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.held = 0
         """Bytes that were held back by a cut."""
+        self._held: list[bytes] = []
         self.slowed = 0
         """Bytes that were delayed."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -92,6 +93,10 @@ class Proxy:
     def repeat(self, request: bytes) -> None:
         """Send the next request that contains these bytes once more, on a connection whose answer nobody hears."""
         self._traps[request] = "repeat"
+
+    def holds(self, part: bytes) -> bool:
+        """Whether a request or an answer that contains these bytes was held back by a cut."""
+        return any(part in data for data in list(self._held))
 
     def mend(self) -> None:
         """Let go of what was held back."""
@@ -139,6 +144,7 @@ class Proxy:
                     time.sleep(self._delay)
                 if not gate.is_set():
                     self.held += len(data)
+                    self._held.append(data)
                     gate.wait()
                 sink.sendall(data)
         pair.shut()
