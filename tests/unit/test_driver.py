@@ -12,6 +12,7 @@ from fencepost import driver
 from fencepost.driver.scope import Scope
 from fencepost.driver.tasks import Asyncio, TaskSignal
 from fencepost.driver.threads import Blocking, ThreadSignal
+from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.waiting import PATIENCE
 
@@ -160,6 +161,25 @@ async def test_a_clean_up_apart_is_not_waited_for_beyond_its_grace() -> None:
 
     async with asyncio.timeout(PATIENCE):
         await driver.apart(clean_up(), 0.01)
+
+
+ENDS = """
+import time
+from fencepost.driver import run
+from fencepost.driver.threads import Blocking
+
+async def clean_up():
+    time.sleep(0.3)
+    print("cleaned up", flush=True)
+
+run(Blocking().apart(clean_up(), 0.01))
+print("gone on", flush=True)
+"""
+
+
+def test_a_program_that_ends_waits_for_a_clean_up_apart() -> None:
+    with Child.python("-c", ENDS) as program:
+        assert program.succeed() == ["gone on", "cleaned up"]
 
 
 def test_the_blocking_driver_spawns_daemon_threads() -> None:

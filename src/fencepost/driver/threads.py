@@ -128,7 +128,8 @@ class Blocking:
             finally:
                 done.set()
 
-        thread = threading.Thread(target=clean_up, name="fencepost-cleanup", daemon=True)
+        # A program that ends meanwhile waits for it, or it would leave the lock held for its ttl.
+        thread = threading.Thread(target=clean_up, name="fencepost-cleanup", daemon=False)
         with masked():
             try:
                 thread.start()
