@@ -14,6 +14,7 @@ from psycopg.pq import ExecStatus
 from fencepost.address import Address
 from fencepost.driver import boottime, settle
 from fencepost.driver.interrupts import interruptible
+from fencepost.driver.scope import patience as within
 from fencepost.errors import BackendError, ConfigError
 
 _VERSION, _REVISION = 1, 3
@@ -114,7 +115,7 @@ class BlockingLink(psycopg.Connection[Any]):
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         try:
-            return interruptible(partial(super().wait, _bounded(gen, self.patience), *args, **options))
+            return interruptible(partial(super().wait, _bounded(gen, within(self.patience)), *args, **options))
         except psycopg.Error as error:
             raise _cause(error) from None
 
@@ -130,7 +131,7 @@ class AsyncioLink(psycopg.AsyncConnection[Any]):
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         try:
-            return await super().wait(_bounded(gen, self.patience), *args, **options)
+            return await super().wait(_bounded(gen, within(self.patience)), *args, **options)
         except psycopg.Error as error:
             raise _cause(error) from None
 

@@ -12,6 +12,7 @@ from hiredis import ProtocolError, ReplyError, pack_command
 
 from fencepost.backends.sockets import connect
 from fencepost.driver.interrupts import interruptible
+from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
 Place = tuple[str, int | None]
@@ -75,10 +76,10 @@ class Dial:
     def socket(self, place: Place) -> socket.socket:
         """A connected blocking socket, whose timeouts the kernel keeps: they cost no system call of their own."""
         host, port = place
-        raw = socket.socket(socket.AF_UNIX) if port is None else connect(host, port, self.connect_timeout)
+        raw = socket.socket(socket.AF_UNIX) if port is None else connect(host, port, patience(self.connect_timeout))
         try:
             if port is None:
-                raw.settimeout(self.connect_timeout)
+                raw.settimeout(patience(self.connect_timeout))
                 interruptible(raw.connect, host)
             else:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -16,6 +16,7 @@ from fencepost.backends.fork import sever
 from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, garbled
 from fencepost.driver import interrupts
 from fencepost.driver.interrupts import interruptible
+from fencepost.driver.scope import deadline, patience
 from fencepost.errors import BackendError
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
@@ -65,11 +66,12 @@ class Socket:
                 return reply
 
     def _receive(self) -> bytes:
-        if self._limit and interrupts.on_main_thread():
-            # The kernel restarts its timeout after every signal: with many of them, recv() would never end.
+        if self._limit and (interrupts.on_main_thread() or deadline.get() is not None):
+            # The kernel restarts its timeout after every signal: with many of them, recv() would never end. And it
+            # does not know how long the caller waits.
             poll = select.poll()
             poll.register(self.raw, select.POLLIN)
-            if not interruptible(poll.poll, self._limit * 1000):
+            if not interruptible(poll.poll, patience(self._limit) * 1000):
                 raise TimeoutError("timed out")
         return interruptible(self._recv, 4096)
 

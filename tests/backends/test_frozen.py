@@ -1,0 +1,45 @@
+"""A server that is frozen: an acquire with a timeout is over soon after it, long before the store's own time-out."""
+
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import fencepost
+from fencepost.errors import BackendError, NotAcquired
+from fencepost_lab.servers import Missing, Postgres, Redis
+from fencepost_lab.servers.server import Server
+from tests.harness.servers import unavailable
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE
+
+KINDS: dict[str, Callable[[], Server]] = {"redis": Redis, "postgres": Postgres}
+OWN = f"{PATIENCE * 10:g}s"
+"""The store's own time-out: who waits for it has not finished in time."""
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = KINDS[request.param]()
+    try:
+        server.start()
+    except Missing as missing:
+        unavailable(str(missing))
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["free", "held"])
+def test_a_blocking_acquire_does_not_outlast_its_timeout(server: Server, queued: bool) -> None:
+    name = f"lock-{secrets.token_hex(4)}"
+    with (
+        fencepost.connect(f"{server.url}?timeout={OWN}", ttl=PATIENCE) as locks,
+        fencepost.connect(server.url, ttl=PATIENCE) as others,
+    ):
+        assert locks.acquire(name).release(), "its connection is open"
+        if queued:
+            others.acquire(name, renew=False)
+        with server.paused():
+            asking = background(lambda: locks.acquire(name, timeout=0.5))
+            with pytest.raises((BackendError, NotAcquired)):
+                asking.result()
