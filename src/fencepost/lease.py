@@ -65,7 +65,7 @@ class Keeper(Protocol):
     async def finish(self, lease: Any) -> LeaseLost | None: ...
 
 
-_gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 
 
 def _forked() -> None:

@@ -16,7 +16,7 @@ from fencepost.events import Kind
 from fencepost.lease import BaseLease, Reason
 
 _log = logging.getLogger("fencepost")
-_gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 
 
 def _forked() -> None:
@@ -169,7 +169,7 @@ class Renewals(Generic[L]):
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
             try:
                 self._driver.spawn(self.renew(batch), "fencepost-renewal")
-            except (RuntimeError, MemoryError):  # there is no thread to be had just now but this one
+            except (RuntimeError, MemoryError):  # no other thread can be started just now
                 await self.renew(batch)
 
     def _look(self) -> list[L]:

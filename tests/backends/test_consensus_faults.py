@@ -142,7 +142,7 @@ def test_a_holder_that_is_cut_off_learns_before_anybody_else_gets_the_lock(kind:
         assert proxy.held > 0, "something was to be held back"
         assert after.token > lease.token
         assert waiter.at > lease.deadline
-        proxy.mend()
+        proxy.heal()
         assert lease.release() is False
         after.check()
 
@@ -185,7 +185,7 @@ def test_an_acquire_whose_answer_is_lost_leaves_nothing_behind(kind: Kind, proxy
         until(lambda: there.status("doubt") is not None, "the store carried it out")
         until(lambda: proxy.held > 0, "its answer is held back")
         proxy.drop()
-        proxy.mend()
+        proxy.heal()
         asking.join(PATIENCE)
         assert failed[0].ambiguous
         assert there.acquire("doubt", timeout=PATIENCE / 2).release(), "long before the session could expire"
@@ -201,7 +201,7 @@ def test_a_waiter_whose_answer_is_lost_gets_its_lock_all_the_same(kind: Kind, pr
         assert lease.release()
         until(lambda: proxy.held > 0, "its answer was to be held back")
         proxy.drop()
-        proxy.mend()
+        proxy.heal()
         until(lambda: waiter.lease is not None, "before any session expires", deadline=PATIENCE / 2)
         assert waiter.got_it().token > lease.token
         assert waiter.got_it().release()
@@ -223,7 +223,7 @@ def test_a_release_that_never_arrived_is_made_up_for(kind: Kind, proxy: Proxy) -
         giving = background(give)
         until(lambda: proxy.holds(b"given"), "the release was to be held back")
         proxy.drop()
-        proxy.mend()
+        proxy.heal()
         giving.join(PATIENCE)
         assert failed[0].ambiguous
         until(lambda: renewed(other), "the other is renewed")

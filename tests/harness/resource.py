@@ -94,7 +94,7 @@ class Service(Server):
 
 
 class Secure(Service):
-    """The service behind TLS, asked as whoever holds a certificate."""
+    """The service behind TLS, asked by the holder of a certificate."""
 
     context: ssl.SSLContext
 

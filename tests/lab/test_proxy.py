@@ -53,7 +53,7 @@ def test_a_cut_is_silence_and_healing_delivers_what_was_sent(between: Between) -
             client.incr("proxied")
         assert between.proxy.held > 0
         assert between.past.get("proxied") is None
-        between.proxy.mend()
+        between.proxy.heal()
         until(lambda: between.past.get("proxied") == "1", "it arrives late")
     assert between.did() == ["cut", "heal"]
     assert between.faults[1]["held"] == between.proxy.held
@@ -67,7 +67,7 @@ def test_a_one_way_cut_lets_the_other_way_through(between: Between, way: dict[st
             client.incr("proxied")
         until(lambda: between.past.get("proxied") == arrives, "what is not cut goes through")
         assert between.proxy.held > 0, "one way was to be held back"
-        between.proxy.mend()
+        between.proxy.heal()
 
 
 def test_a_cut_can_spare_those_who_connect_after_it(between: Between) -> None:
@@ -125,7 +125,7 @@ def test_a_dropped_connection_is_noticed_and_replaced(between: Between) -> None:
 
 def test_faults_become_lines_of_a_history(between: Between) -> None:
     between.proxy.cut()
-    between.proxy.mend()
+    between.proxy.heal()
     start = between.faults[0]["at"]
     first, second = between.faults.lines(start)
     assert first == {"t": 0, "ev": "fault", "do": "cut", "who": "redis", "up": True, "down": True}

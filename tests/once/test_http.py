@@ -109,7 +109,7 @@ def test_a_repeated_request_gets_the_first_answer_and_no_second_effect(serve: Se
     assert first.headers["vary"] == again.headers["vary"]
     assert "b" in again.headers["vary"]
     assert first.headers["set-cookie"] == "session=1"
-    assert "set-cookie" not in again.headers, "whoever repeats a request is not logged in by it"
+    assert "set-cookie" not in again.headers, "a client that repeats a request is not logged in by it"
     assert ask("POST", "/lines", {"Idempotency-Key": secrets.token_hex(8)}, b"hello").body == b"line 2"
     assert lines() == 2
 

@@ -88,10 +88,10 @@ def test_clients_that_do_not_read_their_answers_give_way() -> None:
     asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400
     with (
         Service(args=["--timeout", "10m", "--max-connections", "20"]) as service,
-        half_open(service, 20, asked, receive=4096) as deaf,
+        half_open(service, 20, asked, receive=4096) as silent,
     ):
-        until(lambda: ended(deaf) == 20, "each has got the beginning of its answers")
+        until(lambda: ended(silent) == 20, "each has got the beginning of its answers")
         until(lambda: served(service), "an honest client gets in")
         honest(service, 5)
-        ports = [each.getsockname()[1] for each in deaf]
+        ports = [each.getsockname()[1] for each in silent]
         assert not all(established(service.port, port) for port in ports), "some of them made room"

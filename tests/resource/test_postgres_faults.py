@@ -247,7 +247,7 @@ def test_a_server_out_of_reach_is_tried_once_for_all_who_wait(
         assert all(isinstance(each, BackendError) for each in outcomes), outcomes
         # The first one may have been alone in its group.
         assert 1 <= len(tried) <= 2, tried
-        proxy.mend()
+        proxy.heal()
 
     with (
         database(server) as name,

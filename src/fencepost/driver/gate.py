@@ -43,7 +43,7 @@ class Gate:
         return bool(self._lock._is_owned())
 
     def forked(self) -> None:
-        """Nobody is inside in a forked child, whoever was in its parent."""
+        """Nobody is inside in a forked child, although somebody may have been in its parent."""
         self._lock = threading.RLock()
 
     def enter_within(self, seconds: float) -> bool:

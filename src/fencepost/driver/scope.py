@@ -1,4 +1,4 @@
-"""Ending waits: closing a connection ends everything that waits in it, and a request is not awaited for ever."""
+"""Ending waits: closing a connection ends everything that waits in it, and a request is not awaited without end."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ class Scope:
     """The waits of those who are ``inside``, in any thread or task: all of them can be ended at once, for good."""
 
     def __init__(self) -> None:
-        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._wakes: dict[object, Callable[[], None]] = {}
         self._inside = 0
         self._left: Signal | None = None

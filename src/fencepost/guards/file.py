@@ -8,7 +8,7 @@ the folder. Not for network file systems whose locks or renames are not what the
 stopped in the very middle makes the others wait; it cannot make them wrong.
 
 A file keeps its owner, group and mode when it is replaced; a new one gets the process's umask. Symbolic links in the
-place of the lock or of the temporary file are not followed, but whoever may write to the folder may replace a value.
+place of the lock or of the temporary file are not followed, but who may write to the folder may replace a value.
 """
 
 import errno

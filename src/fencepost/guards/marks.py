@@ -25,7 +25,7 @@ _BUSY = 30.0
 class Marks:
     """The marks of one service; threads, and processes on one host, may share the file.
 
-    A forked child may go on with its parent's: it opens the file anew.
+    A forked child may go on with its parent's: it opens the file again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -134,7 +134,7 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
 def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[str] = ()) -> list[str]:
     """The statements that prepare a database, for a migration; the first access would create the table too.
 
-    Triggers on ``table`` refuse, whoever makes it, every UPDATE that does not raise ``column``, the row's epoch, and
+    Triggers on ``table`` refuse, from any client, every UPDATE that does not raise ``column``, the row's epoch, and
     every DELETE of a row that has one. Given ``key``, the columns of its primary key, they also refuse to replace a
     row (INSERT OR REPLACE) under an epoch that is not newer.
     """

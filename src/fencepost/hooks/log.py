@@ -40,7 +40,7 @@ class Log:
 
 
 def _word(value: object) -> str:
-    """A value as one word: a holder comes from whoever asks, and must not look like another field, or another line."""
+    """A value as one word: a holder comes from the client, and must not look like another field, or another line."""
     text = str(value)
     return text if _WORD.fullmatch(text) else repr(text)
 

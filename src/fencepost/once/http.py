@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     def kept(self, request: str) -> dict[str, Any]:
         """As it is remembered, with the fingerprint of the request that it answers.
 
-        Cookies are for the one who asked first: whoever repeats a request with its key must not be logged in by it.
+        Cookies are for the first client: another that repeats a request with its key must not be logged in by it.
         """
         return {
             "request": request,

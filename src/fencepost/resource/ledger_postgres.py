@@ -112,7 +112,7 @@ class PostgresLedger:
         link.patience = _PATIENCE
         try:
             if link.execute("SELECT pg_backend_pid()").fetchone() == (link.info.backend_pid,):
-                link.pid = link.info.backend_pid  # else a pooler stands in between, and this is nobody's pid
+                link.pid = link.info.backend_pid  # else a pooler stands in between, and this is no server's pid
             if self._stranded:
                 link.execute(END, (2000, self._stranded, self._info["application_name"]))
                 self._stranded = []

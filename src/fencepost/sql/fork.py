@@ -1,8 +1,8 @@
 """No connection of ours to an SQLite file is open while the process forks.
 
 SQLite keeps which locks this process has on a file in memory that a fork copies and that no child can use, not even
-for a connection of its own: it would wait for ever for a transaction of the parent's, or write without a lock. So
-both sides open their connection anew on next use.
+for a connection of its own: it would wait without end for a transaction of the parent's, or write without a lock. So
+both sides open their connection again on next use.
 """
 
 import os

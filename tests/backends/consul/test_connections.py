@@ -104,7 +104,7 @@ def test_a_release_that_is_tried_again_after_its_session_was_lost_answers_no(ser
         proxy.drop()
         with pytest.raises(BackendError):
             released.result()
-        proxy.mend()
+        proxy.heal()
         for each in sessions(server):
             http_json(server.port, "PUT", f"/v1/session/destroy/{each['ID']}")
         next_one = others.acquire("x", timeout=PATIENCE)

@@ -199,7 +199,7 @@ def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None
         proxy.drop()
         with pytest.raises(BackendError):
             released.result(PATIENCE)
-        proxy.mend()
+        proxy.heal()
         assert others.try_acquire("x") is None
         assert lease.release()
         assert others.acquire("x").release()

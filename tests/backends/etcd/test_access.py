@@ -228,7 +228,7 @@ def test_the_doctor_tells_members_limits_and_risks(etcd_server: Endpoint, etcd_c
 
 @pytest.mark.parametrize(("host", "exposed"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
 def test_the_doctor_tells_of_a_password_in_the_clear(etcd_server: Endpoint, host: str, exposed: bool) -> None:
-    # Whoever connects to 0.0.0.0 comes back to this machine; here it stands for any address.
+    # A client that connects to 0.0.0.0 comes back to this machine; here it stands for any address.
     port = etcd_server.url.rpartition(":")[2]
     with fencepost.connect(f"etcd://me:s3cret@{host}:{port}") as locks:
         findings = run(locks._core.backend.doctor())

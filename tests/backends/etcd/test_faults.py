@@ -120,7 +120,7 @@ def outage(kind: str, server: Etcd, proxy: Proxy) -> Iterator[Callable[[], bool]
     else:
         proxy.cut()
         yield lambda: proxy.held > 0
-        proxy.mend()
+        proxy.heal()
 
 
 def frozen(server: Etcd) -> bool:

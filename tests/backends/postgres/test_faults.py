@@ -115,7 +115,7 @@ def test_a_cut_connection_is_lost_in_time_and_replaced(server: Postgres, name: s
             proxy.cut()
             assert holder.ended.wait(PATIENCE)
             assert proxy.held, "renewals were on their way"
-            proxy.mend()
+            proxy.heal()
             lease = waiter.result(PATIENCE)
             assert lease.token > holder.token
             assert lease.release()
@@ -131,7 +131,7 @@ def test_a_request_that_arrives_late_does_not_take_the_lock_after_all(server: Po
             with pytest.raises(BackendError):
                 locks.acquire(name)
             assert proxy.held, "the request was on its way"
-            proxy.mend()
+            proxy.heal()
             assert others.status(name) is None
             until(lambda: others.try_acquire(name) is not None, "it is free, long before any ttl", deadline=LONG / 4)
 
@@ -290,7 +290,7 @@ def test_whoever_is_cancelled_while_nothing_gets_through_is_cancelled(server: Po
             victim.cancel()
             await asyncio.wait([victim], timeout=PATIENCE)
             assert victim.cancelled()
-            proxy.mend()
+            proxy.heal()
 
     with Proxy(server.port) as proxy, fencepost.connect(server.url) as others:
         run(scene(proxy, others))

@@ -107,7 +107,7 @@ def test_a_request_that_arrives_after_its_holder_left_is_refused(own_redis: Own,
             run(concurrent(url))
         assert proxy.held > 0, "the request was to be held back"
         before = own_redis.requests()
-        proxy.mend()
+        proxy.heal()
         until(lambda: own_redis.requests() == before + 1, "it was to arrive after all")
         assert own_redis.keys() == {"lock:a\x1fgone"}
         assert 0 < own_redis.client.pttl("lock:a\x1fgone") <= 60_000

@@ -225,7 +225,7 @@ def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_cannot
         with pytest.raises(BackendError) as failed:
             lease.release()
         assert failed.value.ambiguous
-        proxy.mend()
+        proxy.heal()
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redlock"])

@@ -220,7 +220,7 @@ def test_one_who_waits_for_a_listener_that_is_closed_goes_on_with_the_next(own_r
         waiting = background(lambda: finish(nodes.only.listen()))
         until(lambda: proxy.held > 0, "its answer is held back", watching=[waiting])
         nodes.forget()
-        proxy.mend()
+        proxy.heal()
         waiting.result(20)
         assert nodes.only.listening
         nodes._forgotten = nodes._driver.now()

@@ -20,7 +20,7 @@ from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
-def deaf(own: Own) -> str:
+def without_channels(own: Own) -> str:
     """The URL of a user who may do everything but subscribe."""
     own.client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "resetchannels")
     return own.url.replace("//", "//app:pw@")
@@ -29,7 +29,7 @@ def deaf(own: Own) -> str:
 async def test_a_refused_subscribe_is_nobody_elses_answer(own_redis: Own) -> None:
     with fencepost.connect(own_redis.url) as others:
         held = others.acquire("y", ttl=300)
-        async with aio.connect(deaf(own_redis)) as locks:
+        async with aio.connect(without_channels(own_redis)) as locks:
             x, y = await asyncio.gather(
                 locks.acquire("x", timeout=5), locks.acquire("y", timeout=5), return_exceptions=True
             )
@@ -56,7 +56,7 @@ async def test_a_refused_subscribe_is_nobody_elses_answer(own_redis: Own) -> Non
 
 async def test_rights_that_are_taken_away_from_a_process_that_listens(own_redis: Own) -> None:
     """Redis ends its connection, and refuses to let the next one subscribe, under traffic."""
-    url = deaf(own_redis)
+    url = without_channels(own_redis)
     own_redis.client.execute_command("ACL", "SETUSER", "app", "allchannels")
     async with aio.connect(own_redis.url) as others, aio.connect(url) as locks:
         await (await locks.acquire("warm")).release()

@@ -79,7 +79,7 @@ async def play(scene: Scene, views: Views, faults: Faults, *, fence: bool) -> Pl
         answer = await first.write()
         for name in "AB":
             for proxy in views.of(name):
-                proxy.mend()
+                proxy.heal()
         with Client(resource) as client:
             value = int((await asyncio.to_thread(client.read, testimony.key)).body)
     if taken["token"] <= held["token"]:

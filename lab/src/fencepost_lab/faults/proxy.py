@@ -98,7 +98,7 @@ class Proxy:
         """Whether a request or an answer that contains these bytes was held back by a cut."""
         return any(part in data for data in list(self._held))
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """Let go of what was held back."""
         for gates in (*self._shut, self._gates):
             gates.up.set()
@@ -182,7 +182,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.mend()
+        self.heal()
         self.drop()
 
 

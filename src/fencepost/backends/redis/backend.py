@@ -14,7 +14,7 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.inspect import View
-from fencepost.backends.redis.nodes import Node, deaf
+from fencepost.backends.redis.nodes import Node, cannot_listen
 from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, scripts
 from fencepost.backends.redis.stream import Stream
@@ -124,7 +124,7 @@ class Redis(Backend):
             raise
         if isinstance(reply, list):
             if joins and wire.refused is not None:
-                raise deaf(self.dial, wire.refused, ambiguous=True)
+                raise cannot_listen(self.dial, wire.refused, ambiguous=True)
             waiter = self._lines.join(name, keys, node, holder, ttl, entry, limit)
             self._answer(waiter, sent, reply)
             return None

@@ -137,7 +137,7 @@ class TaskNode(Node):
         if stream.refused is not None:  # that may have changed
             answer = await stream.subscribe(self.channel)
             if answer.__class__ is ReplyError:
-                raise deaf(self.dial, answer, ambiguous=False)
+                raise cannot_listen(self.dial, answer, ambiguous=False)
 
     def close(self) -> None:
         super().close()
@@ -187,7 +187,7 @@ class ThreadNode(Node):
             ear = self._ear
             if ear is None:
                 if self._ended:
-                    raise deaf(self.dial, "the connection was closed", ambiguous=False)
+                    raise cannot_listen(self.dial, "the connection was closed", ambiguous=False)
                 with self._gate:
                     ear = self._ear = self._ear or Ear(self)
             if ear.up.is_set():
@@ -197,7 +197,7 @@ class ThreadNode(Node):
             if ear.refused or (
                 not ear.up.is_set() and ear is self._ear and not ear.settled.wait(until - time.monotonic())
             ):
-                raise deaf(self.dial, ear.failure or "no answer in time", ambiguous=False)
+                raise cannot_listen(self.dial, ear.failure or "no answer in time", ambiguous=False)
 
     def close(self) -> None:
         super().close()
@@ -218,7 +218,7 @@ class ThreadNode(Node):
         self._ear = None
 
 
-def deaf(dial: Dial, why: object, *, ambiguous: bool) -> BackendError:
+def cannot_listen(dial: Dial, why: object, *, ambiguous: bool) -> BackendError:
     """The error of an acquire that would wait, and cannot be told of its turn."""
     return BackendError(f"cannot listen for grants: {why}", backend=dial.scheme, ambiguous=ambiguous)
 

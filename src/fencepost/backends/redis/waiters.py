@@ -264,7 +264,7 @@ class Lines:
         idle = now()
         while not self._closed:
             lookout.nudge.clear()
-            lookout.wake = wake = inf  # from here on, whoever plans a look nudges too
+            lookout.wake = wake = inf  # from here on, each look that is planned nudges too
             lines = self._at(node)
             failure: Exception | None = None
             for line in lines:

@@ -180,7 +180,7 @@ class SQLite(Backend):
                 return Grant(token, ttl, expires - ttl)
             if queued and self.driver.now() < expires:
                 return float(expires)
-        # The holder is overdue, or this waiter's own entry is gone: mend it, then look again.
+        # The holder is overdue, or this waiter's own entry is gone: repair it, then look again.
         return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
 
     def _take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | float:

@@ -112,7 +112,7 @@ class Lines:
     """The waiters of this process, by lock. The first of each line minds the present holder's deadline for all."""
 
     def __init__(self) -> None:
-        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt whoever is inside
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._lines: dict[str, dict[str, Signal]] = {}  # each in the order they came
         self._minded: dict[str, float] = {}
 

@@ -1,6 +1,6 @@
 -- hand_over(lock, queue, counter, sharers, here): give a lock that is free, or shared by so many, to its first live
 -- waiter and tell that one; one who shares it, from then on, lets those behind it in who may share it too. Without
--- anybody, delete it. Says whether somebody holds it, and who of those who listen to the channel `here` was granted it:
+-- anybody, delete it. Says whether somebody holds it, and which of the waiters at the channel `here` was granted it:
 -- holder, token, holder, token and so on. Those are not told: the answer to the request tells them.
 local function hand_over(lock, queue, counter, sharers, here)
     local count, served, now, token = sharers or 0, {}
