@@ -233,7 +233,7 @@ class Ear:
             self._ask(link, told)
 
     def _drop_abandoned(self, link: BlockingLink) -> None:
-        """Leave the queues for waiters whose event loop is closed: waking them does nothing, so they block the others."""
+        """Leave the queues for waiters whose event loop is closed: waking them does nothing, so they block others."""
         for holder, waiter in self._waiters.copy().items():
             if waiter.forsaken or abandoned(waiter.signal):
                 link.execute(f"SELECT {self._schema}.leave(%s, %s)", [waiter.name, holder])
