@@ -344,7 +344,7 @@ def test_no_row_of_the_file_can_have_another_file_deleted(url: str, tmp_path: Pa
         queued(locks, 1)
         if end == "release":
             assert lease.release()
-            assert locks.status("a") is None, "it is nobody's mailbox, so nobody is waiting"
+            assert locks.status("a") is None, "no process has that mailbox, so no one is waiting"
         else:
             with pytest.raises(fencepost.NotAcquired) as raised:
                 locks.acquire("a", timeout=0.01)
