@@ -50,17 +50,23 @@ FIXTURES = {
     "object_store": "s3",
     "chromium": "browser",
 }
-FOLDERS = {"backends", "conformance", "e2e", "fleet", "guards"}
+FOLDERS = {"backends", "conformance", "fleet", "guards", "once", "resource", "saga"}
 """Where a parameter that is called as a store means that store."""
 
-NAMED = re.compile(rf"tests/(\w+)/(?:\w+/)*test_(?:\w+_)?({'|'.join(STORES)})(?:_\w+)?\.py$")
+_FILE = re.compile(rf"tests/(\w+)/(?:\w+/)*test_(?:\w+_)?({'|'.join(STORES)})(?:_\w+)?\.py$")
+_FOLDER = re.compile(rf"tests/(\w+)/({'|'.join(STORES)})/test_\w+\.py$")
+
+
+def _named(path: Path) -> re.Match[str] | None:
+    """The store that a test file, or the folder that it is in, is named after."""
+    return _FOLDER.search(path.as_posix()) or _FILE.search(path.as_posix())
 
 
 def needs(item: pytest.Item) -> set[str]:
     """The marks of one test."""
     said = {mark.name for mark in item.iter_markers()} & MARKS.keys()
     found = said | set(_stores(item))
-    named = NAMED.search(item.path.as_posix())
+    named = _named(item.path)
     if named and named[1] != "unit":
         found.add(named[2])
     if found & STORES.keys() - NO_SERVER:
@@ -106,7 +112,7 @@ def no_servers() -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    named = NAMED.search(collection_path.as_posix())
+    named = _named(collection_path)
     if no_servers() and named and named[1] != "unit" and named[2] not in NO_SERVER:
         return True  # reading what will not run takes a third of the time that collecting does
     return None
