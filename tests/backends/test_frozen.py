@@ -18,6 +18,11 @@ OWN = f"{PATIENCE * 10:g}s"
 """The store's own time-out: who waits for it has not finished in time."""
 
 
+@pytest.fixture(autouse=True)
+def unhurried() -> None:
+    """These tests are about stores that do not answer: the product's own allowance is in force."""
+
+
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     server = KINDS[request.param]()

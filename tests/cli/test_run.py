@@ -201,7 +201,7 @@ def test_one_that_waits_can_be_told_to_stop_and_leaves_the_line(runner: Runner, 
 
 
 def test_the_lease_is_renewed_for_as_long_as_the_command_runs(runner: Runner, locks: sync.Locks) -> None:
-    ttl = 2.0
+    ttl = 3.0
     process, _ = runner.sleeper("--ttl", f"{ttl}s", traps="trap 'exit 5' USR1")
     began = time.monotonic()
     first = locks.status("job")
@@ -216,7 +216,7 @@ def test_the_lease_is_renewed_for_as_long_as_the_command_runs(runner: Runner, lo
 
 
 def test_a_lost_lease_ends_the_command_long_before_the_grace_period_is_over(runner: Runner, locks: sync.Locks) -> None:
-    process, child = runner.sleeper("--ttl", "600ms", "--grace", "1h", traps="trap 'echo asked; exit 3' TERM")
+    process, child = runner.sleeper("--ttl", "3s", "--grace", "1h", traps="trap 'echo asked; exit 3' TERM")
     locks.break_lock("job")
     assert process.wait() == 76, process.story
     ends(child)
@@ -227,7 +227,7 @@ def test_a_lost_lease_ends_the_command_long_before_the_grace_period_is_over(runn
 def test_a_command_that_will_not_end_is_killed_after_the_grace_period(runner: Runner, locks: sync.Locks) -> None:
     """And so is what it has started."""
     script = "trap '' TERM; echo $$; sh -c 'echo $$; while :; do read x; done'; sleep 60"
-    process = runner.start("--ttl", "600ms", "--grace", "100ms", command=["sh", "-c", script])
+    process = runner.start("--ttl", "3s", "--grace", "100ms", command=["sh", "-c", script])
     child, grandchild = int(process.line()), int(process.line())
     locks.break_lock("job")
     assert process.wait() == 76, process.story
@@ -236,7 +236,7 @@ def test_a_command_that_will_not_end_is_killed_after_the_grace_period(runner: Ru
 
 
 def test_a_runner_frozen_past_its_ttl_ends_the_command_when_it_wakes(runner: Runner, locks: sync.Locks) -> None:
-    process, child = runner.sleeper("--ttl", "1s", "--grace", "1h")
+    process, child = runner.sleeper("--ttl", "3s", "--grace", "1h")
     runner.freeze(process)
     other = locks.acquire("job", timeout=PATIENCE)
     assert state_of(child) not in ENDED, "nobody could stop it: this is what the token is for"
@@ -249,7 +249,7 @@ def test_a_runner_frozen_past_its_ttl_ends_the_command_when_it_wakes(runner: Run
 
 def test_a_stopped_command_keeps_its_lease_and_can_go_on(runner: Runner, locks: sync.Locks) -> None:
     """Without a terminal, somebody else stopped it, and will continue it: the hold is renewed meanwhile."""
-    ttl = 2.0
+    ttl = 3.0
     process, child = runner.sleeper("--ttl", f"{ttl}s", traps="trap 'exit 5' USR1")
     process.signal(signal.SIGTSTP)
     until(lambda: state_of(child) in STILL, "the command stops", watching=[process])
@@ -269,7 +269,7 @@ def test_a_stopped_command_keeps_its_lease_and_can_go_on(runner: Runner, locks: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 def test_a_killed_runner_takes_the_command_along(runner: Runner, locks: sync.Locks) -> None:
-    process, child = runner.sleeper("--ttl", "500ms")
+    process, child = runner.sleeper("--ttl", "3s")
     process.kill()
     ends(child)
     assert locks.acquire("job", timeout=PATIENCE).release()
@@ -321,7 +321,7 @@ def test_at_a_terminal_ctrl_z_stops_both_and_fg_continues_them(runner: Runner, s
 
 
 def test_a_job_stopped_past_its_ttl_is_ended_when_it_continues(runner: Runner, shell: Shell, locks: sync.Locks) -> None:
-    shell.run(runner, "--ttl", "500ms", script="echo ready; while :; do read x; done", then="; echo code=$?")
+    shell.run(runner, "--ttl", "3s", script="echo ready; while :; do read x; done", then="; echo code=$?")
     shell.type("\x1a")
     shell.shows("Stopped")
     lease = locks.acquire("job", timeout=PATIENCE)

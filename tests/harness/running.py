@@ -1,4 +1,4 @@
-"""The one way to run an async test: in an event loop of its own, its ``Store`` closed in there too."""
+"""How tests run: an async one in an event loop of its own, its ``Store`` closed in there too; all of them unhurried."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
+from fencepost import locks
 from tests.harness import waiting
 
 
@@ -34,6 +35,15 @@ def run_async_test(test: Callable[..., Awaitable[None]], arguments: Mapping[str,
                 await each.close()
 
     waiting.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a store answer long after an acquire's timeout, which says NotAcquired then and not BackendError.
+
+    A machine that stalls for a second makes every store a silent one. A module about silent stores overrides this.
+    """
+    monkeypatch.setattr(locks, "_ANSWER", waiting.PATIENCE)
 
 
 @pytest.hookimpl(tryfirst=True)

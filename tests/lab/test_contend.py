@@ -96,6 +96,13 @@ def test_an_open_load_below_the_ceiling_keeps_its_schedule(redis_server: Endpoin
     assert all(t >= number / 40 for number, t in enumerate(asked)), "nobody comes before his time"
 
 
+def test_an_open_load_that_is_stopped_past_its_end_counts_each_arrival_once(redis_server: Endpoint) -> None:
+    plan = Plan(backend=redis_server.url, contenders=10, processes=2, rate=40, work=0, warmup=0, duration=2, pause=2)
+    result = contend(plan)
+    assert result.pauses[0] > 1, "it was stopped from half way past the end"
+    assert len(result.turns) == 80
+
+
 @pytest.mark.redis
 def test_a_store_that_stalls_is_felt_by_all_who_were_due(tmp_path: Path) -> None:
     """What a closed loop would leave out: it would have met the stall once."""
@@ -130,8 +137,8 @@ def test_a_process_stopped_past_its_ttl_is_refused_with_the_guard_and_does_harm_
             ttl=0.5,
             work=0.02,
             warmup=0,
-            duration=3,
-            pause=1.2,
+            duration=5,
+            pause=2,
             resource=service.url,
             fence=fence == "on",
             history=True,

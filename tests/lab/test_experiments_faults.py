@@ -33,7 +33,7 @@ def shown(name: str, folder: Path, *measured: str, **smaller: Any) -> Outcome:
 
 def test_redlock_has_two_holders_and_the_guard_refuses_one(tmp_path: Path) -> None:
     needs("REDIS_SERVER")
-    outcome = shown("redlock", tmp_path, ttl=0.8)
+    outcome = shown("redlock", tmp_path, ttl=2.4)
     forgets = outcome.figures["a node forgets"]
     for fence in ("fence_off", "fence_on"):
         assert forgets[fence]["a_held"] == ["r1", "r2", "r3"]
@@ -49,7 +49,7 @@ def test_a_clock_that_jumps_breaks_redlock_and_not_the_guard(tmp_path: Path) -> 
     for program in ("REDIS_SERVER", "CC"):
         needs(program)
     # A clock this fast leaves B more than a second inside A's lease.
-    outcome = shown("drift", tmp_path, ttl=1.5, rounds=1, rates=[1.0, 4.0])
+    outcome = shown("drift", tmp_path, ttl=2.4, rounds=1, rates=[1.0, 4.0])
     assert [each["early"] for each in outcome.figures["rates"]] == [0, 1]
 
 

@@ -32,8 +32,8 @@ def test_the_page_shows_two_who_believe_that_they_hold(
             ttl=0.5,
             work=0.1,
             warmup=0,
-            duration=3,
-            pause=1.3,
+            duration=5,
+            pause=2,
             resource=resource.url,
             fence=fence == "on",
             history=True,
@@ -50,7 +50,7 @@ def test_the_page_shows_two_who_believe_that_they_hold(
         outcome = {"corrupted": fence == "off", "lost": fence == "off", "refused": fence == "on"}
         for name, seen in outcome.items():
             browser.wait(f"(document.querySelector('[data-score={name}]')?.innerText !== '0') === {str(seen).lower()}")
-        assert browser.run("return document.querySelectorAll('#timeline .overdue').length") == 1
+        assert browser.run("return document.querySelectorAll('#timeline .overdue').length") >= 1
         assert "stops: a pause" in browser.text("#log")
         bars: list[list[float]] = browser.run(BELIEFS)
         assert len(bars) == result.counts["acquired"]

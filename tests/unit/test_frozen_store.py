@@ -19,6 +19,11 @@ from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until, until_async
 
 
+@pytest.fixture(autouse=True)
+def unhurried() -> None:
+    """These tests are about stores that do not answer: the product's own allowance is in force."""
+
+
 class Frozen(Faulty):
     """A store in memory whose requests hang from ``freeze()`` to ``thaw()``."""
 

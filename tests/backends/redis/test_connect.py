@@ -331,7 +331,7 @@ def test_a_slot_that_moves_takes_its_waiters_along() -> None:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[tuple[Redis, Redis, str]]:
+def watched(down_after: float = 0.6) -> Iterator[tuple[Redis, Redis, str]]:
     """A master, its replica, and three sentinels who agree that the master is well."""
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(Redis(args=["--repl-diskless-sync-delay", "0"]))
@@ -342,7 +342,7 @@ def watched() -> Iterator[tuple[Redis, Redis, str]]:
             "the replica is in sync",
         )
         link.close()
-        watchers = [stack.enter_context(Watcher(master=master.port, quorum=2)) for _ in range(3)]
+        watchers = [stack.enter_context(Watcher(master=master.port, quorum=2, down_after=down_after)) for _ in range(3)]
 
         def agreed() -> bool:
             for watcher in watchers:
@@ -389,7 +389,7 @@ def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> Non
 
 
 def test_a_master_that_does_not_tell_its_role_is_not_called_a_replica() -> None:
-    with watched() as (master, _, url):
+    with watched(down_after=PATIENCE) as (master, _, url):
         link: Any = redis.Redis(port=master.port)
         link.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-role")
         link.close()
@@ -407,13 +407,16 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
         here: Any = redis.Redis(port=master.port, decode_responses=True)
         until(lambda: here.wait(1, 1000) == 1, "the replica is there")
         here.close()
-        url = f"{master.url}?wait_replicas=1&timeout=3s"
-        works(url)
-        with fencepost.connect(url) as locks:
+        url = f"{master.url}?wait_replicas=1"
+        works(f"{url}&timeout={PATIENCE:g}s")
+        with (
+            fencepost.connect(f"{url}&timeout={PATIENCE:g}s") as locks,
+            fencepost.connect(f"{url}&timeout=3s") as hasty,
+        ):
             with locks.lock("a") as lease:
                 assert there.get("lock:a") == f"{lease.holder}:{lease.token}"
             with replica.paused(), pytest.raises(BackendError, match="0 of 1 replicas") as raised:
-                locks.acquire("a")
+                hasty.acquire("a")
             assert raised.value.ambiguous
             assert locks.status("a") is None, "what was not confirmed is given back"
             here = redis.Redis(port=master.port)

@@ -83,11 +83,13 @@ class Load:
     async def contender(self, who: str) -> None:
         """Take one arrival after the other until there are no more."""
         while (due := self._next()) is not None:
+            number, name = self._name()
             if (left := due - self.diary.now()) > 0:
+                # If the run ends before it goes on from here, it counts among those who still wait.
+                self.waiting[who] = due, number, due
                 await self.driver.sleep(left)
             if self.stopped:
                 return
-            number, name = self._name()
             asked = self.diary.write("asked", who=who, lock=name)
             self.waiting[who] = due, number, asked
             self._tell("attempt", name)
@@ -140,6 +142,8 @@ class Load:
             self.served[who] += 1
             self.acquires.add(t - asked)
             self._served(number, due, asked, t)
+        elif self.begin <= due:
+            self._served(number, due, asked, t, inf)  # after the end: its wait counts, its turn does not
         try:
             await self._work(who, name, held)
         except ConfigError:
@@ -161,13 +165,14 @@ class Load:
         The longest of these waits. Call it last.
         """
         left = list(self.waiting.values())
-        self.stopped, self.end = False, stopped
-        # In the open model also those whom no contender was free to take.
+        # In the open model also those whom no contender was free to take. Nobody is due after the end of the plan,
+        # however late this process noticed it.
+        self.stopped, self.end = False, min(self.end, stopped)
         while self.part.plan.rate is not None and (due := self._next()) is not None:
             left.append((due, 0, due))
         longest = 0.0
         for due, number, asked in left:
-            if self.begin <= due < stopped:
+            if self.begin <= due < self.end:
                 self._served(number, due, asked, stopped, inf)
                 longest = max(longest, stopped - due)
         return longest

@@ -56,8 +56,10 @@ async def play(scene: Scene, views: Views, faults: Faults, *, fence: bool) -> Pl
     async with stage() as built:
         resource = await built.resource(fence=fence)
         options = ("--resource", resource, "--key", testimony.key, "--ttl", f"{scene.ttl}s", "--fence", switch)
+        # Nodes that a worker is cut off from cost it this much of its lease.
+        backends = {name: views.url(name, patience=min(scene.ttl / 3, 1.0)) for name in ("A", "B")}
         first, second = await asyncio.gather(
-            *(built.actor(name, testimony.hear, *options, "--no-renew", backend=views.url(name)) for name in ("A", "B"))
+            *(built.actor(name, testimony.hear, *options, "--no-renew", backend=url) for name, url in backends.items())
         )
         if scene.a_lacks:
             views.cut("A", *scene.a_lacks)

@@ -77,11 +77,12 @@ class Watcher(Redis):
 
     master: int
     quorum: int = 1
+    down_after: float = 0.6
 
     def prepare(self) -> None:
         (self.folder / "sentinel.conf").write_text(
             f"sentinel monitor mymaster {HOST} {self.master} {self.quorum}\n"
-            "sentinel down-after-milliseconds mymaster 600\n"
+            f"sentinel down-after-milliseconds mymaster {self.down_after * 1000:.0f}\n"
             "sentinel failover-timeout mymaster 3000\n"
         )
 
