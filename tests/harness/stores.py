@@ -5,14 +5,15 @@
 
 The marks come from the fixtures a test asks for, its row of the conformance suite, and its module's name. A test that
 starts a server by itself says so: ``pytestmark = pytest.mark.redis``, or ``server`` for what belongs to no store.
-Under FENCEPOST_NO_SERVERS=1 a forgotten mark is an error: no program beyond Python can be started.
+A forgotten mark is an error, in every run: a test without the mark can start no program beyond Python, as in a run
+under FENCEPOST_NO_SERVERS=1.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -89,9 +90,8 @@ def _stores(item: pytest.Item) -> Iterator[str]:
             yield ALIASES.get(scheme, scheme)
         elif isinstance(value, str) and value in FIXTURES:
             yield FIXTURES[value]
-    if (
-        item.path.parent.name in FOLDERS and item.path.name != "test_compose.py"
-    ):  # elsewhere a store's name may be just a word
+    # Elsewhere a store's name may be just a word.
+    if item.path.parent.name in FOLDERS and item.path.name != "test_compose.py":
         yield from STORES.keys() & set(call.id.split("-"))
 
 
@@ -123,3 +123,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in sorted(needs(item)):
             item.add_marker(mark)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Start no server for a test that is not marked with one: it would fail in ``make quick``."""
+    if item.get_closest_marker("server") or no_servers():
+        return (yield)
+    os.environ["FENCEPOST_NO_SERVERS"] = "1"
+    try:
+        return (yield)
+    finally:
+        del os.environ["FENCEPOST_NO_SERVERS"]
