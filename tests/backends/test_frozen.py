@@ -13,14 +13,11 @@ from tests.harness.servers import unavailable
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE
 
+pytestmark = pytest.mark.silence
+
 KINDS: dict[str, Callable[[], Server]] = {"redis": Redis, "postgres": Postgres}
 OWN = f"{PATIENCE * 10:g}s"
 """The store's own time-out: who waits for it has not finished in time."""
-
-
-@pytest.fixture(autouse=True)
-def unhurried() -> None:
-    """These tests are about stores that do not answer: the product's own allowance is in force."""
 
 
 @pytest.fixture(params=KINDS)

@@ -38,12 +38,19 @@ def run_async_test(test: Callable[..., Awaitable[None]], arguments: Mapping[str,
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a store answer long after an acquire's timeout, which says NotAcquired then and not BackendError.
 
-    A machine that stalls for a second makes every store a silent one. A module about silent stores overrides this.
+    A machine that stalls for a second makes every store a silent one.
     """
-    monkeypatch.setattr(locks, "_ANSWER", waiting.PATIENCE)
+    if request.node.get_closest_marker("silence") is None:
+        monkeypatch.setattr(locks, "_ANSWER", waiting.PATIENCE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "silence: about a store that does not answer: an acquire gives up on it as usual"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,10 +18,7 @@ from tests.harness.faulty import Bench, Faulty, fault
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until, until_async
 
-
-@pytest.fixture(autouse=True)
-def unhurried() -> None:
-    """These tests are about stores that do not answer: the product's own allowance is in force."""
+pytestmark = pytest.mark.silence
 
 
 class Frozen(Faulty):

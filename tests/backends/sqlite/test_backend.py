@@ -282,6 +282,7 @@ async def test_closing_does_not_block_the_event_loop(path: Path) -> None:
     await closing
 
 
+@pytest.mark.silence
 @pytest.mark.parametrize("face", FACES)
 async def test_a_file_that_stays_busy_does_not_outlast_an_acquires_timeout(path: Path, face: str) -> None:
     tokens(path)
