@@ -78,6 +78,7 @@ def signature(value: object) -> str:
     except (TypeError, ValueError):
         return "(...)"
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    text = re.sub(r"(?:typing\.)?Unpack\[(\w+)\]", r"*\1", text)
     text = re.sub(r"<(\w+)\.(\w+): [^>]*>", r"\1.\2", text)
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z]|timedelta)", "", text)
 

@@ -29,8 +29,8 @@ class Kind:
 
     def url(self, address: str = "") -> str:
         if isinstance(self.server, ZooKeeper):
-            return f"zk://{address or self.server.address}/locks?connect_timeout=2s"
-        options = "session_ttl_min=500ms&timeout=1s&connect_timeout=2s"
+            return f"zk://{address or self.server.address}/locks?connect_timeout=3s"
+        options = "session_ttl_min=500ms&timeout=3s&connect_timeout=3s"
         return f"consul://{address or self.server.address}/locks?{options}"
 
 

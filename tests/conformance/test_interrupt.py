@@ -6,6 +6,7 @@ Each test is a process of its own, and it is that process which is interrupted.
 import os
 import random
 import signal
+import threading
 import time
 import traceback
 from collections import Counter
@@ -24,7 +25,7 @@ from tests.harness import interrupts
 from tests.harness.interrupts import Interrupter, at_random
 from tests.harness.isolated import isolated
 from tests.harness.threads import background
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.only("blocking")
 
@@ -47,6 +48,7 @@ def nothing_left(locks: sync.Locks, name: str) -> None:
 def test_a_waiter_that_is_interrupted_leaves_nothing(store: Store) -> None:
     with fencepost.connect(store.url, ttl=store.long) as here, fencepost.connect(store.url, ttl=store.long) as there:
         holder = here.acquire(store.name)
+        asking = threading.Event()
 
         def queued() -> bool:
             status = here.status(store.name)
@@ -54,12 +56,18 @@ def test_a_waiter_that_is_interrupted_leaves_nothing(store: Store) -> None:
             return bool(status.waiters) or not store.promises.fair
 
         def watch() -> None:
+            assert asking.wait(PATIENCE)
             until(queued, "a waiter")
             press()
 
         watcher = background(watch)
-        with pytest.raises(KeyboardInterrupt):
+
+        def ask() -> None:
+            asking.set()
             there.acquire(store.name, timeout=store.long)
+
+        with pytest.raises(KeyboardInterrupt):
+            ask()
         watcher.result()
         status = here.status(store.name)
         assert status is not None

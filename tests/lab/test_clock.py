@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import redis
 
+import fencepost
+from fencepost.driver import boottime
 from fencepost_lab.faults.clock import ClockedRedis
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST, Missing
@@ -78,3 +80,14 @@ def test_without_a_compiler_the_error_names_the_package(monkeypatch: pytest.Monk
     monkeypatch.delitem(programs(), "CC", raising=False)
     with pytest.raises(Missing, match="apt-get install gcc libc6-dev"):
         ClockedRedis().start()
+
+
+def test_a_clock_that_runs_a_little_fast_gives_no_lock_away_before_its_holders_deadline(server: ClockedRedis) -> None:
+    server.clock.skew(1.005)
+    with fencepost.connect(server.url) as locks, fencepost.connect(server.url) as others:
+        lease = locks.acquire("a", ttl=2, renew=False)
+        while (other := others.try_acquire("a")) is None:
+            pass
+        assert boottime() >= lease.deadline, "two held it for a moment"
+        assert other.token > lease.token
+    assert [fault["do"] for fault in server.faults] == ["skew"]

@@ -131,7 +131,7 @@ def frozen(server: Etcd) -> bool:
 def test_an_outage_is_loss_by_the_deadline_and_only_a_delay_to_waiters(server: Etcd, kind: str) -> None:
     name = secrets.token_hex(4)
     with Proxy(server.port) as proxy:
-        url = f"etcd://{HOST}:{proxy.port if kind == 'cut off' else server.port}?timeout=1s"
+        url = f"etcd://{HOST}:{proxy.port if kind == 'cut off' else server.port}?timeout=3s"
         with fencepost.connect(url, ttl=TTL) as locks:
             lease = locks.acquire(name)
             with Waiting(url, name) as waiter:
@@ -234,7 +234,7 @@ def test_a_put_that_arrives_after_all_holds_nobody_up(server: Etcd) -> None:
     with (
         Proxy(server.port) as proxy,
         fencepost.connect(server.url, ttl=LONG) as others,
-        fencepost.connect(f"etcd://{HOST}:{proxy.port}?timeout=1s", ttl=15) as locks,
+        fencepost.connect(f"etcd://{HOST}:{proxy.port}?timeout=3s", ttl=15) as locks,
     ):
         kept = locks.acquire("kept")
         session = f"{etcdctl(server.url, 'get', '--prefix', 'kept/')['kvs'][0]['lease']:x}"

@@ -95,7 +95,7 @@ def test_fencepost_keeps_redis_py_out_until_it_releases(own_redis: Own) -> None:
 def test_the_prefix_says_which_key_is_the_lock(own_redis: Own) -> None:
     with fencepost.connect(f"{own_redis.url}?prefix=") as locks, locks.lock("account/42") as lease:
         assert own_redis.client.get("account/42") == f"{lease.holder}:{lease.token}"
-        assert 0 < own_redis.client.pttl("account/42") <= 15_000
+        assert 14_000 < own_redis.client.pttl("account/42") <= 15_152, "a little longer than its holder counts on it"
         own_redis.client.set("not a lock", "1")
         assert [status.name for status in locks.list()] == ["account/42"]
 

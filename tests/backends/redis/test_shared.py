@@ -26,14 +26,14 @@ def test_sharers_keep_redis_py_out_for_as_long_as_the_last_of_them(own_redis: Ow
     foreign = Lock(client, LOCK, timeout=300)
     with fencepost.connect(own_redis.url) as locks:
         short = locks.shared("a", ttl=100, renew=False).acquire()
-        assert 99_000 < client.pttl(LOCK) <= 100_001
+        assert 99_000 < client.pttl(LOCK) <= 101_003
         long = locks.shared("a", ttl=200, renew=False).acquire()
-        assert 199_000 < client.pttl(LOCK) <= 200_001
+        assert 199_000 < client.pttl(LOCK) <= 202_003
         short.renew()
         assert client.pttl(LOCK) > 199_000, "a shorter share shortens nobody's"
         assert not foreign.acquire(blocking=False)
         assert long.release()
-        assert client.pttl(LOCK) <= 100_001, "nobody is kept out for one who left"
+        assert client.pttl(LOCK) <= 101_003, "nobody is kept out for one who left"
         assert not foreign.acquire(blocking=False)
         assert not client.set(LOCK, "somebody", nx=True, px=1000)
         assert short.release()

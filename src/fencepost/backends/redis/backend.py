@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from typing import Any, ClassVar
 
 from hiredis import ReplyError
@@ -16,7 +16,7 @@ from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.inspect import View
 from fencepost.backends.redis.nodes import Node, cannot_listen
 from fencepost.backends.redis.pool import Pool
-from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, scripts
+from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, kept, remains, scripts
 from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
 from fencepost.backends.redis.waiters import Line, Lines, Waiter
@@ -99,12 +99,12 @@ class Redis(Backend):
                 asking[holder] = wire, entry
                 sent = self.driver.now()
                 if limit is not None:
-                    asked = (holder, ceil(ttl * 1000), most, entry, KEEP, limit, 0)
+                    asked = (holder, kept(ttl), most, entry, KEEP, limit, 0)
                     reply = await self._calls.run(self.scripts.share, keys[:4], *asked, wire=wire)
                 else:
                     reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry))
                 if reply.__class__ is ReplyError:
-                    args = (holder, ceil(ttl * 1000), most, entry, KEEP)
+                    args = (holder, kept(ttl), most, entry, KEEP)
                     reply = await self._calls.again(reply, self.scripts.take, keys[:4], args)
                 if reply.__class__ is bytes:
                     del asking[holder]
@@ -253,7 +253,7 @@ class Redis(Backend):
                 if reply.__class__ is ReplyError:
                     if failed:
                         continue  # one lesson is enough: a server that is ill takes its time over each
-                    args = (f"{hold.holder}:{hold.token}", ceil(hold.ttl * 1000))
+                    args = (f"{hold.holder}:{hold.token}", kept(hold.ttl))
                     try:
                         reply = await self._calls.again(reply, self.scripts.renew, keys[:1], args)
                     except BackendError as error:
@@ -356,7 +356,7 @@ class Redis(Backend):
         self._lines.asking[holder] = wire, waiter.entry
         sent = self.driver.now()
         script, more = (self.scripts.take, ()) if waiter.limit is None else (self.scripts.share, (waiter.limit, 1))
-        asked = (holder, ceil(waiter.ttl * 1000), _ANY, waiter.entry, KEEP, *more)
+        asked = (holder, kept(waiter.ttl), _ANY, waiter.entry, KEEP, *more)
         try:
             reply = await self._calls.run(script, keys[:4], *asked, wire=wire)
         except BackendError as error:
@@ -398,8 +398,8 @@ class Redis(Backend):
         if not isinstance(reply, list):
             return True
         if reply[0].__class__ is bytes:
-            token, left = reply
-            return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + min(left / 1000 - waiter.ttl, 0.0)))
+            token, ms = reply
+            return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + min(remains(ms) - waiter.ttl, 0.0)))
         return self._lines.stands(waiter, reply)
 
     async def _prune(self, name: str, node: Node, keys: Keys) -> bool:
@@ -412,7 +412,7 @@ class Redis(Backend):
 
     async def _confirm(self, keys: Keys, holder: str, token: int, ttl: float) -> None:
         """Return once enough replicas have the grant. WAIT covers what this connection wrote, hence the renewal."""
-        args = f"{holder}:{token}", ceil(ttl * 1000)
+        args = f"{holder}:{token}", kept(ttl)
         try:
             await self._calls.confirm(keys.lock, self.scripts.renew, args, self.options.wait_replicas)
         except BackendError as error:
@@ -455,5 +455,5 @@ def _channel() -> str:
 
 
 def _entry(node: Node, holder: str, ttl: float, limit: int | None) -> str:
-    ms = ceil(ttl * 1000)
+    ms = kept(ttl)
     return f"{ms}:{node.channel}:{holder}" if limit is None else f"{ms}/{limit}:{node.channel}:{holder}"

@@ -9,7 +9,7 @@ from fencepost.backend import Status
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.connection import pack, refusal
 from fencepost.backends.redis.pool import Pool
-from fencepost.backends.redis.scripts import Layout, Scripts
+from fencepost.backends.redis.scripts import Layout, Scripts, remains
 from fencepost.backends.redis.stream import Stream
 
 
@@ -51,12 +51,14 @@ def _seen(name: str, reply: Any) -> Status | None:
         owners = [own.decode().rpartition(":") for own in shares[0]]
         owners.sort(key=lambda own: int(own[2]))
         sharers = tuple(holder for holder, _, _ in owners)
-        return Status(name, sharers[0], int(owners[-1][2]), left / 1000, waiters, sharers)
+        return Status(name, sharers[0], int(owners[-1][2]), remains(left), waiters, sharers)
     text = value.decode("utf-8", "replace")
     holder, _, token = text.rpartition(":")
-    if not token.isdecimal() or not holder:
+    ours = token.isdecimal() and holder
+    if not ours:
         holder, token = text, "0"  # somebody else's client holds it
-    return Status(name, holder, int(token), inf if left < 0 else left / 1000, waiters)
+    lives = inf if left < 0 else remains(left) if ours else left / 1000
+    return Status(name, holder, int(token), lives, waiters)
 
 
 async def held(wire: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:

@@ -199,11 +199,24 @@ class Requests:
         return f"{self._release_here}{keys.to_release}${size}\r\n{own}\r\n{here}".encode()
 
     def renew(self, keys: Keys, hold: Hold) -> bytes:
-        return pack(("EVALSHA", self._renew, 1, keys.lock, f"{hold.holder}:{hold.token}", ceil(hold.ttl * 1000)))
+        return pack(("EVALSHA", self._renew, 1, keys.lock, f"{hold.holder}:{hold.token}", kept(hold.ttl)))
+
+
+_DRIFT, _STEP = 0.01, 0.002  # how much faster than ours a server's clock may run, and how coarsely
+
+
+def kept(ttl: float) -> int:
+    """For how many ms a server keeps a lease of ``ttl``: longer than its holder counts on it."""
+    return ceil((ttl * (1 + _DRIFT) + _STEP) * 1000)
+
+
+def remains(ms: float) -> float:
+    """For how many seconds the holder may count on a lease that its server keeps for so long."""
+    return max((ms / 1000 - _STEP) / (1 + _DRIFT), 0.0)
 
 
 @lru_cache(64)
 def _amounts(ttl: float, most: int) -> str:
     """The ttl in ms and the most that may wait: the same for nearly all who ask."""
-    ms = ceil(ttl * 1000)
+    ms = kept(ttl)
     return f"${len(str(ms))}\r\n{ms}\r\n${len(str(most))}\r\n{most}\r\n"

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from fencepost.address import Address
@@ -16,7 +16,7 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options, patient
 from fencepost.backends.redis.connection import spell
 from fencepost.backends.redis.inspect import held
-from fencepost.backends.redis.scripts import MARK, Keys, Layout
+from fencepost.backends.redis.scripts import MARK, Keys, Layout, kept, remains
 from fencepost.backends.redlock.members import Call, Member, Members, shares
 from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError, ConfigError
@@ -25,7 +25,6 @@ from fencepost.rule import MAX_TOKEN
 
 _GONE = 60_000  # ms for which an attempt that was given up is refused, should it still arrive
 _EVERY = 2**53 - 1  # larger than the number of any attempt
-_DRIFT, _STEP = 0.01, 0.002  # how much faster than ours a node's clock may run, and how coarsely
 _SOON, _LATEST = 0.01, 0.25  # seconds between two attempts of a waiter
 
 
@@ -113,7 +112,7 @@ class Redlock(Polling):
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         calls = [
-            Call(shares().renew, (self.layout.keys(each.name).lock,), (f"{each.holder}:{each.token}", _ms(each.ttl)))
+            Call(shares().renew, (self.layout.keys(each.name).lock,), (f"{each.holder}:{each.token}", kept(each.ttl)))
             for each in holds
         ]
         heard = await self._nodes.ask(calls)
@@ -189,7 +188,7 @@ class Redlock(Polling):
         self._unasked.discard(holder)
         self._unsettled.add(holder)
         start = self.driver.now()
-        take = Call(shares().take, (keys.lock, _gone(keys, holder), keys.counter), (holder, attempt, _ms(ttl)))
+        take = Call(shares().take, (keys.lock, _gone(keys, holder), keys.counter), (holder, attempt, kept(ttl)))
         said = await nodes.one(take)
         errors = [reply for reply in said.values() if isinstance(reply, BackendError)]
         silent = {member for member, reply in said.items() if isinstance(reply, BackendError) and reply.ambiguous}
@@ -197,20 +196,20 @@ class Redlock(Polling):
         token = max((max(int(last) + 1, time) for last, time in granted.values()), default=0)
         # A token of its own for each attempt, or what undoes a failed one would undo the next.
         token = max(token, self._tried + 1)
-        kept: dict[Member, Any] = {}
+        keepers: dict[Member, Any] = {}
         if len(granted) >= nodes.quorum and token <= MAX_TOKEN:
             keep = Call(shares().keep, (keys.lock, keys.counter), (f"{holder}:-{attempt}", f"{holder}:{token}", token))
-            kept = await nodes.one(keep, list(granted))
-            if sum(reply == 1 for reply in kept.values()) >= nodes.quorum and self.driver.now() - start < ttl:
+            keepers = await nodes.one(keep, list(granted))
+            if sum(reply == 1 for reply in keepers.values()) >= nodes.quorum and self.driver.now() - start < ttl:
                 if silent:
                     nodes.owe(self._leave(name, holder, attempt, "", _GONE), silent)
                 self._unsettled.discard(holder)
                 return Grant(token, ttl, start)
             with self._gate:
                 self._tried = max(self._tried, token)
-            silent.update(member for member, reply in kept.items() if isinstance(reply, BackendError))
+            silent.update(member for member, reply in keepers.items() if isinstance(reply, BackendError))
         # Undo this attempt and no other: a waiter goes on under the same holder.
-        undone = token if kept else ""
+        undone = token if keepers else ""
         if silent:
             nodes.owe(self._leave(name, holder, attempt, undone, _GONE), silent)
         if answered := [member for member in granted if member not in silent]:
@@ -260,9 +259,8 @@ class Redlock(Polling):
                 return None
             if not token.isdecimal() or not holder:
                 holder, token = value, "0"  # somebody else's client holds it
-            left = sorted((inf if each < 0 else each / 1000 for own, each in seen if own == value), reverse=True)
-            lapse = left[min(self._nodes.quorum, len(left)) - 1]
-            return Status(name, holder, int(token), max((lapse - _STEP) / (1 + _DRIFT), 0.0), ())
+            lives = sorted((inf if each < 0 else remains(each) for own, each in seen if own == value), reverse=True)
+            return Status(name, holder, int(token), lives[min(self._nodes.quorum, len(lives)) - 1], ())
         return None
 
     async def _names(self, prefix: str) -> set[str]:
@@ -308,8 +306,3 @@ def _options(address: Address) -> Options:
 def _gone(keys: Keys, holder: str) -> str:
     """The key that has the number of this holder's last attempt that was given up; it expires by itself."""
     return f"{keys.gone}{MARK}{holder}"
-
-
-def _ms(ttl: float) -> int:
-    """For how long a node keeps a lease of ``ttl``: its clock may run faster than the holder's."""
-    return ceil((ttl * (1 + _DRIFT) + _STEP) * 1000)
