@@ -52,6 +52,7 @@ def test_nothing_of_it_is_committed_by_what_comes_next(tmp_path: Path) -> None:
             assert conn.execute(COUNT).scalar() == 0
         with once(conn, "1") as run:
             assert not run.done
+    engine.dispose()
 
 
 async def test_nor_in_asyncio(tmp_path: Path) -> None:
