@@ -52,6 +52,7 @@ bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 torture: setup servers ## Pauses, kills and interrupts at full size, simulated worlds, a fleet for 5 min on Redis and etcd
 	$(PY) -m tests.programs.torture $(ARGS)
 	FENCEPOST_INTERRUPTS=500 FENCEPOST_TEST_LIMIT=1500 $(PY) -m pytest --timeout 1600 -n 2 tests/conformance/test_interrupt.py
+	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py
 	$(PY) -m fencepost sim --seeds 10000
 	$(PY) -m fencepost sim --seeds 2000 --calm
 	$(PY) -m fencepost fleet sim --seeds 50

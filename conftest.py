@@ -4,6 +4,8 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
+from tests import FUZZ
+
 pytest_plugins = (
     "tests.harness.complete",
     "tests.harness.stores",
@@ -18,5 +20,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a busy machine.
-settings.register_profile("fencepost", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "fencepost",
+    deadline=None,
+    derandomize=not FUZZ,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
 settings.load_profile("fencepost")
