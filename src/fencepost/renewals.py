@@ -102,6 +102,12 @@ class Renewals(Generic[L]):
                 lease._due = min(lease.deadline, now() + lease.ttl / 10)
                 self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
             self._arm(lease)
+        if strict and Renewal.UNKNOWN in answers and not any(lease._reason for lease in leases):
+            raise BackendError(
+                "the store did not say whether the lease is renewed; its deadline stands",
+                backend=self._backend.scheme,
+                ambiguous=True,
+            )
 
     def lost(self, lease: L) -> None:
         """Tell the world, and the body that runs under the lease, that it was lost."""

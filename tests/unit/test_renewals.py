@@ -17,7 +17,7 @@ from fencepost.backend import Hold, Renewal
 from fencepost.driver import boottime
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
-from fencepost.errors import LeaseLost
+from fencepost.errors import BackendError, LeaseLost
 from fencepost.lease import Reason
 from fencepost.locks import Core
 from tests.harness.faulty import Bench, Faulty, fault
@@ -52,6 +52,20 @@ def bench() -> Iterator[Bench]:
 
 def renewed(bench: Bench, name: str) -> None:
     until(lambda: "renewed" in bench.kinds(name), f"a renewal of {name!r}")
+
+
+def test_a_renewal_that_the_store_does_not_confirm_is_an_error_to_who_asks_for_it(bench: Bench) -> None:
+    async def unsure(holds: Sequence[Hold]) -> list[Renewal]:
+        return [Renewal.UNKNOWN] * len(holds)
+
+    lease = bench.locks.acquire("a")
+    deadline = lease.deadline
+    bench.backend.renew = unsure  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match="its deadline stands") as raised:
+        lease.renew()
+    assert raised.value.ambiguous
+    assert lease.deadline == deadline
+    lease.check()
 
 
 def test_no_answer_keeps_the_old_deadline_and_is_asked_again_until_it_passes(bench: Bench) -> None:
