@@ -171,12 +171,17 @@ def test_deleting_leaves_the_mark(guard: S3Guard, thing: str) -> None:
 
 
 def test_an_object_from_before_the_guard_is_taken_over(guard: S3Guard, client: Any, bucket: str, thing: str) -> None:
-    client.put_object(Bucket=bucket, Key=thing, Body=b"plain")
+    about = {"ContentType": "text/csv", "CacheControl": "no-cache", "Metadata": {"owner": "billing"}}
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain", **about)
     assert (guard.peek(thing), guard.mark(thing)) == (b"plain", None)
     assert guard.read(thing, 5) == b"plain"
     with pytest.raises(StaleToken):
         guard.write(thing, b"zombie", 4)
     assert (guard.peek(thing), guard.mark(thing)) == (b"plain", Stamp(5, 0))
+    guard.write(thing, b"new", 6)
+    found = client.get_object(Bucket=bucket, Key=thing)
+    found["Body"].close()
+    assert {name: found[name] for name in about} == about
 
 
 def test_an_object_that_vanishes_in_between_is_made_anew(

@@ -27,6 +27,8 @@ _log = logging.getLogger("fencepost")
 _PROBE = ".fencepost-probe"
 _WHY = b"fencepost writes this object to see whether the store honours If-Match and If-None-Match. It may be deleted."
 _ABSENT = {"NoSuchKey", "404"}
+# What a PUT would drop of the object that it replaces.
+_KEPT = ("ContentType", "CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "Metadata")
 # Somebody was faster: 412, or 409 while both were under way, or 404 when the object to match is gone.
 _OVERTAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT}
 
@@ -37,7 +39,7 @@ class S3Guard(cas.Guard):
     Raises ConfigError on first use if the store ignores conditions; ``probe=False`` takes your word that it does not.
 
     ``delete`` leaves an object with nothing but the mark. An object without a mark, from before the guard, is
-    read as it is, and gets its mark with the first access.
+    read as it is, and gets its mark with the first access. Its content type and its metadata stay as they are.
     """
 
     source = "s3"
@@ -105,14 +107,18 @@ class S3Guard(cas.Guard):
     def _load(self, resource: str) -> cas.Found:
         with self._failures(ambiguous=False, passing=_ABSENT) as codes:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(resource))
-            return cas.Found(unpack(answer["Body"].read()), answer["ETag"])
+            kept = {name: answer[name] for name in _KEPT if answer.get(name)}
+            return cas.Found(unpack(answer["Body"].read()), (answer["ETag"], kept))
         assert codes
         return cas.Found(Content(), None)
 
     def _save(self, resource: str, content: Content, version: Any) -> bool:
-        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        etag, kept = version or (None, {})
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         with self._failures(ambiguous=True, passing=_OVERTAKEN) as codes:
-            self._client.put_object(Bucket=self._bucket, Key=self._key(resource), Body=pack(content), **condition)
+            self._client.put_object(
+                Bucket=self._bucket, Key=self._key(resource), Body=pack(content), **condition, **kept
+            )
         return not codes
 
     @contextmanager
