@@ -43,6 +43,20 @@ def test_a_transaction_of_one_s_own_is_fenced(guard: EtcdGuard, thing: str) -> N
     assert guard.peek(f"{thing}/a") == b"1"
 
 
+def test_a_value_that_expires_with_a_lease_of_etcd_goes_on_doing_so(
+    guard: EtcdGuard, etcd_server: Endpoint, thing: str
+) -> None:
+    port = int(etcd_server.url.rpartition(":")[2])
+    granted = http_json(port, "POST", "/v3/lease/grant", json.dumps({"TTL": "600"}))
+    body = {"key": text(thing), "value": text("1"), "lease": granted["ID"]}
+    http_json(port, "POST", "/v3/kv/put", json.dumps(body))
+    guard.write(thing, b"2", 5)
+    (found,) = http_json(port, "POST", "/v3/kv/range", json.dumps({"key": text(thing)}))["kvs"]
+    assert (guard.peek(thing), found["lease"]) == (b"2", granted["ID"])
+    http_json(port, "POST", "/v3/lease/revoke", json.dumps({"ID": granted["ID"]}))
+    assert (guard.peek(thing), guard.mark(thing)) == (None, Stamp(5)), "and its mark stays"
+
+
 def test_a_compare_of_one_s_own_that_fails_changes_nothing(guard: EtcdGuard, thing: str) -> None:
     guard.transact(thing, 5, success=[put(thing, "1")])
     assert guard.transact(thing, 6, compare=[absent(thing)], success=[put(thing, "2")]) is None

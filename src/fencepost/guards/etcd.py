@@ -155,7 +155,9 @@ class EtcdGuard(cas.Guard):
         success: list[Json] = []
         # Whoever watches the key is not told of those who only enter.
         if content.value != before:
-            write = {"requestPut": {"key": data, "value": text(content.value or b"")}}
+            # A value that expires with an etcd lease goes on doing so.
+            leased = {"ignore_lease": True} if before is not None else {}
+            write = {"requestPut": {"key": data, "value": text(content.value or b""), **leased}}
             success.append({"requestDeleteRange": {"key": data}} if content.value is None else write)
         if content.mark is not None:
             success.append({"requestPut": {"key": mark, "value": text(pack(content._replace(value=b"")))}})
