@@ -299,7 +299,7 @@ class Core(Generic[L]):
         """Give the lease back; False, and nothing changed, if it was no longer this holder's."""
         known = lease._reason
         lease._holds = 0
-        if known in _OVER:
+        if known is not None and known in _OVER:
             if not await self._released_beside(lease):
                 return False
             known = lease._reason

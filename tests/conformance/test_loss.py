@@ -51,9 +51,13 @@ async def leaving_the_block_of_a_lost_lease_raises(store: Store) -> None:
     with pytest.raises(LeaseLost) as raised:
         await client.block(store.name, body, ttl=store.kept)
     assert raised.value.name == store.name
-    lost = [event for event in events if event.kind == "lost"]
-    assert [event.token for event in lost] == [raised.value.token]
-    assert lost[0].detail
+
+    def lost() -> list[Event]:
+        return [event for event in events if event.kind == "lost"]
+
+    await store.until(lambda: bool(lost()), "the event, which another thread may emit")
+    assert [event.token for event in lost()] == [raised.value.token]
+    assert lost()[0].detail
 
 
 async def a_loss_that_only_the_release_notices_raises_too(store: Store) -> None:
