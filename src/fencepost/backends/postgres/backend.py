@@ -76,9 +76,9 @@ class Postgres(Backend):
             raise ConfigError("timeout= and poll= of postgresql:// must be greater than 0")
         self._poll: float = options.get("poll", 0.1)
         self._listen = _listen(options.get("listen"))
-        self._take = Call(self._schema, "take", 5)
-        self._take_share = Call(self._schema, "take_share", 6)
-        self._release = Call(self._schema, "release", 3)
+        self._take = Call.of(self._schema, "take", 5)
+        self._take_share = Call.of(self._schema, "take_share", 6)
+        self._release = Call.of(self._schema, "release", 3)
         self._links = Links(
             conninfo(address, self._patience),
             driver,

@@ -163,11 +163,16 @@ async def pooled(link: Link) -> bool:
 
 
 class Call:
-    """A function of the schema that answers one value, called by the shortest way that libpq has."""
+    """A statement that answers one value, sent by the shortest way that libpq has."""
 
-    def __init__(self, schema: str, function: str, arity: int) -> None:
-        self._name = function.encode()
-        self._sql = f"SELECT {schema}.{function}({', '.join(f'${n}' for n in range(1, arity + 1))})".encode()
+    def __init__(self, name: str, sql: str) -> None:
+        self._name = name.encode()
+        self._sql = sql.encode()
+
+    @classmethod
+    def of(cls, schema: str, function: str, arity: int) -> "Call":
+        """The call of a function of the schema."""
+        return cls(function, f"SELECT {schema}.{function}({', '.join(f'${n}' for n in range(1, arity + 1))})")
 
     async def prepare(self, link: Link) -> None:
         await ask(link, f"PREPARE {self._name.decode()} AS {self._sql.decode()}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres.connection import BlockingLink, connect, failure, pooled
+from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled
 from fencepost.driver import Driver, Signal, abandoned, boottime, run
 from fencepost.errors import BackendError
 
@@ -72,8 +72,10 @@ class Ear:
     ) -> None:
         self._info = info
         self._dropped = dropped
-        self._told: set[str] = set()  # the locks that are ours now, if what was heard is true
+        self._told: set[str] = set()  # the waiters that hold now, if what was heard is true
         self._schema = schema
+        grant = f"SELECT token || ' ' || {schema}.us(expires) FROM {schema}.%s WHERE name = $1 AND holder = $2"
+        self._granted = Call("granted", f"SELECT coalesce(({grant % 'lock'}), ({grant % 'share'}))")
         self._patience = patience
         self._poll = poll
         self._listen = listen
@@ -163,6 +165,7 @@ class Ear:
             # This lock ends with the session, however that ends: it is how others know that we are gone.
             link.execute("SELECT pg_advisory_lock(%s)", [process])
             link.execute(f'LISTEN "fencepost_{process}"')
+            run(self._granted.prepare(link))  # it is a session of its own, so it may keep a plan
         every, window = _LISTENING if listens else _POLLING
         beat = f"SELECT {self._schema}.beat(%s, %s, %s)", (process, listens, window)
         link.execute(f"SELECT {self._schema}.tidy()")
@@ -220,17 +223,32 @@ class Ear:
         try:
             holder, token, expires, name = news.split(" ", 3)
             if holder in self._waiters:
-                self._told.add(name)
+                self._told.add(holder)
             else:
                 self._deliver(holder, int(token), int(expires), name)
         except ValueError:
             _log.warning("not from the locks of %r: NOTIFY %.80r", self._schema, news)
 
     def _confirm(self, link: BlockingLink) -> None:
-        """Look up the grants that were heard of, in one statement for all of them."""
+        """Look up the grants that were heard of, in as few statements as that takes."""
         while self._told:  # asking may bring more
             told, self._told = self._told, set()
-            self._ask(link, told)
+            waiters = [waiter for holder in told if (waiter := self._waiters.get(holder))]
+            if len(waiters) == 1:  # as at each hand-over of a lock that is not shared
+                (waiter,) = waiters
+                grant = run(self._granted.make(link, (waiter.name, waiter.holder), prepared=True))
+                if grant is not None:
+                    token, expires = grant.split()
+                    self._deliver(waiter.holder, int(token), int(expires), waiter.name)
+                continue
+            alone = [waiter for waiter in waiters if waiter.limit is None]
+            for table, some in (("lock", alone), ("share", [each for each in waiters if each.limit is not None])):
+                if some:
+                    asked = [each.name for each in some], [each.holder for each in some]
+                    what = f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}.{table}"
+                    rows = link.execute(f"{what} WHERE name = ANY(%s) AND holder = ANY(%s)", asked)
+                    for row in rows.fetchall():
+                        self._deliver(*row)
 
     def _drop_abandoned(self, link: BlockingLink) -> None:
         """Leave the queues for waiters whose event loop is closed: waking them does nothing, so they block others."""
@@ -240,10 +258,10 @@ class Ear:
                 self.forget(holder)
                 self._dropped(waiter)
 
-    def _ask(self, link: BlockingLink, told: Collection[str] | None = None) -> None:
-        """Look who holds the locks that we wait for, or those of them that we were told of."""
+    def _ask(self, link: BlockingLink) -> None:
+        """Look who holds the locks that we wait for."""
         waiters = self._waiters.copy()
-        if names := list({each.name for each in waiters.values() if told is None or each.name in told}):
+        if names := list({each.name for each in waiters.values()}):
             what = f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}"
             rows = link.execute(
                 f"{what}.lock WHERE name = ANY(%s) AND holder IS NOT NULL "
