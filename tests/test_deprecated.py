@@ -110,6 +110,7 @@ def is_python(path: Path) -> bool:
     return path.is_file() and path.read_bytes()[:60].split(b"\n")[0].endswith(b"python3")
 
 
+@pytest.mark.slow
 def test_the_source_uses_nothing_that_goes_away() -> None:
     found = [f"{where}:{each}" for where, source in sources() for each in complaints(source)]
     assert not found, "\n".join(found)

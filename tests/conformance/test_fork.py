@@ -19,6 +19,7 @@ def in_child(store: Store, job: Callable[[], Awaitable[T]]) -> Awaitable[T]:
     return in_fork(job, store.patience)
 
 
+@pytest.mark.slow
 @isolated
 async def test_leases_stay_the_parents_and_children_work(store: Store, tmp_path: Path) -> None:
     await leases_stay_the_parents_and_the_child_takes_its_own(store, tmp_path / "asked")

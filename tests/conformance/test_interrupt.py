@@ -241,6 +241,7 @@ def test_interrupts_at_random_moments_leave_nothing(store: Store) -> None:
                 came[trial(victim, call, lambda job: at_random(job, 0.03, dice))] += 1
 
 
+@pytest.mark.slow
 @isolated
 def test_an_interrupt_at_every_bytecode_leaves_nothing(store: Store) -> None:
     """Enumerated, not sampled, on the stores that need no server; every n-th place elsewhere."""

@@ -18,7 +18,8 @@ from tests.harness.waiting import until
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
 
 
-SLOW = {ROOT / "docs" / name for name in ("lab.md", "contend.md", "run.md", "fleet.md", "rollout.md")}
+SLOW = {ROOT / "docs" / f"{name}.md" for name in ("advise", "contend", "fleet", "lab", "resource", "rollout", "run")}
+SLOW |= {ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
 
 

@@ -63,6 +63,7 @@ def test_a_guard_loses_no_update_and_without_it_the_same_run_does(run: Run) -> N
     assert only_writes.final < only_writes.admitted
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_shows_why_and_the_next_run_has_a_whole_crew(crew: Crew, tmp_path: Path) -> None:
     job = Job(guard="file", address=str(tmp_path), locks=f"sqlite://{tmp_path}/l.db", name="n", mode="?", enters=True)
     with pytest.raises(ChildFailed, match="Traceback"), crew.at_work() as workers:

@@ -44,6 +44,7 @@ def test_killed_before_the_rename_neither_value_nor_mark_moved(tmp_path: Path, w
     assert guard.write("thing", b"newer", Stamp(5, 2, "ann")), "and its lock did not outlive it"
 
 
+@pytest.mark.slow
 def test_updates_of_many_processes_lose_nothing(tmp_path: Path) -> None:
     program = (
         "import sys; from fencepost.guards.file import FileGuard; from fencepost.guards.policy import Policy\n"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
@@ -16,6 +17,8 @@ from fencepost.driver import run
 from fencepost.driver.threads import Blocking
 from fencepost.errors import QueueFull
 from fencepost.lease import Grant
+
+pytestmark = pytest.mark.slow
 
 NAMES = st.sampled_from(["a", "b"])
 TTLS = st.sampled_from([1.0, 3.0, 10.0])

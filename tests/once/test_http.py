@@ -202,6 +202,7 @@ class _Quiet(WSGIRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @isolated
 def test_a_server_killed_around_its_commit_serves_the_request_once(tmp_path: Path, when: str) -> None:

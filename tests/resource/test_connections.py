@@ -38,6 +38,7 @@ def test_handshakes_that_do_not_end_give_way(pem: Path) -> None:
             until(lambda: 60 <= ended(others) < 100, "the others give way, but not all of them", deadline=20)
 
 
+@pytest.mark.slow
 def test_silent_sockets_do_not_use_up_the_file_descriptors(pem: Path) -> None:
     with secure(pem).limited(160, 160) as service, half_open(service, 300, b"") as silent:
         honest(service, 5)
@@ -55,6 +56,7 @@ def test_a_handshake_has_a_deadline(pem: Path) -> None:
         honest(service, 1)
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_shake_hands(pem: Path) -> None:
     with secure(pem) as service, contextlib.ExitStack() as stack:
         connections = [stack.enter_context(contextlib.closing(service.connection())) for _ in range(30)]
@@ -84,6 +86,7 @@ def served(service: Service) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_read_their_answers_give_way() -> None:
     asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400
     with (

@@ -347,6 +347,7 @@ def test_with_fencing_off_everything_is_accepted_and_what_is_wrong_is_counted(un
     assert unfenced.metric("resource_writes_accepted_total") == 3
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_answers_the_request_under_way_and_exits_with_0() -> None:
     with Service() as service:
         with socket.create_connection((HOST, service.port), 30) as slow:
@@ -388,6 +389,7 @@ def test_its_first_line_says_where_it_is_and_it_stops_in_order(tmp_path: Path, n
         assert (process.output[1:], process.errors) == ([], "")
 
 
+@pytest.mark.slow
 def test_a_store_or_port_that_cannot_be_used_is_one_line_and_exit_code_2(service: Service, tmp_path: Path) -> None:
     (tmp_path / "not.sqlite3").write_bytes(b"this is no database" * 100)
     for options in (["--port", "0", "--store", str(tmp_path / "not.sqlite3")], ["--port", str(service.port)]):

@@ -69,6 +69,7 @@ def test_services_that_start_at_once_on_a_new_store_share_it(place: str) -> None
             assert service.get("thing", X_Fence_Token="4").status == 409
 
 
+@pytest.mark.slow
 def test_through_several_services_admitted_tokens_never_go_back(place: str) -> None:
     """Writers of every service at the same keys: what is admitted last has the largest token, and is what is read."""
     tokens = itertools.count(1)

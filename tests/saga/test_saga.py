@@ -306,6 +306,7 @@ SHOP = """
 """
 
 
+@pytest.mark.slow
 @isolated
 def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))

@@ -5,6 +5,7 @@ import signal
 import urllib.request
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from fencepost.cli.app import app
@@ -17,6 +18,7 @@ from tests.harness.waiting import until
 invoke = CliRunner().invoke
 
 
+@pytest.mark.slow
 def test_seeds_that_keep_every_promise() -> None:
     done = invoke(app, ["sim", "--seeds", "20", "--workers", "2", "--json"])
     assert done.exit_code == 0, done.output

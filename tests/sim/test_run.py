@@ -31,6 +31,7 @@ def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
     assert lines(run(chaos(seed))) == lines(run(chaos(seed)))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
     program = (
         "from fencepost_lab.sim import digest, run; from fencepost_lab.sim.chaos import chaos;"

@@ -57,6 +57,7 @@ def scenarios(draw: st.DrawFn, fencing: str = "enter", most: int = 25) -> Scenar
     return parse(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_no_schedule_breaks_a_promise(scenario: Scenario) -> None:

@@ -54,6 +54,7 @@ def test_once_the_faults_stop_all_work_gets_done() -> None:
     assert tally.counts["fault:calm"] == CALM
 
 
+@pytest.mark.slow
 def test_many_seeds_on_all_cores_give_what_one_process_finds() -> None:
     seen: list[int] = []
     tally = try_many(20, 60, workers=2, progress=lambda so_far: seen.append(so_far.seeds))

@@ -56,6 +56,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_tokens_survive_the_kill_of_every_process(path: Path) -> None:
     seen: list[int] = []
     for turn in range(2):
