@@ -1,6 +1,7 @@
 """Who may import whom: the arrows of the design, read from the source without running it."""
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,17 +109,22 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def import_statements(source: str) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(module: str, source: str, *, is_package: bool, known: set[str]) -> Iterator[tuple[int, str]]:
     """The (line, module) pairs of ours that `source` imports, also inside functions and `if`s."""
     path = module.split(".") if module else []
     here = ["fencepost_lab", *path[1:]] if path[:1] == ["lab"] else ["fencepost", *path]
     package = here if is_package else here[:-1]
-    for node in ast.walk(ast.parse(source)):
+    for node in import_statements(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if (target := short(alias.name)) is not None:
                     yield node.lineno, target
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 around = package[: len(package) - (node.level - 1)]

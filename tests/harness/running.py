@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import pytest
@@ -51,6 +51,38 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "silence: about a store that does not answer: an acquire gives up on it as usual"
     )
+
+
+class Interrupted(AssertionError):
+    """A KeyboardInterrupt came out of a test. Code that raises signals belongs into a process of its own."""
+
+
+def _contained(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Let an interrupt fail the test that it came out of, and not end pytest-xdist's worker with all its other tests.
+
+    A real Ctrl-C reaches the process that directs the workers too, and ends the run there.
+    """
+    try:
+        return (yield)
+    except KeyboardInterrupt as error:
+        if not hasattr(config, "workerinput"):
+            raise
+        raise Interrupted("KeyboardInterrupt; a test that raises signals needs @isolated or a Child") from error
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _contained(item.config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _contained(item.config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _contained(item.config))
 
 
 @pytest.hookimpl(tryfirst=True)

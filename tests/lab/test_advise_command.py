@@ -143,6 +143,7 @@ def test_an_object_store(tmp_path: Path, object_store: ObjectStore) -> None:
     assert s3.S3Guard(client, "advised").peek("account/42") == b"80"
 
 
+@pytest.mark.slow
 def test_http(tmp_path: Path) -> None:
     once = printed(*ANSWERS["once", "http"])
     assert once["block"] == ["once", "http"]

@@ -1,11 +1,13 @@
 """The lab's results and their report, and what its command line says to mistakes."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from matplotlib.axes import Axes
 
 from fencepost.errors import ConfigError
 from fencepost_lab.experiments import Experiment, Settings, report, runs
@@ -14,6 +16,9 @@ from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from tests.lab.command import lab, lab_here, needs
 from tests.sim.browser import Browser
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "lab"
 

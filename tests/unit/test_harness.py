@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fencepost_lab.servers import Missing
+from tests import ROOT
 from tests.harness import keeper, servers
 from tests.harness.child import Child, ChildFailed
 from tests.harness.isolated import IsolatedFailure, call_apart, in_fork
@@ -223,3 +225,32 @@ def test_a_missing_server_skips_where_the_run_need_not_be_complete(
 def test_a_line_can_be_waited_for_without_a_deadline() -> None:
     with Child.python("-c", "import time; time.sleep(0.3); print('here')") as child:
         assert child.line(float("inf")) == "here"
+
+
+SUITE = """
+import os, signal, pathlib
+
+def test_interrupts_itself():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def test_is_fine():
+    pass
+
+def test_fails_the_first_time():
+    ran = pathlib.Path(__file__).with_name("ran")
+    try:
+        assert ran.exists()
+    finally:
+        ran.touch()
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_takes_no_other_test_along_and_no_test_gets_a_second_chance(tmp_path: Path) -> None:
+    suite = tmp_path / "test_suite.py"
+    suite.write_text(SUITE)
+    options = ["-n", "1", "-p", "tests.harness.running", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    with Child([ROOT / "scripts" / "test", *options, suite], env={"VENV": sys.prefix}) as child:
+        assert child.wait() == 1, child.story
+    assert "2 failed, 1 passed" in child.output[-1], child.story
+    assert any("Interrupted: KeyboardInterrupt; a test that raises signals" in line for line in child.output)
