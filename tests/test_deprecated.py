@@ -96,7 +96,7 @@ def complaints(source: str) -> Iterator[str]:
 
 def sources() -> Iterator[tuple[str, str]]:
     """Every Python text of the repository: files, scripts, the documents' blocks and the templates of programs."""
-    for folder in ("src", "tests", "bench", "examples", "deploy", "scripts"):
+    for folder in ("src", "lab", "tests", "bench", "examples", "deploy", "scripts"):
         for path in sorted((ROOT / folder).rglob("*")):
             python = path.suffix == ".py" or (path.parent.name == "scripts" and is_python(path))
             if python and not path.name.endswith("_pb2.py"):
