@@ -66,8 +66,6 @@ class Promises:
     """Locks can be shared, and semaphores had: first come, first served, among sharers and others alike."""
     min_ttl: float = 0.001
     max_ttl: float = 1e9
-    bump: bool = True
-    """Later tokens can be raised at will; where they are the store's own numbers they cannot."""
 
 
 class Hold(NamedTuple):
@@ -203,9 +201,9 @@ class Backend(ABC):
 
     @abstractmethod
     async def bump(self, name: str, above: int) -> None:
-        """Make every later token of ``name`` larger than ``above``; tokens never go down.
+        """Make every later token of ``name`` larger than ``above``, also of who waits already; tokens never go down.
 
-        ConfigError, which says what to do instead, where ``promises.bump`` is False.
+        The present holder keeps its token. Where tokens are the store's own numbers, ``backends.base`` has the rule.
         """
 
     async def doctor(self) -> list[Finding]:

@@ -185,7 +185,8 @@ def refusal(verdict: Verdict, resource: str, offer: Stamp | None, mark: Stamp | 
         seen = mark.token if mark else None
         return StaleToken(
             f"stale fencing token for {resource!r}: got {token}, seen {seen}; this holder was replaced: "
-            f"stop, and acquire the lock again",
+            f"stop, and acquire the lock again; if each new holder meets this, its store counts lower: raise that past "
+            f"{seen} with 'fencepost bump'",
             resource,
             offer,
             mark,

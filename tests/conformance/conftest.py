@@ -10,7 +10,6 @@ from tests.harness.stores import NO_SERVER, no_servers
 MARKS = {
     "fair": "only where the backend promises to serve live waiters in the order they came",
     "processes": "only where several processes can share a lock",
-    "bump": "only where tokens can be raised at will",
     "shared": "only where locks can be shared",
     "core": "only on memory://, for what no backend has a part in",
     "only(face)": "only through this face",
@@ -32,7 +31,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if row.scheme in NO_SERVER or not no_servers()
         if row.promises.fair or "fair" not in marked
         if row.promises.reach != "one process" or "processes" not in marked
-        if row.promises.bump or "bump" not in marked
         if row.promises.shared or "shared" not in marked
         if row.scheme == "memory" or "core" not in marked
         for face in marked.get("only", FACES)

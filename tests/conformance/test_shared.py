@@ -39,7 +39,6 @@ async def test_sharers_hold_together_each_under_a_token_of_its_own(store: Store)
     assert alone.token > third.token
 
 
-@pytest.mark.bump
 async def test_shares_have_larger_tokens_than_one_that_was_raised(store: Store) -> None:
     client = store.connect()
     await client.bump(store.name, above=2**60, force=True)

@@ -70,7 +70,6 @@ async def test_renewing_keeps_the_token(store: Store) -> None:
     assert status.token == lease.token == lease.raw.token
 
 
-@pytest.mark.bump
 async def test_bump_makes_the_next_token_larger_and_exact(store: Store) -> None:
     client = store.connect()
     for above in (2**53 - 1, 2**53 + 1, 2**62):
@@ -84,7 +83,6 @@ async def test_bump_makes_the_next_token_larger_and_exact(store: Store) -> None:
         assert increasing(tokens)
 
 
-@pytest.mark.bump
 async def test_bump_never_lowers_a_token(store: Store) -> None:
     client = store.connect()
     await client.bump(store.name, above=5_000_000)
@@ -95,23 +93,43 @@ async def test_bump_never_lowers_a_token(store: Store) -> None:
     assert (await store.free(client)).token > lease.token
 
 
-@pytest.mark.bump
 async def test_bump_of_a_held_lock_leaves_the_holder_its_token(store: Store) -> None:
     client = store.connect()
     lease = await client.acquire(store.name)
-    await client.bump(store.name, above=lease.token + 1000)
+    above = lease.token + 10**7  # also past what a clock in microseconds comes to meanwhile
+    waiter = asyncio.create_task(store.connect().acquire(store.name, timeout=store.long))
+    await store.queue(client, 1)
+    await client.bump(store.name, above=above)
+    await client.bump(store.name, above=above + 1)
     await lease.renew()
+    status = await client.status(store.name)
+    assert status is not None
+    assert status.token == lease.token
     assert await lease.release()
-    assert (await store.free(client)).token > lease.token + 1000
+    served = await waiter
+    assert served.token > above + 1, "although it waited before that"
+    status = await client.status(store.name)
+    assert status is not None
+    assert status.token == served.token
+    await served.renew()
+    assert await served.release()
+    broken = await store.free(client)
+    assert broken.token > served.token
+    ended = await client.break_lock(store.name)
+    assert ended is not None
+    assert ended.token == broken.token
 
 
-@pytest.mark.bump
 async def test_the_last_token_is_never_followed_by_a_smaller_one(store: Store) -> None:
     client = store.connect()
     await client.bump(store.name, above=MAX_TOKEN - 1, force=True)
-    last = await store.free(client)
-    assert last.token == MAX_TOKEN
-    assert await last.release()
+    try:
+        last = await store.free(client)
+    except BackendError:
+        pass  # a store that numbers more than grants may have used up the last one already
+    else:
+        assert last.token == MAX_TOKEN
+        assert await last.release()
     with pytest.raises(BackendError):
         await client.acquire(store.name, timeout=store.long)
     assert await client.status(store.name) is None

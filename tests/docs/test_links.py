@@ -7,7 +7,7 @@ import pytest
 
 from tests import ROOT
 
-PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[!.]*/README.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\((?!\w+:)([^)\s]+)\)")
 
 

@@ -15,7 +15,7 @@ from tests.docs.snippets import RUN, BadSnippet, blocks, follow
 from tests.harness.child import Child
 from tests.harness.waiting import until
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")])
 
 
 SLOW = {ROOT / "docs" / f"{name}.md" for name in ("advise", "contend", "fleet", "lab", "resource", "rollout", "run")}

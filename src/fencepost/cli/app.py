@@ -17,6 +17,7 @@ COMMANDS = {
     "watch": "fencepost.cli.locks:watch",
     "break": "fencepost.cli.locks:break_lock",
     "bump": "fencepost.cli.locks:bump",
+    "migrate": "fencepost.cli.migrate:migrate",
     "fleet": "fencepost.cli.fleet:app",
     "backends": "fencepost.cli.stores:backends",
     "doctor": "fencepost.cli.stores:doctor",

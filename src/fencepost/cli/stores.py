@@ -62,7 +62,7 @@ def in_words(row: dict[str, Any]) -> dict[str, str]:
 
 def tables(rows: list[dict[str, Any]]) -> str:
     """The rows as the documents show them: yes and no side by side, what needs words below each other."""
-    short = ["reach", "fair", "shared", "consensus", "bump", "ttl"]
+    short = ["reach", "fair", "shared", "consensus", "ttl"]
     long = [field.name for field in fields(Promises) if field.name not in {*short, "min_ttl", "max_ttl"}]
     lines = [f"| backend | {' | '.join(short)} |", "|---" * (len(short) + 1) + "|"]
     for row in rows:
@@ -126,7 +126,6 @@ def guarantees(backend: Backend) -> list[Finding]:
             "ok",
             f"ttl from {promises.min_ttl:g} to {promises.max_ttl:g} s; waiters are "
             f"{'served in the order they came' if promises.fair else 'served in no particular order'}",
-            f"tokens: {promises.token}"
-            + ("" if promises.bump else "; they cannot be raised with 'fencepost bump': raise the store's own history"),
+            f"tokens: {promises.token}",
         ),
     ]

@@ -112,11 +112,6 @@ def test_a_name_is_one_prefix_and_back(name: str) -> None:
     assert not {"", ".", ".."} & set(prefix.split("/"))
 
 
-def test_tokens_cannot_be_bumped(server: Consul) -> None:
-    with fencepost.connect(server.url) as locks, pytest.raises(ConfigError, match="another name"):
-        locks.bump("x", above=5)
-
-
 def test_doctor_tells_what_the_server_takes(server: Consul) -> None:
     backend = connect(server.url, Blocking())
     findings = run(backend.doctor())

@@ -175,11 +175,6 @@ def test_a_senseless_option_is_refused(query: str) -> None:
         fencepost.connect(f"zk://localhost:2181?{query}")
 
 
-def test_tokens_cannot_be_bumped(server: ZooKeeper) -> None:
-    with fencepost.connect(f"{server.url}/bump") as locks, pytest.raises(ConfigError, match="another name"):
-        locks.bump("x", above=5)
-
-
 def test_a_follower_without_its_leader_confirms_nothing() -> None:
     """It goes on answering reads for a while, when the leader may have given the lock away."""
     with ZooKeeperEnsemble() as ensemble:

@@ -9,6 +9,7 @@ from typing import Any
 from fencepost import check
 from fencepost.address import Address
 from fencepost.backend import Finding, Hold, Promises, Renewal, Status
+from fencepost.backends.base import Base
 from fencepost.backends.consul.address import decode, encode, read
 from fencepost.backends.consul.doctor import examine
 from fencepost.backends.consul.http import BATCH, LONGEST_WAIT, Answer, Forbidden, Http
@@ -17,12 +18,13 @@ from fencepost.backends.consul.watch import Watch
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.polling import Polling
 from fencepost.driver import Driver
-from fencepost.errors import BackendError, ConfigError
+from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
 # What `consul lock` marks its keys with; it refuses to touch a key that has another mark.
 _FLAGS = 0x2DDCCBC058A50C18
 _LOCK = "/.lock"
+_BASE = "/.base"
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class _Held:
 
     name: str
     session: Session
+    index: int = 0
     token: int = 0
     unconfirmed: bool = False
     """A release of it got no answer."""
@@ -56,12 +59,11 @@ class Consul(Polling):
         "holder that reaches no agent then learns it only at its deadline; "
         "a restored snapshot repeats tokens",
         clock="the leader's clock; a dead holder's lock goes on after one to two times its ttl",
-        token="the Raft index at which the key was locked",
+        token="the Raft index at which the key was locked, plus the lock's base once it was bumped",
         wakeup="one blocking query per lock and process; inside a process, first come, first served",
         observe="one blocking query",
         min_ttl=10.0,
         max_ttl=86400.0,
-        bump=False,
     )
 
     def __init__(self, address: Address, driver: Driver) -> None:
@@ -167,7 +169,7 @@ class Consul(Polling):
     async def _end(self, held: _Held) -> bool:
         """See to it that a hold is over; say whether it was one until now."""
         try:
-            if held.token and await self._remove(held.name, held.token):
+            if held.token and await self._remove(held.name, held.index):
                 self._sessions.give_back(held.session)
                 return True
             # While a session lives, nobody but its holder or an operator removes its key: the earlier release did.
@@ -179,27 +181,37 @@ class Consul(Polling):
         return released
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        return [status for status, _ in await self._holds(name, prefix)]
+
+    async def _holds(self, name: str | None, prefix: str = "") -> list[tuple[Status, int]]:
+        """The holds, each with the index at which its key was locked."""
         if name is None:
             listed = await self._http.one("GET", f"kv/{self._root + '/' if self._root else ''}", keys="")
-            found = {key: self._name(key) for key in (listed.json if listed.status == 200 else ())}
-            wanted = {key: each for key, each in found.items() if each is not None and each.startswith(prefix)}
+            found = filter(None, map(self._name, listed.json if listed.status == 200 else ()))
+            wanted = sorted(each for each in found if each.startswith(prefix))
         else:
-            wanted = {self._key(name): name}
+            wanted = [name]
         if not wanted:
             return []
-        answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in wanted))
-        pairs = zip(wanted.values(), answers, strict=True)
-        held = [self._status(each, answer.json[0]) for each, answer in pairs if _session(answer)]
-        return sorted(held, key=lambda status: status.name)
+        # The bases after the locks: a base knows what it was before, and not what it will be.
+        keys = [self._key(each, end) for end in (_LOCK, _BASE) for each in wanted]
+        answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys))
+        locks = zip(wanted, answers[: len(wanted)], answers[len(wanted) :], strict=True)
+        return [
+            self._hold(each, lock.json[0], self._base(each, _pairs(base)))
+            for each, lock, base in locks
+            if _session(lock)
+        ]
 
     async def changed(self, name: str, token: int | None) -> None:
         answer = await self._look(name, 0, 0.0)
-        if (answer.json[0]["ModifyIndex"] if _session(answer) else None) == token:
+        held = await self._holds(name) if _session(answer) else []
+        if (held[0][0].token if held else None) == token:
             await self._look(name, answer.at, LONGEST_WAIT)
 
     async def break_lock(self, name: str) -> Status | None:
-        for status in await self.status(name):
-            if await self._remove(name, status.token):
+        for status, index in await self._holds(name):
+            if await self._remove(name, index):
                 if held := self._mine(name, status.holder, status.token):
                     del self._held[status.holder]
                     self._overdue.forget(status.holder)
@@ -209,10 +221,15 @@ class Consul(Polling):
         return None
 
     async def bump(self, name: str, above: int) -> None:
-        raise ConfigError(
-            f"Consul's tokens are its own Raft indexes, which nobody can raise; to get past {above}, lock under "
-            f"another name, and let the guard of {name!r} start over with it"
-        )
+        key, raised = self._key(name, _BASE), False
+        while not raised:
+            answer = await self._http.one("GET", f"kv/{key}", consistent="")
+            base = self._base(name, _pairs(answer))
+            # The index of an answer is not the last one there is; what it is short of, the tokens rise more.
+            if (value := base.raised(above, answer.at)) is None:
+                return
+            write = {"Verb": "cas", "Key": key, "Value": base64.b64encode(value).decode(), "Index": base.since}
+            raised = (await self._http.one("PUT", "txn", [{"KV": write}])).status == 200
 
     async def doctor(self) -> list[Finding]:
         return await examine(self._http, self.promises.min_ttl, self._lock_delay)
@@ -229,8 +246,15 @@ class Consul(Polling):
 
     # The pieces
 
-    def _key(self, name: str) -> str:
-        return f"{self._root}/{encode(name)}{_LOCK}" if self._root else f"{encode(name)}{_LOCK}"
+    def _key(self, name: str, end: str = _LOCK) -> str:
+        return f"{self._root}/{encode(name)}{end}" if self._root else f"{encode(name)}{end}"
+
+    def _base(self, name: str, pairs: Sequence[dict[str, Any]]) -> Base:
+        """The base of a lock's tokens, if it is among what Consul answered."""
+        for pair in pairs:
+            if pair["Key"] == self._key(name, _BASE):
+                return Base.read("consul", name, base64.b64decode(pair["Value"] or ""), int(pair["ModifyIndex"]))
+        return Base("consul", name)
 
     def _name(self, key: str) -> str | None:
         below = key.removeprefix(f"{self._root}/") if self._root else key
@@ -240,18 +264,26 @@ class Consul(Polling):
         """Lock the key if it is free. Consul never grants what it refused, so None leaves nothing behind."""
         value = base64.b64encode(f"{holder} {ttl:g}".encode()).decode()
         lock = {"Verb": "lock", "Key": self._key(name), "Value": value, "Flags": _FLAGS}
+        # Unlike "get", it does not fail if there is none.
+        base = {"Verb": "get-tree", "Key": self._key(name, _BASE)}
         while True:
             session = await self._sessions.borrow(ttl)
             held = self._held[holder] = _Held(name, session)
             try:
-                answer = await self._http.one("PUT", "txn", [{"KV": {**lock, "Session": session.id}}])
+                answer = await self._http.one("PUT", "txn", [{"KV": {**lock, "Session": session.id}}, {"KV": base}])
             except BackendError as error:
                 if not error.ambiguous:
                     del self._held[holder]
                     self._sessions.give_back(session)
                 raise
             if answer.status == 200:
-                held.token = int(answer.json["Results"][0]["KV"]["ModifyIndex"])
+                locked, *bases = (result["KV"] for result in answer.json["Results"])
+                held.index = int(locked["ModifyIndex"])
+                try:
+                    held.token = self._base(name, bases).token(held.index)
+                except BackendError as error:
+                    error.ambiguous = True  # the key is locked, and has to be left
+                    raise
                 self._overdue.put(holder, session.renewed + ttl)
                 self._watch.start()
                 return Grant(held.token, ttl, session.renewed)
@@ -272,11 +304,11 @@ class Consul(Polling):
                 held.lost = True
                 self.report(holder, "Consul ended its session")
 
-    async def _remove(self, name: str, token: int) -> bool:
+    async def _remove(self, name: str, index: int) -> bool:
         """Remove the key if it is as it was locked: no lock leaves anything behind."""
         key = self._key(name)
         # The check is for a key that is gone already, which a delete-cas alone calls a success.
-        checks = {"Verb": "check-index", "Key": key, "Index": token}
+        checks = {"Verb": "check-index", "Key": key, "Index": index}
         answer = await self._http.one("PUT", "txn", [{"KV": checks}, {"KV": {"Verb": "delete", "Key": key}}])
         return answer.status == 200
 
@@ -293,10 +325,16 @@ class Consul(Polling):
         if held is not None:
             await self.leave(held.name, holder)
 
-    def _status(self, name: str, pair: dict[str, Any]) -> Status:
+    def _hold(self, name: str, pair: dict[str, Any], base: Base) -> tuple[Status, int]:
         holder, ttl = _owner(pair)
         left = self._overdue.left(holder)
-        return Status(name, holder, pair["ModifyIndex"], ttl if left is None else left, ())
+        index = int(pair["ModifyIndex"])
+        return Status(name, holder, base.token(index), ttl if left is None else left, ()), index
+
+
+def _pairs(answer: Answer) -> list[dict[str, Any]]:
+    """The keys that Consul told of; none if it has none."""
+    return list(answer.json) if answer.status == 200 else []
 
 
 def _session(answer: Answer) -> str:

@@ -17,7 +17,7 @@ from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
 from fencepost.driver import Driver
 from fencepost.driver.threads import Blocking
-from fencepost.errors import BackendError, ConfigError, QueueFull
+from fencepost.errors import BackendError, QueueFull
 from fencepost.lease import Grant
 
 # etcd refuses transactions of more than 128 operations, unless told otherwise.
@@ -43,12 +43,11 @@ class Etcd(Backend):
         failover="locks and tokens survive restarts and the loss of a minority; a snapshot restored without "
         "--bump-revision repeats tokens",
         clock="the leader's; a new leader lengthens leases, never shortens them",
-        token="the create revision of the holder's key",
+        token="the create revision of the holder's key, plus the lock's base once it was bumped",
         wakeup="each waiter watches the key before its own, all on one stream, and reads once when it is gone",
         shared=True,
         observe="a watch on the holder's key, or on all keys of a free lock",
         min_ttl=1.0,
-        bump=False,
     )
 
     def __init__(self, address: Address, driver: Driver) -> None:
@@ -89,7 +88,7 @@ class Etcd(Backend):
         answer = await self._put(entry, keys.ask(name, key, entry.value, entry.session.id))
         if answer.succeeded:
             entry.revision = answer.header.revision
-            return await self._grant(entry)
+            return await self._grant(entry, answer.responses[1])
         mine, oldest = (part.response_range.kvs for part in answer.responses)
         if mine:
             entry.revision = mine[0].create_revision
@@ -108,15 +107,17 @@ class Etcd(Backend):
     async def _join(self, entry: Entry, queue: float) -> Grant | None:
         """Put this contender's key in line; a grant if it is first."""
         name = entry.name
-        oldest = (await self._stand(entry)).responses[1].response_range
+        _, stands, base = (await self._stand(entry)).responses
+        oldest = stands.response_range
         first, count = oldest.kvs[0], oldest.count
         if first.key == entry.key:
-            return await self._grant(entry)
+            return await self._grant(entry, base)
         if not keys.contends(first, keys.prefix(name)) or count - 2 >= queue:
             line = [kv.key for kv in await view.line(self._rpc, name)]
             place = line.index(entry.key) if entry.key in line else 1
             if place == 0:
-                return await self._grant(entry)
+                found = await self._look(entry)
+                return found if isinstance(found, Grant) else None
             if place - 1 >= queue:
                 await self._remove(entry)
                 raise QueueFull(name, int(queue))
@@ -255,7 +256,7 @@ class Etcd(Backend):
         blocking = keys.blocking([kv for kv in line if kv.create_revision < entry.revision], limit)
         revision = answer.header.revision + 1
         if not blocking:
-            return await self._grant(entry)
+            return await self._grant(entry, answer.responses[1])
         if keys.limit(blocking[-1].key) is None:
             return blocking[-1].key, b"", revision
         return start, keys.end(start), revision
@@ -275,7 +276,7 @@ class Etcd(Backend):
         session, start = entry.session, keys.prefix(entry.name)
         self._sessions.freshen(session)
         answer = await self._rpc.call(TXN, keys.look(entry.name, entry.key, entry.revision))
-        mine, before = (list(part.response_range.kvs) for part in answer.responses)
+        mine, before = (list(part.response_range.kvs) for part in answer.responses[:2])
         if not mine or mine[0].create_revision != entry.revision:
             self._sessions.leave(entry)
             return None
@@ -283,15 +284,21 @@ class Etcd(Backend):
             before = [kv for kv in await view.line(self._rpc, entry.name) if kv.create_revision < entry.revision][-1:]
         if before:
             return before[0].key, b"", answer.header.revision + 1
-        return await self._grant(entry)
+        return await self._grant(entry, answer.responses[2])
 
-    async def _grant(self, entry: Entry) -> Grant | None:
+    async def _grant(self, entry: Entry, found: pb.ResponseOp) -> Grant | None:
+        """The grant to a key that is first in line, as the transaction saw it which found the base."""
         session = entry.session
+        base = keys.read_base(entry.name, found.response_range.kvs)
+        if base.since > entry.revision:  # raised while this key stood in line, so its number is too small
+            await self._remove(entry)
+            return None
         now = self.driver.now()
         if now - session.since > session.ttl / 2 and not await self._sessions.confirm(session, now, self._rpc.timeout):
             return None
+        entry.token = base.token(entry.revision)
         self._sessions.hold(entry, session.since)
-        return Grant(entry.revision, session.ttl, session.since)
+        return Grant(entry.token, session.ttl, session.since)
 
     async def _put(self, entry: Entry, request: pb.TxnRequest) -> pb.TxnResponse:
         """Put a key. Cancelling this does not recall what was sent: ``leave`` waits for its outcome."""
@@ -328,11 +335,11 @@ class Etcd(Backend):
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         entry = self._sessions.find(holder)
-        if entry is None or entry.name != name or entry.revision != token:
+        if entry is None or entry.name != name or entry.token != token:
             return False
         sent = Sent()
         try:
-            answer = await self._rpc.call(TXN, keys.remove(entry.key, entry.value, token), sent=sent)
+            answer = await self._rpc.call(TXN, keys.remove(entry.key, entry.value, entry.revision), sent=sent)
         except BaseException:
             self._sessions.doom(entry)
             raise
@@ -360,7 +367,7 @@ class Etcd(Backend):
 
     def _own(self, hold: Hold) -> Entry | None:
         entry = self._sessions.find(hold.holder)
-        ours = entry is not None and entry.held and (entry.name, entry.revision) == (hold.name, hold.token)
+        ours = entry is not None and entry.held and (entry.name, entry.token) == (hold.name, hold.token)
         return entry if ours else None
 
     async def _kept(self, session: Session, begun: float, timeout: float) -> Renewal:
@@ -391,13 +398,12 @@ class Etcd(Backend):
         return await view.break_lock(self._rpc, name)
 
     async def bump(self, name: str, above: int) -> None:
-        found = await self._rpc.call(RANGE, pb.RangeRequest(key=keys.prefix(name), count_only=True))
-        if found.header.revision < above:
-            raise ConfigError(
-                f"etcd's tokens are its own revisions, now at {found.header.revision}; no client can raise them "
-                f"past {above}: restore the cluster with 'etcdutl snapshot restore --bump-revision "
-                f"{above - found.header.revision} --mark-compacted'"
-            )
+        raised = False
+        while not raised:
+            found = await self._rpc.call(RANGE, keys.base(name).request_range)
+            base = keys.read_base(name, found.kvs)
+            value = base.raised(above, found.header.revision)
+            raised = value is None or (await self._rpc.call(TXN, keys.raise_base(base, value))).succeeded
 
     async def doctor(self) -> list[Finding]:
         exposed = exposure.examine(self.address, encrypted=self._rpc.wires.secure, remedy="use tls=1 or ca=")

@@ -1,6 +1,7 @@
 """The locks of an etcd cluster as anybody sees them, and their end by force."""
 
 from fencepost.backend import LOOK, Status
+from fencepost.backends.base import Base
 from fencepost.backends.etcd import keys
 from fencepost.backends.etcd.methods import RANGE, TIME_TO_LIVE, TXN
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
@@ -18,13 +19,18 @@ async def line(rpc: Rpc, name: str, *, keys_only: bool = True) -> list[keys.KV]:
     return [kv for kv in found.kvs if keys.contends(kv, start)]
 
 
+async def _base(rpc: Rpc, name: str) -> Base:
+    return keys.read_base(name, (await rpc.call(RANGE, keys.base(name).request_range)).kvs)
+
+
 async def status(rpc: Rpc, name: str | None, prefix: str) -> list[Status]:
     """One lock, or all whose names begin with ``prefix``."""
     if name is not None:
         found = await line(rpc, name, keys_only=False)
         lines = {name: found} if found else {}
+        bases = {name: await _base(rpc, name)} if found else {}
     else:
-        lines = await _lines(rpc, prefix)
+        lines, bases = await _lines(rpc, prefix)
     left: dict[int, float] = {}  # by lease: the locks of one process share its session
     statuses = []
     for each, contenders in sorted(lines.items()):
@@ -34,7 +40,8 @@ async def status(rpc: Rpc, name: str | None, prefix: str) -> list[Status]:
             if kv.lease not in left:
                 left[kv.lease] = await _left(rpc, kv.lease)
         if remaining := max(left[kv.lease] for kv in holding):
-            token, told = holding[-1].create_revision, tuple(map(keys.holder, holding))
+            base = bases.get(each) or Base("etcd", each)
+            token, told = base.token(holding[-1].create_revision), tuple(map(keys.holder, holding))
             sharers = told if keys.limit(holding[0].key) else ()
             statuses.append(Status(each, told[0], token, remaining, tuple(map(keys.holder, waiters)), sharers))
     return statuses
@@ -66,7 +73,7 @@ async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: 
     if first and keys.limit(first.key):
         await driver.sleep(LOOK)
         return
-    if (first.create_revision if first else None) != token:
+    if ((await _base(rpc, name)).token(first.create_revision) if first else None) != token:
         return
     signal = driver.signal()
     key, until = (first.key, b"") if first else (start, keys.end(start))
@@ -79,10 +86,11 @@ async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: 
         watches.remove(watch)
 
 
-async def _lines(rpc: Rpc, prefix: str) -> dict[str, list[keys.KV]]:
-    """The contenders for each lock under a prefix, the holder first."""
+async def _lines(rpc: Rpc, prefix: str) -> tuple[dict[str, list[keys.KV]], dict[str, Base]]:
+    """The contenders for each lock under a prefix, the holder first; and the bases of their tokens."""
     start = prefix.encode()
     lines: dict[str, list[keys.KV]] = {}
+    bases: dict[str, keys.KV] = {}
     request = pb.RangeRequest(key=start or b"\0", range_end=keys.end(start), limit=_PAGE)
     while True:
         page = await rpc.call(RANGE, request)
@@ -90,22 +98,26 @@ async def _lines(rpc: Rpc, prefix: str) -> dict[str, list[keys.KV]]:
             # Other leased keys may be anything; but in the line of a lock they contend as well.
             if kv.lease:
                 lines.setdefault(keys.name(kv.key), []).append(kv)
+            elif kv.key.endswith(keys.BASE):
+                bases[kv.key.removesuffix(keys.BASE).decode(errors="replace")] = kv
         if not page.more:
             break
         request.key = page.kvs[-1].key + b"\0"
-    return {
+    found = {
         name: sorted(line, key=lambda kv: kv.create_revision)
         for name, line in lines.items()
         if name and name.startswith(prefix) and any(map(keys.native, line))
     }
+    return found, {name: keys.read_base(name, [bases[name]]) for name in found if name in bases}
 
 
 async def break_lock(rpc: Rpc, name: str) -> Status | None:
     """Delete the holder's key, whoever it is, or those of all sharers; the hold that this ended."""
     for found in await status(rpc, name, ""):
         ended = False
+        base = await _base(rpc, name)
         for kv in await line(rpc, name, keys_only=False):
-            if kv.create_revision == found.token or keys.holder(kv) in found.sharers:
+            if base.token(kv.create_revision) == found.token or keys.holder(kv) in found.sharers:
                 ended |= (await rpc.call(TXN, keys.remove(kv.key, revision=kv.create_revision))).succeeded
         return found if ended else None
     return None

@@ -50,6 +50,9 @@ class Entry:
     value: bytes
     signal: Signal
     revision: int = 0
+    """At which its key was made."""
+    token: int = 0
+    """What it was granted under."""
     deadline: float = inf
     """When it is to be deleted: where a hold's last renewal ends; never, while somebody waits for it."""
     held: bool = False

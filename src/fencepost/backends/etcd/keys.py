@@ -1,10 +1,13 @@
 """The layout of etcd's own Mutex: where a contender's key lies, who contends, and the transactions on it.
 
 A contender for ``name`` is a key ``name/<lease id in hex>`` that carries that lease; the oldest create
-revision owns the lock and is its token. A second contender under the same lease adds its holder's id:
+revision owns the lock and is its token, plus the lock's base. A second contender under the same lease adds its
+holder's id:
 ``name/<lease id in hex>-<holder>``. The value is the holder's id, or, as in etcd's own Election, what a
 candidate proposes: its metadata, with its id in the key. A sharer's key ends with ``~`` and how many may
 hold beside each other: it waits for those before it that do not, and if there are that many.
+
+A lock whose tokens were raised has a key ``name~base`` beside these, without a lease; see ``backends.base``.
 
 To etcd's own clients every key under ``name/`` is a contender; here only the direct children that carry a
 lease are, for ``name/other/<lease>`` belongs to the lock ``name/other``.
@@ -14,12 +17,16 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from fencepost import holders
+from fencepost.backends.base import Base
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.errors import ConfigError
 
 KV: TypeAlias = pb.KeyValue
 
 _ASCEND, _DESCEND, _CREATE = pb.RangeRequest.ASCEND, pb.RangeRequest.DESCEND, pb.RangeRequest.CREATE
+
+
+BASE = b"~base"
 
 
 def prefix(name: str) -> bytes:
@@ -76,6 +83,23 @@ def blocking(before: Sequence[KV], most: int) -> list[KV]:
     return alone or (list(before) if len(before) >= most else [])
 
 
+def base(lock: str) -> pb.RequestOp:
+    """The base of a lock's tokens."""
+    return own(lock.encode() + BASE)
+
+
+def read_base(lock: str, kvs: Sequence[KV]) -> Base:
+    """The base, out of the answer to the request for it."""
+    return Base.read("etcd", lock, kvs[0].value, kvs[0].mod_revision) if kvs else Base("etcd", lock)
+
+
+def raise_base(base: Base, value: bytes) -> pb.TxnRequest:
+    """Write a base, unless somebody else did meanwhile."""
+    key = base.name.encode() + BASE
+    unchanged = pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=base.since)
+    return pb.TxnRequest(compare=[unchanged], success=[put(key, value, 0)])
+
+
 def name(key: bytes) -> str:
     """The lock that a key contends for."""
     return key.rpartition(b"/")[0].decode(errors="replace")
@@ -129,8 +153,8 @@ def join(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
     """Contend, and see who is first. Sent twice, it finds the key it made."""
     return pb.TxnRequest(
         compare=[created(key, 0)],
-        success=[put(key, value, lease), first(lock)],
-        failure=[own(key), first(lock)],
+        success=[put(key, value, lease), first(lock), base(lock)],
+        failure=[own(key), first(lock), base(lock)],
     )
 
 
@@ -138,18 +162,20 @@ def ask(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
     """Contend only if nobody else does."""
     start = prefix(lock)
     return pb.TxnRequest(
-        compare=[created(start, 0, end(start))], success=[put(key, value, lease)], failure=[own(key), first(lock)]
+        compare=[created(start, 0, end(start))],
+        success=[put(key, value, lease), base(lock)],
+        failure=[own(key), first(lock)],
     )
 
 
 def look(lock: str, key: bytes, revision: int) -> pb.TxnRequest:
-    """This contender's own key, and the one before it."""
-    return pb.TxnRequest(success=[own(key), before(lock, revision)])
+    """This contender's own key, the one before it, and the base of the tokens."""
+    return pb.TxnRequest(success=[own(key), before(lock, revision), base(lock)])
 
 
 def look_all(lock: str) -> pb.TxnRequest:
-    """All contenders."""
-    return pb.TxnRequest(success=[pb.RequestOp(request_range=line(lock))])
+    """All contenders, and the base of the tokens."""
+    return pb.TxnRequest(success=[pb.RequestOp(request_range=line(lock)), base(lock)])
 
 
 def remove(key: bytes, value: bytes = b"", revision: int = 0) -> pb.TxnRequest:

@@ -14,7 +14,7 @@ from fencepost.backends import exposure
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import read
-from fencepost.backends.zookeeper.contender import Place, changed, contenders, nodes
+from fencepost.backends.zookeeper.contender import Place, base, changed, contenders, nodes, raise_base
 from fencepost.backends.zookeeper.doctor import examine
 from fencepost.backends.zookeeper.session import SHARE, Reply, Session, sets
 from fencepost.driver import Driver
@@ -43,12 +43,11 @@ class ZooKeeper(Backend):
         consensus=True,
         failover="locks and tokens survive the loss of a minority, and a restart of all within the session timeout",
         clock="the leader's clock expires sessions; a lease lasts three quarters of its session's timeout",
-        token="the zxid that created the holder's node",
+        token="the zxid that created the holder's node, plus the lock's base once it was bumped",
         wakeup="each waiter watches the one before it; nobody polls",
         shared=True,
         observe="a watch on the holder's node, or on the line of a free lock",
         min_ttl=1.0,
-        bump=False,
     )
 
     def __init__(self, address: Address, driver: Driver) -> None:
@@ -92,7 +91,11 @@ class ZooKeeper(Backend):
                 del self._places[holder]
             raise
         if not place.blocking:
-            return self._hold(place, since)
+            try:
+                return await self._grant(place, since)
+            except BackendError as error:
+                error.ambiguous = True  # the node is there, and has to be left
+                raise
         if queue is not None and names.waiting(place.ahead) < queue:
             return None
         await self.leave(name, holder)
@@ -131,7 +134,10 @@ class ZooKeeper(Backend):
                     await place.join(self._settings, self.driver)
                 seen = False
                 if not place.blocking:
-                    return self._hold(place, since)
+                    if grant := await self._grant(place, since):
+                        return grant
+                    place = None
+                    continue
                 if since >= until or not await place.passed(self.driver, until - now()):
                     return None
             except BackendError as error:
@@ -187,7 +193,7 @@ class ZooKeeper(Backend):
     def _renewed(self, place: Place, reply: Reply, until: float) -> Renewal:
         if not reply.done or (reply.error is not None and not isinstance(reply.error, NoNodeError)):
             return Renewal.UNKNOWN
-        if reply.value is None or reply.value[1].czxid != place.token:
+        if reply.value is None or reply.value[1].czxid != place.zxid:
             return Renewal.LOST
         return Renewal.RENEWED if self._overdue.extend(place.holder, until) else Renewal.LOST
 
@@ -230,7 +236,7 @@ class ZooKeeper(Backend):
         return [status for each in found if each.startswith(prefix) for status, _ in await self._line(each)]
 
     async def changed(self, name: str, token: int | None) -> None:
-        await changed(await self._session(), self.driver, self._folder(name), token)
+        await changed(await self._session(), self.driver, name, self._folder(name), token)
 
     async def break_lock(self, name: str) -> Status | None:
         for status, paths in await self._line(name):
@@ -246,10 +252,7 @@ class ZooKeeper(Backend):
         return None
 
     async def bump(self, name: str, above: int) -> None:
-        raise ConfigError(
-            f"ZooKeeper's tokens are its own transaction numbers, which nobody can raise; to get past {above}, lock "
-            f"under another name, and let the guard of {name!r} start over with it"
-        )
+        await raise_base(await self._session(), name, self._folder(name), above, self._settings.acl)
 
     async def doctor(self) -> list[Finding]:
         session = await self._session()
@@ -313,7 +316,13 @@ class ZooKeeper(Backend):
         self._sessions[timeout] = session
         return session
 
-    def _hold(self, place: Place, since: float) -> Grant:
+    async def _grant(self, place: Place, since: float) -> Grant | None:
+        """The grant to who is first in line; None if it has to stand in line anew."""
+        base = await place.base()
+        if base.since > place.zxid:  # raised while it stood in line, so its number is too small
+            await self.leave(place.name, place.holder)
+            return None
+        place.token = base.token(place.zxid)
         self._overdue.put(place.holder, since + place.ttl)
         return Grant(place.token, place.ttl, since)
 
@@ -373,5 +382,6 @@ class ZooKeeper(Backend):
         holding, waiters = line[:split], tuple(each.holder for each in line[split:])
         sharers = tuple(each.holder for each in holding) if names.limit(nodes[0]) else ()
         remaining = max(each.ttl if (left := self._overdue.left(each.holder)) is None else left for each in holding)
-        status = Status(name, holding[0].holder, holding[-1].token, remaining, waiters, sharers)
+        token = (await base(await self._session(), name, self._folder(name))).token(holding[-1].zxid)
+        status = Status(name, holding[0].holder, token, remaining, waiters, sharers)
         return [(status, [each.path for each in holding])]

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import NoNodeError, SessionExpiredError
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, SessionExpiredError
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
 
 from fencepost import check, holders
 from fencepost.backend import LOOK
+from fencepost.backends.base import Base
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import Settings
 from fencepost.backends.zookeeper.session import Reply, Session, sets
@@ -28,6 +29,7 @@ class Place:
         "_stem",
         "_wake",
         "ahead",
+        "based",
         "created",
         "ended",
         "folder",
@@ -36,6 +38,7 @@ class Place:
         "limit",
         "name",
         "session",
+        "token",
         "ttl",
     )
 
@@ -56,6 +59,8 @@ class Place:
         self.ttl = session.lasts(ttl)
         self.limit = limit  # of a sharer: how many may hold at once
         self.created: Reply | None = None
+        self.token = 0  # what it was granted under
+        self.based = False  # whether the lock had a base when last seen
         self.ahead: list[str] = []  # who stood before it when last seen, first come first
         self.ended = False  # nobody wants it any more; it is dropped as soon as the connection allows
         self.forsaken = False  # its waiter's coroutine was closed, so that nobody cleans up
@@ -83,7 +88,7 @@ class Place:
         return self.forsaken or (self._last is not None and abandoned(self._last))
 
     @property
-    def token(self) -> int:
+    def zxid(self) -> int:
         """The zxid that created its node: larger than that of every node before it."""
         assert self.created is not None
         return int(self.created.value[1].czxid)
@@ -117,6 +122,7 @@ class Place:
             return False
         mine = self.path.rpartition("/")[2]
         children = listed.get()
+        self.based = names.BASE in children
         if children == [mine]:
             self.ahead = []
             return True
@@ -128,8 +134,12 @@ class Place:
             return True
         replies = await self.session.ask(*(Exists(f"{self.folder}/{child}", None) for child in line))
         found = [(reply.value.czxid, child) for reply, child in zip(replies, line, strict=True) if reply.get()]
-        self.ahead = [child for czxid, child in sorted(found) if czxid < self.token]
-        return (self.token, mine) in found
+        self.ahead = [child for czxid, child in sorted(found) if czxid < self.zxid]
+        return (self.zxid, mine) in found
+
+    async def base(self) -> Base:
+        """The base of the lock's tokens, if it had one when last seen."""
+        return await base(self.session, self.name, self.folder) if self.based else Base("zookeeper", self.name)
 
     async def passed(self, driver: Driver, left: float) -> bool:
         """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
@@ -195,13 +205,47 @@ class Place:
 class Contender(NamedTuple):
     """Somebody's node in a line, and what it says of its holder; sorted, they stand in their order."""
 
-    token: int
+    zxid: int
     path: str
     holder: str
     ttl: float
 
 
-async def changed(session: Session, driver: Driver, folder: str, token: int | None) -> None:
+async def base(session: Session, name: str, folder: str) -> Base:
+    """The base of a lock's tokens."""
+    [reply] = await session.ask(GetData(f"{folder}/{names.BASE}", None))
+    if isinstance(reply.error, NoNodeError):
+        return Base("zookeeper", name)
+    data, stat = reply.get()
+    return Base.read("zookeeper", name, data, stat.mzxid)
+
+
+async def raise_base(session: Session, name: str, folder: str, above: int, acl: Any) -> None:
+    """Make every later token of a lock larger than ``above``."""
+    path = f"{folder}/{names.BASE}"
+    while True:
+        synced, seen, found = await session.ask(Sync("/"), Exists(folder, None), GetData(path, None))
+        synced.get()
+        if (stat := seen.get()) is None:
+            await session.make(folder)
+            continue
+        number = max(stat.czxid, stat.mzxid, stat.pzxid)
+        if isinstance(found.error, NoNodeError):
+            value = Base("zookeeper", name).raised(above, number)
+            write = Create2(path, value, acl, 0)
+        else:
+            data, version = found.get()
+            value = Base.read("zookeeper", name, data, version.mzxid).raised(above, number)
+            write = SetData(path, value, version.version)
+        if value is None:
+            return
+        [written] = await session.ask(write)
+        if not isinstance(written.error, (NoNodeError, NodeExistsError, BadVersionError)):  # nobody was faster
+            written.get()
+            return
+
+
+async def changed(session: Session, driver: Driver, name: str, folder: str, token: int | None) -> None:
     """Return once the lock may have another holder than who has ``token``."""
     wake = driver.signal()
 
@@ -212,7 +256,7 @@ async def changed(session: Session, driver: Driver, folder: str, token: int | No
     if line and names.limit(line[0].path):
         await driver.sleep(LOOK)
         return
-    if (line[0].token if line else None) != token:
+    if ((await base(session, name, folder)).token(line[0].zxid) if line else None) != token:
         return
     if line:
         [seen] = await session.ask(GetData(line[0].path, woken))

@@ -8,6 +8,8 @@ from uuid import UUID
 
 from fencepost.errors import ConfigError
 
+BASE = "~base"
+"""The child of a lock that keeps the base of its tokens; among names it sorts behind all contenders."""
 EVERYBODY = 2**31 - 1
 """The limit of a shared lock."""
 _WRAP = 2**31
