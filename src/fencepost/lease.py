@@ -245,12 +245,22 @@ class BaseLease:
 
     def _end(self, reason: Reason, detail: str = "") -> bool:
         """End the lease, once; say whether this call did."""
-        if self._reason is not None:
-            return False
-        self._reason, self._detail = reason, detail
+        with _gate:
+            if self._reason is not None:
+                return False
+            self._reason, self._detail = reason, detail
         if self._signal is not None:
             self._signal.set()
         return True
+
+    def _claim_release(self, reason: Reason, by: tuple[object, int]) -> Reason | None:
+        """Begin its release, and tell None; or how it ended before, or ends just now: one of several does it."""
+        with _gate:
+            known = self._reason
+            if known is None:  # nobody renews it any more; how it ended is told once the store has answered
+                self._reason = self.reason or reason
+                self._releasing = by
+        return known
 
     def _when_lost(self, call: Callable[[], object]) -> None:
         """Have this called when the lease is lost."""

@@ -64,8 +64,6 @@ GRACE = 0.5
 PARTING = 2.0
 # An acquire is over this long after its timeout, whatever the store does: the first part is for the store to answer.
 _ANSWER, _OVERTIME = 0.7, 0.9
-# Stores give up by themselves after this long: only shorter timeouts are enforced on them.
-_LONG = 10.0
 
 HINTS = {
     "release": "what acquire() returned is a lease, and lease.release() gives it back; 'with lock:' does both",
@@ -236,7 +234,7 @@ class Core(Generic[L]):
             else:
                 asked = backend.take_share(name, holder, ttl, limit, most)
             # Who asks once, with a timeout of 0, waits as long as the store does.
-            grant = await (self._in_time(asked, until) if queue and until - self.driver.now() < _LONG else asked)
+            grant = await (self._in_time(asked, until) if queue and until < inf else asked)
             if grant is None and queue:
                 queued = True
                 waits.enter()
@@ -297,15 +295,14 @@ class Core(Generic[L]):
 
     async def release(self, lease: L, reason: Reason = Reason.RELEASED) -> bool:
         """Give the lease back; False, and nothing changed, if it was no longer this holder's."""
-        known = lease._reason
         lease._holds = 0
+        claim = self._renewals, threading.get_ident()
+        known = lease._claim_release(reason, claim)
         if known is not None and known in _OVER:
             if not await self._released_beside(lease):
                 return False
             known = lease._reason
-        lease._releasing = self._renewals, threading.get_ident()
-        if known is None:  # nobody renews it any more; how it ended is told once the store has answered
-            lease._reason = lease.reason or reason
+        lease._releasing = claim
         self._renewals.forget(lease)
         try:
             released = await self.backend.release(lease.name, lease.holder, lease.token)

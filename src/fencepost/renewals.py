@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -142,14 +143,29 @@ class Renewals(Generic[L]):
 
     async def _tend(self) -> None:
         try:
-            await self._tend_all()
+            with self._going_on():
+                await self._tend_all()
         finally:
             self._nudge = self._driver.signal()  # the next one may run in another event loop
             self._wake = inf
             self._tending = False
+        self._arm_all()  # one that came just now took this for its service
+
+    def _arm_all(self) -> None:
         if not self._closed:
-            for lease in self:  # one that came just now took this for its service
+            for lease in self:
                 self._arm(lease)
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Go on with the leases that are left, should somebody cancel this; such as one who cancels all tasks."""
+        try:
+            yield
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._driver.later(self._arm_all)
+            raise
 
     async def _tend_all(self) -> None:
         """Renew what is due and end what is over, until there is nothing to watch any more."""
@@ -174,9 +190,18 @@ class Renewals(Generic[L]):
         for batch in homes.values():
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
             try:
-                self._driver.spawn(self.renew(batch), "fencepost-renewal")
+                self._driver.spawn(self._renew_apart(batch), "fencepost-renewal")
             except (RuntimeError, MemoryError):  # no other thread can be started just now
                 await self.renew(batch)
+
+    async def _renew_apart(self, batch: list[L]) -> None:
+        with self._going_on():
+            try:
+                await self.renew(batch)
+            except BaseException:
+                for lease in batch:
+                    lease._due = min(lease._due, self._driver.now())
+                raise
 
     def _look(self) -> list[L]:
         """End what is over; return what is to be renewed now."""

@@ -7,6 +7,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError, NotAcquired
+from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import Missing, Postgres, Redis
 from fencepost_lab.servers.server import Server
 from tests.harness.servers import unavailable
@@ -29,6 +30,20 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         unavailable(str(missing))
     yield server
     server.close()
+
+
+@pytest.mark.redis
+def test_a_listening_connection_that_never_comes_does_not_outlast_a_timeout() -> None:
+    with Redis() as server, Proxy(server.port) as proxy, fencepost.connect(server.url, ttl=PATIENCE) as others:
+        slow = f"redis://{proxy.address}?timeout={OWN}&connect_timeout={OWN}"
+        with fencepost.connect(slow, ttl=PATIENCE) as locks:
+            assert locks.acquire("a").release(), "its connection is open"
+            others.acquire("a", renew=False)
+            proxy.cut_newcomers()
+            asking = background(lambda: locks.acquire("a", timeout=0.5))
+            with pytest.raises((BackendError, NotAcquired)):
+                asking.result()
+            proxy.heal()
 
 
 @pytest.mark.parametrize("queued", [False, True], ids=["free", "held"])

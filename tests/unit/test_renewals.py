@@ -6,6 +6,7 @@ Where a lease must be kept, its ttl leaves a slow machine seconds to renew it; w
 import asyncio
 import gc
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -18,11 +19,13 @@ from fencepost.driver import boottime
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, LeaseLost
+from fencepost.events import Event
 from fencepost.lease import Reason
 from fencepost.locks import Core
 from tests.harness.faulty import Bench, Faulty, fault
+from tests.harness.isolated import call_apart
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import PATIENCE, until, until_async
 
 KEPT = 3.0
 SHORT = 0.3
@@ -258,3 +261,51 @@ async def test_a_loss_cancels_the_body_soon_after_a_suspend(renew: bool) -> None
     async with aio.Locks(core) as locks:
         with pytest.raises(LeaseLost):
             await hold()
+
+
+async def test_cancelling_all_tasks_of_an_event_loop_stops_no_renewal() -> None:
+    told: list[Event] = []
+    begun = asyncio.Event()
+    async with aio.connect("memory://", ttl=KEPT, hooks=[told.append]) as locks, locks.lock("a") as lease:
+        backend = locks._core.backend
+        renew = backend.renew
+
+        async def hang(holds: Sequence[Hold]) -> Sequence[Renewal]:
+            begun.set()
+            await asyncio.sleep(PATIENCE)
+            return await renew(holds)
+
+        backend.renew = hang  # type: ignore[method-assign]
+        await begun.wait()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert {"fencepost-renewals", "fencepost-renewal"} <= {task.get_name() for task in others}
+        backend.renew = renew  # type: ignore[method-assign]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await until_async(lambda: "renewed" in [event.kind for event in told], "it is renewed all the same")
+        assert not lease.lost
+
+
+def release_at_once() -> None:
+    sys.setswitchinterval(1e-6)
+    with sync.connect("memory://") as locks:
+        for number in range(800):
+            lease = locks.acquire(f"lock-{number}", renew=False)
+            both = threading.Barrier(2)
+
+            def end(lease: sync.Lease = lease, both: threading.Barrier = both) -> None:
+                both.wait()
+                lease.release()
+
+            threads = [threading.Thread(target=end) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert lease.reason is Reason.RELEASED, "although two threads released it"
+
+
+@pytest.mark.slow
+def test_a_lease_that_two_threads_release_at_once_was_released_and_not_lost() -> None:
+    call_apart(release_at_once)

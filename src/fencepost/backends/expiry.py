@@ -71,9 +71,18 @@ class Overdue:
     async def _run(self) -> None:
         try:
             await self._mind()
-        except BaseException:
+        except BaseException as error:
             self._running = False
+            if not isinstance(error, GeneratorExit):
+                self._driver.later(self._go_on)
             raise
+
+    def _go_on(self) -> None:
+        """Mind the holds that are left, after somebody has cancelled this."""
+        with self._gate:
+            left = next(iter(self._due.items()), None)
+        if left is not None:
+            self.put(*left)
 
     async def _mind(self) -> None:
         rest = 0.0
@@ -98,6 +107,7 @@ class Overdue:
             for holder in over:
                 try:
                     await self._end(holder)
-                except BackendError as error:
-                    _log.warning("a hold that was not renewed is left to its session: %s", error)
+                except Exception as error:
+                    unexpected = None if isinstance(error, BackendError) else error
+                    _log.warning("a hold that was not renewed is left to its session: %s", error, exc_info=unexpected)
             await self._nudge.wait(min(max(self._next - self._now(), 0.0), 60.0))

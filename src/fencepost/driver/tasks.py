@@ -11,6 +11,8 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from fencepost.driver import NAP, boottime
 from fencepost.driver.scope import current, deadline
 
+_SOON = 0.02  # seconds: asyncio.run(), which cancels all tasks at its end, has closed the loop by then
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -86,6 +88,9 @@ class Asyncio:
 
     def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
         self._task(job, name)
+
+    def later(self, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(_SOON, call)
 
     def _task(self, job: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
         context = None

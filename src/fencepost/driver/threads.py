@@ -110,6 +110,9 @@ class Blocking:
             raise
         # An interrupt is raised when the thread runs already, and the job is the thread's.
 
+    def later(self, call: Callable[[], None]) -> None:
+        pass  # nobody cancels a thread
+
     async def sleep(self, seconds: float) -> None:
         if current.get() is not None:
             await ThreadSignal().wait(seconds)

@@ -21,7 +21,7 @@ from tests.harness.waiting import PATIENCE, until
 pytestmark = pytest.mark.consul
 
 TTL = 300.0  # nothing here gets free by expiry
-DELETE, DESTROY = b'"delete"', b"/v1/session/destroy/"
+DELETE, DESTROY = b'"Verb":"delete"', b"/v1/session/destroy/"
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_release_that_is_tried_again_after_its_session_was_lost_answers_no(ser
         lease = locks.acquire("x")
         proxy.cut()
         released = background(lease.release)
-        until(lambda: proxy.holds(b'"delete"'), "the request was on its way")
+        until(lambda: proxy.holds(b'"Verb":"delete"'), "the request was on its way")
         proxy.drop()
         with pytest.raises(BackendError):
             released.result()

@@ -190,7 +190,7 @@ def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None
         lease = locks.acquire("x")
         proxy.cut()
         released = aside.submit(lease.release)
-        until(lambda: proxy.holds(b'"delete"'), "the request was on its way")
+        until(lambda: proxy.holds(b'"Verb":"delete"'), "the request was on its way")
         proxy.drop()
         with pytest.raises(BackendError):
             released.result(PATIENCE)
@@ -200,3 +200,42 @@ def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None
         assert others.acquire("x").release()
         # Its session is lent to nobody else: it is still to be ended.
         assert all(locks.acquire(f"y{number}").release() for number in range(3))
+
+
+def test_a_holder_whose_session_ends_leaves_no_key_behind(server: Consul) -> None:
+    with fencepost.connect(f"{server.url}/left?{OPTIONS}", ttl=60) as locks:
+        locks.acquire("x", renew=False)
+        [held] = http_json(server.port, "GET", "/v1/kv/left/x/.lock")
+        http_json(server.port, "PUT", f"/v1/session/destroy/{held['Session']}")
+        assert locks.status("x") is None
+        with pytest.raises(OSError, match="404"):
+            http_json(server.port, "GET", "/v1/kv/left/x/.lock")
+
+
+@pytest.mark.parametrize("body", [b"{}", b"null", b'"ok"', b"[]", b"[1]", b'{"Results": [{}]}'])
+def test_json_that_is_not_consuls_is_a_failing_store(body: bytes) -> None:
+    class Other(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while head := self.rfile.readline():
+                length = 0
+                while head.strip():
+                    if head.lower().startswith(b"content-length:"):
+                        length = int(head.split(b":")[1])
+                    head = self.rfile.readline()
+                self.rfile.read(length)
+                said = b'{"ID": "s"}' if length and not asked else body
+                asked.append(length)
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said))
+
+    asked: list[int] = []
+    with socketserver.ThreadingTCPServer((HOST, 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with fencepost.connect(f"consul://{HOST}:{other.server_address[1]}/x", ttl=60) as locks:
+            for ask in (
+                lambda: locks.acquire("x", timeout=0),
+                lambda: locks.status("x"),
+                lambda: locks.bump("x", above=5),
+            ):
+                with pytest.raises(BackendError):
+                    ask()
+        other.shutdown()

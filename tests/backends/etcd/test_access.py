@@ -245,3 +245,14 @@ def test_the_doctor_names_members_that_do_not_answer(etcd_server: Endpoint) -> N
     with fencepost.connect(f"etcd://{address},127.0.0.2:{port}?timeout=1s") as locks:
         findings = run(locks._core.backend.doctor())
     assert any(each.level == "warn" and f"127.0.0.2:{port} does not answer" in each.what for each in findings)
+
+
+def test_a_key_that_may_no_longer_be_deleted_ends_with_its_session(guarded: Etcd) -> None:
+    def key() -> Any:
+        return etcdctl(guarded.url, "--user", "root:top", "get", "--prefix", "mine/stuck/").get("kvs")
+
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=1) as locks:
+        locks.acquire("mine/stuck", renew=False)
+        etcdctl(guarded.url, "--user", "root:top", "role", "revoke-permission", "part", "--prefix=true", "mine/")
+        assert key(), "it is there"
+        until(lambda: not key(), "it is not kept alive for ever", poll=0.3)

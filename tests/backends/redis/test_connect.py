@@ -135,6 +135,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.silence
 def test_tls(certificate: Path) -> None:
     class Encrypted(Redis):
         port_count = 2
@@ -148,6 +149,13 @@ def test_tls(certificate: Path) -> None:
         place = f"{HOST}:{server.ports[1]}"
         works(f"rediss://{place}?tls_ca={certificate / 'cert.pem'}")
         works(f"rediss://{place}?tls_verify=no")
+        slow = f"rediss://{place}?tls_verify=no&timeout={PATIENCE * 10:g}s"
+        with fencepost.connect(slow, ttl=PATIENCE) as locks:
+            assert locks.acquire("a").release(), "its connection is open"
+            with server.paused():
+                asking = background(lambda: locks.acquire("a", timeout=0.5))
+                with pytest.raises(BackendError):
+                    asking.result()
         assert "certificate" in fails(f"rediss://{place}").lower()
 
 

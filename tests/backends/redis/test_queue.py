@@ -10,8 +10,11 @@ import pytest
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.backends.redis import waiters
+from fencepost.driver import boottime
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
+from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 QUEUE = "lock:a\x1fqueue"
@@ -285,3 +288,46 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
         waiter.join(PATIENCE)
         assert tokens == [granted.token]
     assert own_redis.keys() == set()
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_a_waiter_outlives_an_outage_of_any_length(own_redis: Own, face: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters, "_PATIENCE", 0.05)
+
+    def wait(locks: sync.Locks) -> None:
+        with locks.lock("a"):
+            pass
+
+    async def wait_in_a_loop() -> None:
+        async with aio.connect(own_redis.url) as mine, mine.lock("a"):
+            pass
+
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url) as others:
+        others.acquire("a")
+        served = background(lambda: wait(locks) if face == "blocking" else run(wait_in_a_loop()))
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[served])
+        own_redis.server.kill()
+        failing: list[float] = []
+
+        def look_for(*args: Any) -> Any:
+            failing.append(boottime())
+            return before(*args)
+
+        before = waiters.Lines._look_for
+        monkeypatch.setattr(waiters.Lines, "_look_for", look_for)
+        until(
+            lambda: len(failing) > 5 and failing[-1] - failing[0] > 0.3, "it looks in vain for long", watching=[served]
+        )
+        own_redis.server.start()
+        served.result()
+
+
+def test_what_is_not_of_our_making_in_a_queue_is_passed_over(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url) as locks:
+        lease = locks.acquire("a")
+        own_redis.client.zadd(QUEUE, {"rubbish": 1, b"\xff\xfe": 2})
+        status = locks.status("a")
+        assert status is not None
+        assert (status.holder, status.waiters) == (lease.holder, ())
+        assert [each.name for each in locks.list()] == ["a"]
+        assert locks.break_lock("a") is not None

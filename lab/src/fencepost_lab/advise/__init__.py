@@ -28,7 +28,7 @@ RUNGS: dict[Rung, str] = {
 """The ladder, the cheapest first."""
 
 _SHORTEST = {"consul": 10.0, "etcd": 1.0, "zookeeper": 1.0, "redlock": 0.05}
-_LINGER = {"consul": 2.0, "zookeeper": 4 / 3}  # so many ttl may a dead holder's lock stay taken; elsewhere one
+_LINGER = {"consul": 2.0, "zookeeper": 1.5}  # so many ttl may a dead holder's lock stay taken; elsewhere one
 _LONGEST = 60.0  # seconds that a transaction may reasonably stay open
 _RESOURCE_STORE: dict[str, Store] = {"sqlite": "sqlite", "file": "sqlite", "postgres": "postgres", "etcd": "etcd"}
 

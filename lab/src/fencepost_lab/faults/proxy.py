@@ -77,6 +77,11 @@ class Proxy:
             self._gates = _open()
         self._faults.note("cut", self._who, up=up, down=down)
 
+    def cut_newcomers(self) -> None:
+        """Hold back everything on connections that are made from now on; those there are go on."""
+        self._gates = _open()
+        self.cut()
+
     def slow(self, seconds: float) -> None:
         """Deliver everything this much later, in either direction; 0 ends it."""
         self._delay = seconds

@@ -153,6 +153,9 @@ class Virtual:
     def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
         Task(self, job)
 
+    def later(self, call: Callable[[], None]) -> None:
+        self.node.after(0.02, call)
+
     async def sleep(self, seconds: float) -> None:
         wakeup = Wakeup()
         self.node.after(seconds, wakeup.fire, None)

@@ -147,7 +147,8 @@ class Consul(Polling):
                 for held in helds[start : start + BATCH]
             ]
             answer = await self._http.one("PUT", "txn", checks, **query)
-            gone = {error["OpIndex"] for error in answer.json["Errors"] or ()}
+            errors = answer.part(dict).get("Errors") or ()
+            gone = {error["OpIndex"] for error in errors}
             answers += [place not in gone for place in range(len(checks))]
         return answers
 
@@ -187,7 +188,7 @@ class Consul(Polling):
         """The holds, each with the index at which its key was locked."""
         if name is None:
             listed = await self._http.one("GET", f"kv/{self._root + '/' if self._root else ''}", keys="")
-            found = filter(None, map(self._name, listed.json if listed.status == 200 else ()))
+            found = filter(None, map(self._name, listed.part(list) if listed.status == 200 else ()))
             wanted = sorted(each for each in found if each.startswith(prefix))
         else:
             wanted = [name]
@@ -198,7 +199,7 @@ class Consul(Polling):
         answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys))
         locks = zip(wanted, answers[: len(wanted)], answers[len(wanted) :], strict=True)
         return [
-            self._hold(each, lock.json[0], self._base(each, _pairs(base)))
+            self._hold(each, _pairs(lock)[0], self._base(each, _pairs(base)))
             for each, lock, base in locks
             if _session(lock)
         ]
@@ -277,9 +278,9 @@ class Consul(Polling):
                     self._sessions.give_back(session)
                 raise
             if answer.status == 200:
-                locked, *bases = (result["KV"] for result in answer.json["Results"])
-                held.index = int(locked["ModifyIndex"])
                 try:
+                    held.index = answer.part(int, "Results", 0, "KV", "ModifyIndex")
+                    bases = [result["KV"] for result in answer.json["Results"][1:]]
                     held.token = self._base(name, bases).token(held.index)
                 except BackendError as error:
                     error.ambiguous = True  # the key is locked, and has to be left
@@ -334,12 +335,12 @@ class Consul(Polling):
 
 def _pairs(answer: Answer) -> list[dict[str, Any]]:
     """The keys that Consul told of; none if it has none."""
-    return list(answer.json) if answer.status == 200 else []
+    return answer.part(list) if answer.status == 200 and answer.part(dict, 0) else []
 
 
 def _session(answer: Answer) -> str:
     """The session that has a key locked; empty if none has."""
-    return str(answer.json[0].get("Session", "")) if answer.status == 200 else ""
+    return str(answer.part(dict, 0).get("Session", "")) if answer.status == 200 else ""
 
 
 def _owner(pair: dict[str, Any]) -> tuple[str, float]:

@@ -45,6 +45,19 @@ class Answer(NamedTuple):
             said = f"this is no Consul's answer: {self.body[:80]!r}"
             raise BackendError(said, backend="consul", ambiguous=True) from None
 
+    def part(self, kind: type[T], *path: str | int) -> T:
+        """What lies at a path in the JSON; BackendError if it is not there, or of another kind."""
+        found = self.json
+        try:
+            for step in path:
+                found = found[step]
+        except (KeyError, IndexError, TypeError):
+            found = None
+        if not isinstance(found, kind):
+            said = f"this is no Consul's answer: {self.body[:80]!r}"
+            raise BackendError(said, backend="consul", ambiguous=True)
+        return found
+
 
 def _header(head: bytes, name: bytes) -> bytes:
     start = head.find(b"\r\n%b:" % name)

@@ -73,14 +73,14 @@ class Sessions:
             "Name": "fencepost",
             "TTL": f"{ttl:.3f}s",
             "LockDelay": f"{self._lock_delay:.3f}s",
-            "Behavior": "release",
+            "Behavior": "delete",  # its locks' keys: what nobody asks for again would stay for ever
             # The ttl alone ends it. By default it would end as soon as the agent's host seems to be down.
             "NodeChecks": [],
         }
         answer = await self._http.one("PUT", "session/create", asked)
         if answer.status != 200:
             raise BackendError(f"Consul gave no session: {answer.body!r}", backend="consul", ambiguous=False)
-        return Session(answer.json["ID"], ttl, begun)
+        return Session(answer.part(str, "ID"), ttl, begun)
 
     async def renew(self, sessions: Sequence[Session]) -> list[bool]:
         """Renew all in one go; False for each that Consul no longer has."""

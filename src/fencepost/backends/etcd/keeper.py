@@ -59,6 +59,14 @@ class Entry:
     sent: Sent = field(default_factory=Sent)
 
 
+def _stuck(session: Session, now: float) -> bool:
+    """Whether a key should have been deleted a ttl ago, and was not.
+
+    Then its session is no longer kept alive, although others may hold under it: no key may live for ever.
+    """
+    return any(now >= entry.deadline + session.ttl for entry in session.entries.values())
+
+
 class Keeper:
     """All sessions of one connection, and the keys they carry."""
 
@@ -119,6 +127,10 @@ class Keeper:
         now = self._driver.now()
         if self._closed or session.gone:
             return
+        if _stuck(session, now):
+            session.doubtful = True
+            session.due = now + session.ttl / 3
+            return
         if self._stream is None:
             try:
                 self._stream = Stream(self._back, KEEP_ALIVE, self._heard, self._over)
@@ -175,6 +187,7 @@ class Keeper:
                     return
                 now = self._driver.now()
                 wake, silent, late, idle, stray = inf, False, list[Entry](), list[Session](), list[Session]()
+                over = [each for each in self._sessions.values() if _stuck(each, now - each.ttl)]
                 for session in self._sessions.values():
                     rest = 0.0 if session.doubtful else LINGER
                     if not session.entries and now >= session.idle + rest:
@@ -209,6 +222,8 @@ class Keeper:
                             work.start()
                         except RuntimeError:  # no thread is to be had just now
                             self._cleaning = False
+            for session in over:
+                self.lose(session, "etcd did not delete one of its keys, so it was left to expire")
             self._nudge.wait(max(0.001, min(wake - self._driver.now(), LINGER)))
 
     def _restart(self) -> None:

@@ -13,6 +13,7 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.calls import Calls
+from fencepost.backends.redis.connection import Denied
 from fencepost.backends.redis.inspect import View
 from fencepost.backends.redis.nodes import Node, cannot_listen
 from fencepost.backends.redis.pool import Pool
@@ -124,7 +125,7 @@ class Redis(Backend):
             raise
         if isinstance(reply, list):
             if joins and wire.refused is not None:
-                raise cannot_listen(self.dial, wire.refused, ambiguous=True)
+                raise cannot_listen(self.dial, wire.refused, Denied, ambiguous=True)
             waiter = self._lines.join(name, keys, node, holder, ttl, entry, limit)
             self._answer(waiter, sent, reply)
             return None

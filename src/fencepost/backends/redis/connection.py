@@ -102,6 +102,10 @@ def cause(reply: Any) -> str:
     return _WRAPPED.sub("", str(reply), count=1)
 
 
+class Denied(BackendError):
+    """The server answered that it will not do this, and will not a little later either."""
+
+
 def refusal(reply: Any, scheme: str) -> BackendError:
     """What a server's error means for the lock that was asked for."""
     text = cause(reply)
@@ -110,7 +114,8 @@ def refusal(reply: Any, scheme: str) -> BackendError:
     if "would overflow" in text:
         text += "; the last token was given, and there is no larger one: give locks another ?prefix="
     known = text.startswith((*LATER, *ELSEWHERE, *_NEVER)) or any(word in text for word in _NEVER)
-    return BackendError(f"Redis: {text}", backend=scheme, ambiguous=not known)
+    kind = BackendError if text.startswith((*LATER, *ELSEWHERE)) else Denied
+    return kind(f"Redis: {text}", backend=scheme, ambiguous=not known)
 
 
 def garbled(error: ProtocolError) -> OSError:

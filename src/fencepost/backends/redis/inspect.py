@@ -46,9 +46,14 @@ def _seen(name: str, reply: Any) -> Status | None:
     if reply is None:
         return None
     value, left, entries, *shares = reply
-    waiters = tuple(entry.decode().split(":", 2)[2] for entry in entries)
+    # What is not of our making, in a queue or among the shares, is passed over, as the scripts do.
+    queued = (entry.decode("utf-8", "replace").split(":", 2) for entry in entries)
+    waiters = tuple(parts[2] for parts in queued if len(parts) == 3)
     if shares:
-        owners = [own.decode().rpartition(":") for own in shares[0]]
+        told = (own.decode("utf-8", "replace").rpartition(":") for own in shares[0])
+        owners = [own for own in told if own[2].isdecimal()]
+        if not owners:
+            return None
         owners.sort(key=lambda own: int(own[2]))
         sharers = tuple(holder for holder, _, _ in owners)
         return Status(name, sharers[0], int(owners[-1][2]), remains(left), waiters, sharers)

@@ -11,10 +11,11 @@ from typing import Any
 from hiredis import ReplyError
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis.connection import LATER, Dial, Locate, limit, pack
+from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, limit, pack
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import run
+from fencepost.driver.scope import patience
 from fencepost.driver.threads import Flag
 from fencepost.errors import BackendError
 
@@ -137,7 +138,7 @@ class TaskNode(Node):
         if stream.refused is not None:  # that may have changed
             answer = await stream.subscribe(self.channel)
             if answer.__class__ is ReplyError:
-                raise cannot_listen(self.dial, answer, ambiguous=False)
+                raise cannot_listen(self.dial, answer, Denied, ambiguous=False)
 
     def close(self) -> None:
         super().close()
@@ -192,12 +193,13 @@ class ThreadNode(Node):
                     ear = self._ear = self._ear or Ear(self)
             if ear.up.is_set():
                 return
-            until = until or time.monotonic() + self.dial.connect_timeout + self.dial.timeout
+            until = until or time.monotonic() + patience(self.dial.connect_timeout + self.dial.timeout)
             ear.settled.clear()
             if ear.refused or (
                 not ear.up.is_set() and ear is self._ear and not ear.settled.wait(until - time.monotonic())
             ):
-                raise cannot_listen(self.dial, ear.failure or "no answer in time", ambiguous=False)
+                kind = Denied if ear.refused else BackendError
+                raise cannot_listen(self.dial, ear.failure or "no answer in time", kind, ambiguous=False)
 
     def close(self) -> None:
         super().close()
@@ -218,9 +220,9 @@ class ThreadNode(Node):
         self._ear = None
 
 
-def cannot_listen(dial: Dial, why: object, *, ambiguous: bool) -> BackendError:
+def cannot_listen(dial: Dial, why: object, kind: type[BackendError] = BackendError, *, ambiguous: bool) -> BackendError:
     """The error of an acquire that would wait, and cannot be told of its turn."""
-    return BackendError(f"cannot listen for grants: {why}", backend=dial.scheme, ambiguous=ambiguous)
+    return kind(f"cannot listen for grants: {why}", backend=dial.scheme, ambiguous=ambiguous)
 
 
 class Ear:

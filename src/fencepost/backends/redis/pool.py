@@ -27,7 +27,7 @@ _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 class Socket:
     """One blocking connection, for one thread at a time."""
 
-    __slots__ = ("_feed", "_gets", "_limit", "_recv", "_send", "place", "raw", "used")
+    __slots__ = ("_feed", "_gets", "_limit", "_recv", "_send", "_timeout", "place", "raw", "used")
 
     def __init__(self, dial: Dial, place: Place) -> None:
         try:
@@ -39,6 +39,7 @@ class Socket:
         self._feed = reader.feed
         self._gets = reader.gets
         self._recv = self.raw.recv
+        self._timeout = dial.timeout
         self._limit = dial.timeout if dial.tls is None else 0.0  # with TLS, Python keeps the time itself
         self._send = self.raw.sendall
         try:
@@ -73,6 +74,8 @@ class Socket:
             poll.register(self.raw, select.POLLIN)
             if not interruptible(poll.poll, patience(self._limit) * 1000):
                 raise TimeoutError("timed out")
+        elif not self._limit:
+            self.raw.settimeout(max(patience(self._timeout), 0.001))
         return interruptible(self._recv, 4096)
 
     def calls(self, requests: Sequence[bytes]) -> list[Any]:

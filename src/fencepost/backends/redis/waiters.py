@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 from typing import Any
 
+from fencepost.backends.redis.connection import Denied
 from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import Keys
@@ -26,7 +27,7 @@ POLL = 2.0  # seconds between two looks, at most
 FOREIGN = 0.1  # the same, while a client holds the lock that will not tell us of its release
 _LATE = 0.002  # Redis expires on whole milliseconds
 _STEP, _STEPS = 0.01, 50  # each place in the queue looks a little later, so that not all look at once
-_PATIENCE = 10.0  # seconds of failing looks after which the waiters are told
+_PATIENCE = 10.0  # seconds of denied looks after which the waiters are told; an outage only delays them
 _LINGER = 10.0
 _SLOW = 0.5  # seconds that a look takes to fail, after which the other locks of that server are not asked for
 _PARTED = 10_000  # former waiters to remember
@@ -305,10 +306,10 @@ class Lines:
         if failure is not None:
             line.audit = True
             line.failing = line.failing or now()
-            if now() - line.failing > _PATIENCE and isinstance(failure, BackendError):
+            if now() - line.failing > _PATIENCE and isinstance(failure, Denied):
                 for waiter in waiters:
                     # To each its own: what raises an error adds to its traceback.
-                    waiter.error = BackendError(str(failure), backend=failure.backend, ambiguous=failure.ambiguous)
+                    waiter.error = Denied(str(failure), backend=failure.backend, ambiguous=failure.ambiguous)
                     waiter.signal.set()
             line.due = now() + min(1.0, 0.05 + (now() - line.failing) / 4)
         if line.due == inf:

@@ -42,7 +42,7 @@ class ZooKeeper(Backend):
         fair=True,
         consensus=True,
         failover="locks and tokens survive the loss of a minority, and a restart of all within the session timeout",
-        clock="the leader's clock expires sessions; a lease lasts three quarters of its session's timeout",
+        clock="the leader's clock expires sessions; a lease lasts two thirds of its session's timeout",
         token="the zxid that created the holder's node, plus the lock's base once it was bumped",
         wakeup="each waiter watches the one before it; nobody polls",
         shared=True,

@@ -145,20 +145,16 @@ class Place:
         """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
         self._wake = self._last = wake = driver.signal()
         last = self.blocking[-1]
-        if self.limit and names.limit(last):
-            # Any of them may make room.
-            [seen] = await self.session.ask(GetChildren(self.folder, self._woken))
-            if seen.error is None and not set(self.ahead) <= set(seen.value):
+        any_of_them = bool(self.limit and names.limit(last))  # may make room
+        path = self.folder if any_of_them else f"{self.folder}/{last}"
+        with self.session.watching(path, wake.set) as watch:
+            [seen] = await self.session.ask(GetChildren(path, watch) if any_of_them else GetData(path, watch))
+            if isinstance(seen.error, NoNodeError):
                 return True
-        else:
-            [seen] = await self.session.ask(GetData(f"{self.folder}/{last}", self._woken))
-        if isinstance(seen.error, NoNodeError):
-            return True
-        seen.get()
-        return await wake.wait(None if left == inf else left)
-
-    def _woken(self, event: object) -> None:
-        self.rouse()
+            if any_of_them and seen.error is None and not set(self.ahead) <= set(seen.value):
+                return True
+            seen.get()
+            return await wake.wait(None if left == inf else left)
 
     def rouse(self) -> None:
         """Make a waiter look again."""
@@ -297,8 +293,11 @@ def _owner(data: bytes, node: str) -> tuple[str, float]:
     if not data:
         return node, 0.0
     try:
-        holder, ttl = data.decode().split()
-        return check.holder(holder), float(ttl)
+        holder, lasts = data.decode().split()
+        ttl = float(lasts)
+        if not holders.ours(holders.split(holder)[0]) or not 0 <= ttl < inf:
+            raise ValueError("somebody tells two words of itself")
+        return check.holder(holder), ttl
     except ValueError:
         try:
             return holders.compose(names.identity(node), data.decode(errors="replace")), 0.0

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -27,11 +28,11 @@ from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
 
-SHARE = 0.75
+SHARE = 2 / 3
 """A lease's part of its session's timeout.
 
-A follower tells the leader up to half a tick late that it heard from a client, and a session lasts two
-ticks at least. What is left of the timeout covers that, so that a deadline is never late.
+The leader counts a session's time from the last ping that it was told of, and not from a grant. Kazoo pings whenever
+nothing was sent for a third of the timeout: that is what is left here, so that a deadline is not late.
 """
 
 DOUBTFUL = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
@@ -180,6 +181,8 @@ class Session:
         self._settings = settings
         self._patience = settings.patience
         self._waiting: set[Signal] = set()
+        self._watching: dict[str, set[Callable[[], None]]] = {}
+        self._watch_gate = threading.Lock()
         self._client = KazooClient(
             hosts=settings.hosts,
             timeout=timeout,
@@ -255,6 +258,31 @@ class Session:
                 await signal.wait(left)
             finally:
                 self._waiting.discard(signal)
+
+    @contextmanager
+    def watching(self, path: str, wake: Callable[[], None]) -> Iterator[Callable[[Any], None]]:
+        """What to give a request as its watch of ``path``: ``wake`` is called when it fires, in here.
+
+        It is the same for all: kazoo keeps each watch until it fires, also of those who no longer wait.
+        """
+        with self._watch_gate:
+            self._watching.setdefault(path, set()).add(wake)
+        try:
+            yield self._fired
+        finally:
+            with self._watch_gate:
+                wakes = self._watching[path]
+                wakes.discard(wake)
+                if not wakes:
+                    del self._watching[path]
+
+    def _fired(self, event: Any) -> None:
+        with self._watch_gate:
+            # An event without a path tells of the connection.
+            paths = list(self._watching) if event.path is None else [event.path]
+            wakes = [wake for path in paths for wake in self._watching.get(path, ())]
+        for wake in wakes:
+            wake()
 
     def send(self, request: object, then: Callable[[Reply], None] | None = None) -> Reply:
         """Send without waiting, from any thread; requests are carried out in the order they were sent."""
