@@ -8,7 +8,7 @@ import pytest
 import fencepost
 from fencepost.errors import BackendError, NotAcquired
 from fencepost_lab.faults.proxy import Proxy
-from fencepost_lab.servers import Missing, Postgres, Redis
+from fencepost_lab.servers import Consul, Etcd, Missing, Postgres, Redis, ZooKeeper
 from fencepost_lab.servers.server import Server
 from tests.harness.servers import unavailable
 from tests.harness.threads import background
@@ -16,14 +16,21 @@ from tests.harness.waiting import PATIENCE
 
 pytestmark = pytest.mark.silence
 
-KINDS: dict[str, Callable[[], Server]] = {"redis": Redis, "postgres": Postgres}
 OWN = f"{PATIENCE * 10:g}s"
 """The store's own time-out: who waits for it has not finished in time."""
+KINDS: dict[str, tuple[Callable[[], Server], str]] = {
+    "redis": (Redis, f"timeout={OWN}"),
+    "postgres": (Postgres, f"timeout={OWN}"),
+    "etcd": (Etcd, f"timeout={OWN}"),
+    "consul": (Consul, f"timeout={OWN}"),
+    "zookeeper": (ZooKeeper, f"connect_timeout={OWN}"),
+}
+"""Each store's server, and its own time-out."""
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in KINDS])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    server = KINDS[request.param]()
+    server = KINDS[request.param][0]()
     try:
         server.start()
     except Missing as missing:
@@ -47,10 +54,13 @@ def test_a_listening_connection_that_never_comes_does_not_outlast_a_timeout() ->
 
 
 @pytest.mark.parametrize("queued", [False, True], ids=["free", "held"])
-def test_a_blocking_acquire_does_not_outlast_its_timeout(server: Server, queued: bool) -> None:
+def test_a_blocking_acquire_does_not_outlast_its_timeout(
+    server: Server, queued: bool, request: pytest.FixtureRequest
+) -> None:
     name = f"lock-{secrets.token_hex(4)}"
+    options = KINDS[request.node.callspec.params["server"]][1]
     with (
-        fencepost.connect(f"{server.url}?timeout={OWN}", ttl=PATIENCE) as locks,
+        fencepost.connect(f"{server.url}?{options}", ttl=PATIENCE) as locks,
         fencepost.connect(server.url, ttl=PATIENCE) as others,
     ):
         assert locks.acquire(name).release(), "its connection is open"

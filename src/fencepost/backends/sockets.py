@@ -11,7 +11,7 @@ def connect(host: str, port: int, timeout: float) -> socket.socket:
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
         made = socket.socket(family, kind, protocol)
         try:
-            made.settimeout(timeout)
+            made.settimeout(max(timeout, 0.001))
             interruptible(made.connect, place)
             return made
         except OSError as error:

@@ -18,7 +18,7 @@ from fencepost.backends.fork import sever
 from fencepost.backends.sockets import connect
 from fencepost.driver import Driver
 from fencepost.driver.interrupts import interruptible
-from fencepost.driver.scope import woken
+from fencepost.driver.scope import patience, woken
 from fencepost.errors import BackendError
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class _Link:
         return not watch.poll(0)
 
     async def exchange(self, requests: bytes, count: int, timeout: float) -> list[Answer]:
-        self._sock.settimeout(timeout)
+        self._sock.settimeout(max(timeout, 0.001))
         self._sock.sendall(requests)
         buffer = bytearray()
         return [await self._answer(buffer) for _ in range(count)]
@@ -211,10 +211,10 @@ class Http:
         line = f"{method} /v1/{quote(path)}{'?' + params if params else ''} HTTP/1.1\r\n"
         return f"{line}{self._head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
-    async def ask(self, *requests: bytes, patience: float = 0.0) -> list[Answer]:
+    async def ask(self, *requests: bytes, delay: float = 0.0) -> list[Answer]:
         """Send them in one go on one connection; BackendError if one is not answered as Consul would.
 
-        ``patience`` is how long the server may take on purpose.
+        ``delay`` is how long the server may take on purpose.
         """
         if self._closed:
             raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
@@ -224,7 +224,8 @@ class Http:
             for start in range(0, len(requests), BATCH):
                 batch = requests[start : start + BATCH]
                 with woken(link.hang_up):
-                    answers += await link.exchange(b"".join(batch), len(batch), self._settings.timeout + patience)
+                    limit = patience(self._settings.timeout + delay)
+                    answers += await link.exchange(b"".join(batch), len(batch), limit)
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: that was no HTTP
             self._drop(link)
             self._drop_idle()  # what became of this one may have become of them all
@@ -255,7 +256,7 @@ class Http:
         """What is there; with an ``index``, once that has changed since then, or ``wait`` seconds have passed."""
         query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
         request = self.request("GET", path, **query)
-        return (await self.ask(request, patience=wait * 17 / 16 if index else 0.0))[0]
+        return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0))[0]
 
     async def _link(self) -> _Link:
         while (link := taken(self._idle)) is not None:
@@ -265,7 +266,8 @@ class Http:
         last: OSError | None = None
         for host, port in self._hosts:
             try:
-                link = await self._kind.connect(host, port, self._settings.tls, self._settings.connect_timeout)
+                limit = patience(self._settings.connect_timeout)
+                link = await self._kind.connect(host, port, self._settings.tls, limit)
                 self._links.add(link)
                 return link
             except OSError as error:

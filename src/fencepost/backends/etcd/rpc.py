@@ -11,6 +11,7 @@ from fencepost.backends.etcd.channels import Wires, forks
 from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.driver import Driver, run
+from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
 # A call that had this long and got no answer speaks against its connection, not only against the server.
@@ -40,9 +41,9 @@ class Rpc:
         What is sent may arrive twice; ``sent`` says whether it may do so later.
         """
         wires = self.wires
-        patience = self.timeout if timeout is None else timeout
-        until = self._driver.now() + patience
-        share = max(patience / len(wires.hosts), 0.3)
+        limit = patience(self.timeout if timeout is None else timeout)
+        until = self._driver.now() + limit
+        share = max(limit / len(wires.hosts), 0.3)
         pause, logins, ambiguous = 0.02, 0, False
         while True:
             place, dial = wires.place, wires.dial

@@ -24,6 +24,7 @@ from kazoo.protocol.states import KazooState
 
 from fencepost.backends.zookeeper.address import Settings
 from fencepost.driver import Driver, Signal, boottime
+from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -239,7 +240,7 @@ class Session:
         if self._client.connected:
             return
         now = self._driver.now
-        until = now() + self._patience
+        until = now() + patience(self._patience)
         while not self._client.connected:
             signal = self._driver.signal()
             self._waiting.add(signal)
@@ -309,7 +310,7 @@ class Session:
 
     async def answered(self, signal: Signal, within: float | None = None) -> None:
         # Kazoo gives a silent server up after two thirds of the timeout; this is for what it misses.
-        limit = self._connection.granted + self._patience if within is None else within
+        limit = patience(self._connection.granted + self._patience if within is None else within)
         if not await signal.wait(limit):
             raise BackendError(
                 f"ZooKeeper at {self.hosts} did not answer within {limit:.3g} s", backend="zookeeper", ambiguous=True
