@@ -3,6 +3,7 @@
 import itertools
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from fencepost.cli import exits
 from fencepost.cli.app import app
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, StaleToken, TokenClash
 from fencepost.guards import file, postgres, sqlite
 from fencepost.guards import redis as redis_guard
 from fencepost.guards.memory import MemoryGuard
@@ -159,6 +160,29 @@ class TestReport:
         assert (done.code, "hooks=[Audit(" in done.out) == (1, True)
         gone = Done("report", str(tmp_path / "nowhere"))
         assert (gone.code, "cannot be read" in gone.err) == (2, True)
+
+    def test_what_it_refused_holds_it_back_like_what_it_would_have_refused(self) -> None:
+        self.policy.mode = "enforce"
+        self.work()
+        with pytest.raises(StaleToken):
+            self.guard.write("thing/1", "zombie", 1)
+        row = self.report()
+        assert (row["refused"], row["safe"]) == ({"stale": 1}, False)
+        assert "are stale" in row["obstacles"][0]
+        self.guard.write("thing/x", "x", Stamp(500, 1, "ann"))
+        with pytest.raises(TokenClash):
+            self.guard.write("thing/x", "x", Stamp(500, 1, "bob"))
+        assert "fencepost bump" in self.report("--stale", "50")["obstacles"][0]
+
+    def test_only_the_last_hours_count_if_it_is_told_so(self) -> None:
+        self.work(60)
+        old = next(read_audit(self.path)) | {"at": time.time() - 7200, "verdict": "clash", "enforced": False}
+        with self.path.open("a") as log:
+            log.write(json.dumps(old) + "\n")
+        row = self.report("--since", "3h")
+        assert (row["decisions"], row["safe"]) == (61, False)
+        row = self.report("--since", "1h")
+        assert (row["decisions"], row["safe"]) == (60, True)
 
 
 def test_install_prepares_a_database_and_sets_a_trigger(postgres_server: Endpoint) -> None:

@@ -18,6 +18,9 @@ from fencepost.backend import Finding
 from fencepost.backends.memory import Memory
 from fencepost.cli import app as root
 from fencepost.cli.stores import promised, tables
+from tests.harness.child import Child
+from tests.harness.threads import Background, background
+from tests.harness.waiting import PATIENCE, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 
@@ -162,6 +165,42 @@ def test_doctor_ends_with_1_when_there_is_a_risk(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Memory, "doctor", doctor)
     assert "RISK  a hole\n      somebody will fall into it" in fence("doctor", "memory://", code=1).stdout
+
+
+@pytest.mark.slow
+def test_watch_tells_when_a_lock_is_taken_and_when_it_is_free(locks: sync.Locks, where: str) -> None:
+    lease = locks.acquire("job")
+    with Child.fencepost("watch", "--backend", where, "--json", "--every", "10ms") as watching:
+        assert watching.json()["status"]["token"] == lease.token
+        lease.release()
+        told = watching.json()
+        assert (told["name"], told["status"]) == ("job", None)
+        again = locks.acquire("job")
+        assert watching.json()["status"]["token"] == again.token
+
+
+def test_show_numbers_the_waiters_in_the_order_they_came(locks: sync.Locks, where: str) -> None:
+    def newcomers() -> list[str]:
+        status = locks.status("job")
+        return [each for each in status.waiters if each not in order] if status else []
+
+    waiting: list[Background[sync.Lease]] = []
+    order: list[str] = []
+    with locks.lock("job"):
+        for _ in range(2):
+            waiting.append(background(lambda: locks.acquire("job", timeout=PATIENCE)))
+            order += until(newcomers, "one more waiter", watching=waiting)
+        shown = fence("show", "job", "--backend", where).stdout.splitlines()
+    assert shown[1:] == [f"  1. {order[0]}", f"  2. {order[1]}"]
+    for each in waiting:
+        each.result().release()
+
+
+def test_break_tells_programs_what_it_ended_or_null_and_1(locks: sync.Locks, where: str) -> None:
+    lease = locks.acquire("job")
+    ended = json.loads(fence("break", "job", "--backend", where, "--json").stdout)
+    assert (ended["name"], ended["holder"], ended["token"]) == ("job", lease.holder, lease.token)
+    assert json.loads(fence("break", "job", "--backend", where, "--json", code=1).stdout) is None
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:

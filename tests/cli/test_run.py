@@ -345,3 +345,26 @@ def test_a_command_begins_every_time_although_grpc_is_at_work(etcd_server: Endpo
     """Python that runs between fork and exec shares the process with gRPC's threads, and now and then aborted there."""
     with Child.python("-c", TWENTY_COMMANDS, etcd_server.url) as process:
         assert process.succeed() == ["0"] * 20
+
+
+def test_a_loss_that_only_the_release_finds_is_76_too(runner: Runner, locks: sync.Locks) -> None:
+    process, _ = runner.sleeper("--ttl", "1h", traps="trap 'exit 0' USR1")
+    assert locks.break_lock("job")
+    process.signal(signal.SIGUSR1)
+    assert process.wait() == 76, process.story
+
+
+def test_a_stopped_command_can_end_by_itself_when_the_lease_is_lost(runner: Runner, locks: sync.Locks) -> None:
+    process, child = runner.sleeper("--ttl", "3s", "--grace", "1h", traps="trap 'echo asked; exit 3' TERM")
+    process.signal(signal.SIGTSTP)
+    until(lambda: state_of(child) in STILL, "the command stops", watching=[process])
+    locks.break_lock("job")
+    assert process.wait() == 76, process.story
+    ends(child)
+    assert process.line() == "asked"
+
+
+@pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGXFSZ])
+def test_the_command_does_not_ignore_what_python_ignores(runner: Runner, number: signal.Signals) -> None:
+    done = runner.run(command=["sh", "-c", f"ulimit -c 0; kill -{number.value} $$; echo still here"])
+    assert (done.wait(), done.output) == (128 + number, []), done.story

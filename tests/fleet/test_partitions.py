@@ -17,7 +17,7 @@ from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.fleet import Partition, Partitions
 from fencepost.fleet.plan import member as member_lock
 from tests.harness.interrupts import Interrupter
-from tests.harness.isolated import isolated
+from tests.harness.isolated import in_fork, isolated
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until, until_async
 
@@ -495,3 +495,37 @@ def test_a_partition_that_gets_no_thread_is_served_later_and_does_not_stop_the_w
             closing = background(partitions.close)
             closing.result()
         assert locks.list() == []
+
+
+async def test_guards_find_the_lease_of_a_partition_in_asyncio_too(where: str) -> None:
+    seen: dict[str, fencepost.BaseLease | None] = {}
+
+    async def assign(partition: fleet.aio.Partition) -> None:
+        seen[f"assign {partition.name}"] = ambient.find(partition.name)
+
+    async def work(partition: fleet.aio.Partition) -> None:
+        seen[f"work {partition.name}"] = ambient.find(partition.name)
+        if len(seen) == 4:
+            mine.stop()
+        await partition.stop.wait()
+
+    async with fencepost.aio.connect(where, ttl=30) as locks:
+        mine = fleet.aio.Partitions(locks, "orders", 2, assign=assign)
+        await mine.run(work)
+    assert {call: lease and lease.name for call, lease in seen.items()} == {
+        f"{call} orders/{number}": f"orders/{number}" for call in ("assign", "work") for number in (0, 1)
+    }
+
+
+@isolated
+async def test_a_forked_child_leaves_the_worker_to_its_parent() -> None:
+    with fencepost.connect("memory://forked-fleet", ttl=300) as locks, Partitions(locks, "orders", 2) as mine:
+        await until_async(lambda: numbers(mine) == [0, 1], "both")
+
+        async def leave() -> str:
+            mine.close()
+            return "left"
+
+        assert await in_fork(leave, PATIENCE) == "left"
+        assert numbers(mine) == [0, 1], "the parent's goes on"
+    assert numbers(mine) == []

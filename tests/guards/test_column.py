@@ -198,3 +198,21 @@ def test_whatever_rows_a_connection_makes_a_row_is_read_as_it_is(postgres_url: s
                 found = column.read(conn, "account", {"id": "shaped"}, ["balance", "id"], 5)
                 assert found == {"balance": 100, "id": "shaped"}
                 conn.rollback()
+
+
+def test_a_row_that_was_read_is_locked_until_its_reader_s_transaction_ends(postgres_url: str, thing: str) -> None:
+    key = {"id": thing}
+    with psycopg.connect(postgres_url) as holder, psycopg.connect(postgres_url) as zombie:
+        holder.execute("INSERT INTO account (id, balance) VALUES (%s, 100)", (thing,))
+        holder.commit()
+        assert column.read(holder, "account", key, ["balance"], 6) == {"balance": 100}
+        zombie.execute("SET LOCAL lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            column.write(zombie, "account", key, {"balance": 0}, 5)
+        zombie.rollback()
+        column.write(holder, "account", key, {"balance": 90}, 6)
+        holder.commit()
+        with pytest.raises(StaleToken):
+            column.write(zombie, "account", key, {"balance": 0}, 5)
+        zombie.rollback()
+        assert row(zombie, key) == (90, 6)

@@ -13,6 +13,8 @@ from fencepost.errors import BackendError, ConfigError, StaleToken
 from fencepost.guards.etcd import EtcdGuard, text
 from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
+from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import Etcd, http_json
 from tests.harness.leases import lease as lease_of
 from tests.harness.servers import Endpoint
@@ -191,3 +193,40 @@ def test_an_endpoint_that_cannot_be_meant_is_told_without_its_password(endpoint:
     with pytest.raises(ConfigError, match="Authorization") as caught:
         EtcdGuard(endpoint)
     assert "secret" not in str(caught.value)
+
+
+@pytest.fixture
+def losing(etcd_server: Endpoint) -> Iterator[tuple[Proxy, Faults]]:
+    """A way to the shared server that can lose answers, and what it did."""
+    faults = Faults()
+    with Proxy(int(etcd_server.url.rpartition(":")[2]), faults=faults) as proxy:
+        yield proxy, faults
+
+
+def test_a_write_whose_answer_was_lost_may_have_been_made_and_is_found_again(
+    losing: tuple[Proxy, Faults], thing: str
+) -> None:
+    proxy, faults = losing
+    access = lease_of("lock", "ann", 5).access(thing)
+    guard = EtcdGuard(f"http://{proxy.address}")
+    proxy.drop_after(b"requestPut")
+    with pytest.raises(BackendError) as caught:
+        guard.write(thing, b"x", access)
+    assert len(faults.of("lose")) == 1
+    assert caught.value.ambiguous
+    assert guard.write(thing, b"x", access) is False, "it had been made"
+    guard.close()
+
+
+def test_a_transaction_whose_answer_was_lost_is_not_made_again(
+    guard: EtcdGuard, losing: tuple[Proxy, Faults], thing: str
+) -> None:
+    proxy, faults = losing
+    unlucky = EtcdGuard(f"http://{proxy.address}")
+    proxy.drop_after(b"requestPut")
+    with pytest.raises(BackendError) as caught:
+        unlucky.transact(thing, lease_of("lock", "ann", 5), success=[put(f"{thing}/log", "paid")])
+    unlucky.close()
+    assert len(faults.of("lose")) == 1
+    assert caught.value.ambiguous
+    assert (guard.peek(f"{thing}/log"), guard.mark(thing)) == (b"paid", Stamp(5, 1, "ann")), "it was made, and once"

@@ -231,3 +231,24 @@ def test_names_that_differ_in_case_only_are_two_files_wherever_they_are(tmp_path
 def test_a_first_line_that_no_guard_wrote_is_damaged(head: bytes) -> None:
     with pytest.raises(BackendError, match="damaged"):
         unpack(b"fencepost 1 " + head + b"\nvalue")
+
+
+def test_a_value_and_its_name_are_on_disk_before_a_write_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+        fsync(file)
+
+    def renamed(before: Path, after: Path) -> None:
+        steps.append("rename")
+        replace(before, after)
+
+    guard = FileGuard(tmp_path)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    guard.write("thing", b"x", 5)
+    assert steps == ["file", "rename", "folder"]

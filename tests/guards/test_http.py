@@ -53,9 +53,9 @@ def ask_asgi(app: Any) -> Ask:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
+            "path": path.partition("?")[0],
+            "raw_path": path.partition("?")[0].encode(),
+            "query_string": path.partition("?")[2].encode(),
             "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in pairs],
         }
         sent: list[Any] = []
@@ -303,3 +303,25 @@ def test_the_example_receiver_takes_a_payment_once(tmp_path: Path, monkeypatch: 
     assert balance() == 90
     assert ask("POST", "/account/42/pay", token(7, 2, "ann"), (b"1", b"", b"0")).status == 204, "a body in parts"
     assert balance() == 80
+
+
+def test_an_answer_that_has_begun_behind_wsgi_is_not_begun_again_either() -> None:
+    def service(environ: Any, start: Any) -> Iterable[bytes]:
+        start("200 OK", [("Content-Type", "text/plain")])
+        raise refusal(Verdict.STALE, "account/42", Stamp(1), Stamp(2))
+
+    with pytest.raises(StaleToken):
+        ask_wsgi(wsgi.Fence(service, key_wsgi))("PUT", "/account/42", token(1))
+
+
+@pytest.mark.parametrize("scope", [{"type": "lifespan"}, {"type": "websocket", "path": "/account/42", "headers": []}])
+async def test_what_is_no_request_has_no_resource(scope: dict[str, Any]) -> None:
+    served: list[Any] = []
+
+    async def service(scope: Any, receive: Any, send: Any) -> None:
+        served.append((scope, receive, send))
+
+    async def channel(*_: Any) -> Any: ...
+
+    await asgi.Fence(service, key_asgi)(scope, channel, channel)
+    assert served == [(scope, channel, channel)]

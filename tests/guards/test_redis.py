@@ -1,5 +1,6 @@
 """The Redis guard with commands of all kinds, every kind of client, and on a Cluster."""
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -287,3 +288,44 @@ def test_an_update_leaves_a_key_s_expiry_alone(client: Any, thing: str, mode: st
     assert 0 < client.ttl(thing) <= 600
     guard.update(f"{thing}/new", lambda before: "x", 5)
     assert client.ttl(f"{thing}/new") == -1
+
+
+async def test_a_task_that_another_one_of_its_lease_overtakes_reads_all_the_same(
+    redis_server: Endpoint, thing: str
+) -> None:
+    sent: list[str] = []
+    answered = asyncio.Event()
+
+    class Overtaken(AsyncRedis):
+        """Sends its first script only after the second one was answered."""
+
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            if args[0] != "EVALSHA":
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            sent.append(args[1])
+            if len(sent) == 1:
+                await answered.wait()
+            try:
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            finally:
+                answered.set()
+
+    async with AsyncRedis.from_url(redis_server.url) as client:
+        await aio.RedisGuard(client).enter(f"{thing}/other", 1)  # the server knows the script from here on
+    async with Overtaken.from_url(redis_server.url) as client:
+        guard, held = aio.RedisGuard(client), lease(5)
+        assert await asyncio.gather(*(guard.read("GET", thing, lease=held) for _ in range(2))) == [None, None]
+        assert len(sent) == 3, "the one that was overtaken asked again"
+        assert await guard.mark(thing) == Stamp(5, 3, "ann")
+
+
+async def test_a_mark_is_lowered_through_an_asyncio_client_too(redis_server: Endpoint, thing: str) -> None:
+    async with AsyncRedis.from_url(redis_server.url) as client:
+        await aio.RedisGuard(client, policy=Policy(ceiling="off")).execute("SET", thing, 1, lease=2**62)
+        guard = aio.RedisGuard(client)
+        with pytest.raises(ConfigError, match="and not at 7"):
+            await guard.lower_mark(thing, to=5, seen=7)
+        assert await guard.lower_mark(thing, to=5, seen=2**62) == Stamp(5) == await guard.mark(thing)
+        with pytest.raises(StaleToken):
+            await guard.execute("SET", thing, 1, lease=5)
+        await guard.execute("SET", thing, 1, lease=6)

@@ -136,6 +136,7 @@ BROKEN: dict[str, tuple[str, list[Line]]] = {
         "data",
         [acquired(1, "A", 1), acquired(2, "B", 2), judged(3, "B", 2, 1, "stale", 1)],
     ),
+    "a stale verdict for one's own mark": ("data", [acquired(1, "A", 1), judged(2, "A", 1, 1, "stale", 1)]),
     "a replay of what was never made": ("data", [acquired(1, "A", 1), judged(2, "A", 1, 1, "replay", 1)]),
     "a late write that nothing overtook": (
         "data",
@@ -245,3 +246,16 @@ def test_a_lock_without_tokens_is_held_to_exclusion_alone() -> None:
     history = [RUN, held(1, "A", 6), held(3, "B", 8)]
     assert {each.check for each in check(history, ["exclusion"]).violations} == {"exclusion"}
     assert check([RUN, held(1, "A", 2), held(3, "B", 8)], ["exclusion"]).ok
+
+
+def test_a_refused_read_is_held_to_the_rule_as_a_refused_write_is() -> None:
+    def refused(token: int, who: str, seen: int) -> Line:
+        return {
+            "t": 3, "ev": "read", "who": who, "token": token, "seq": 1, "holder": who + "1", "asked": 2.9,
+            "outcome": "refused", "verdict": "stale", "seen": seen, "attempts": 1,
+        }  # fmt: skip
+
+    leases = [RUN, acquired(1, "A", 1), over(1.5, "A", "lost"), acquired(2, "B", 2)]
+    assert check([*leases, refused(1, "A", 2)]).ok
+    for wrong in (refused(1, "A", 7), refused(2, "B", 1)):
+        assert {each.check for each in check([*leases, wrong]).violations} == {"data"}, wrong

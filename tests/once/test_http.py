@@ -268,3 +268,38 @@ def test_a_length_that_is_no_number_is_refused_before_anything_is_read(length: s
     environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "key", "CONTENT_LENGTH": length}
     app(environ, lambda status, headers: said.append(status))
     assert said == ["400 Bad Request"]
+
+
+def test_an_answer_of_400_is_the_first_that_is_not_remembered(tmp_path: Path) -> None:
+    said = iter([400, 399, 500, 400, 399, 500])
+
+    async def asgi_odd(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": next(said), "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    def wsgi_odd(environ: Any, start: Any) -> Iterable[bytes]:
+        start(f"{next(said)} Odd", [])
+        return [b""]
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'asgi.sqlite3'}", poolclass=NullPool)
+    for ask in (
+        ask_asgi(asgi.Once(asgi_odd, engine.connect)),
+        ask_wsgi(wsgi.Once(wsgi_odd, lambda: closing(sqlite3.connect(tmp_path / "wsgi.sqlite3")))),
+    ):
+        assert [ask("POST", "/", {"Idempotency-Key": "k"}, b"").status for _ in range(3)] == [400, 399, 399]
+        assert next(said) == 500, "the third was not asked of the service"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/lines?account=2", b"hello"), ("/lines?account=", b"1hello"), ("/lines", b"account=1hello")],
+)
+def test_requests_with_another_query_or_parts_that_only_add_up_to_the_same_are_two(
+    serve: Serve, path: str, body: bytes
+) -> None:
+    ask, lines = serve()
+    key = {"Idempotency-Key": secrets.token_hex(8)}
+    assert ask("POST", "/lines?account=1", key, b"hello").status == 201
+    assert ask("POST", path, key, body).status == 422
+    assert ask("POST", "/lines?account=1", key, b"hello").headers["idempotency-replayed"]
+    assert lines() == 1

@@ -271,3 +271,12 @@ def test_a_new_token_is_printed_once_and_its_table_holds_only_its_hash(tmp_path:
     found = clients.load(tmp_path / "clients.toml").find(f"Bearer {token}", None)
     assert found is not None
     assert (found.name, found.prefixes) == ("billing", ("",))
+
+
+@pytest.mark.parametrize("authorization", ["Bearer wrong", "Bearer ", "Basic dXNlcjpwYXNz"])
+def test_a_wrong_token_is_not_made_good_by_a_certificate(tls: Path, authorization: str) -> None:
+    known = clients.load(tls / "clients.toml")
+    found = known.find(None, "reports")
+    assert found is not None
+    assert found.name == "reports"
+    assert known.find(authorization, "reports") is None

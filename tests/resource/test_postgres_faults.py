@@ -25,7 +25,7 @@ from fencepost_lab.servers import Postgres
 from fencepost_lab.servers.processes import Missing
 from tests.harness.resource import Service
 from tests.harness.servers import Endpoint, unavailable
-from tests.harness.waiting import PATIENCE, run
+from tests.harness.waiting import PATIENCE, run, until_async
 
 pytestmark = pytest.mark.postgres
 
@@ -300,3 +300,23 @@ def test_health_looks_at_the_writer_too(postgres_server: Endpoint) -> None:
             other.rollback()
             assert service.ask("GET", "/healthz").status == 200
             assert service.put("thing", b"y", 2).status == 200
+
+
+def test_a_write_that_waited_for_a_row_is_made_whatever_isolation_is_the_default(postgres_server: Endpoint) -> None:
+    async def use(store: Store) -> None:
+        await store.write("thing", b"before", Stamp(1, 1, ""))
+        with psycopg.connect(url) as other, psycopg.connect(url, autocommit=True) as watch:
+            other.execute("UPDATE fencepost_mark SET seq = seq WHERE resource = 'thing'")
+            asked = asyncio.ensure_future(store.write("thing", b"after", Stamp(2, 1, "")))
+            blocked = f"SELECT FROM pg_stat_activity WHERE {other.info.backend_pid} = ANY (pg_blocking_pids(pid))"
+            await until_async(lambda: watch.execute(blocked).rowcount, "it waits for the row", watching=[asked])
+            other.commit()
+            assert not (await asked).replay
+        assert (await store.read("thing")).data == b"after"
+
+    with database(postgres_server) as name:
+        url = at(postgres_server.url, name=name)
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+        with opened(url) as store:
+            run(use(store))

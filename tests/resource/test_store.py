@@ -16,6 +16,7 @@ from fencepost.resource import ledger
 from fencepost.resource.ledger import Found, Ledger, SqliteLedger
 from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
+from tests.resource.test_postgres_faults import doing, together, writing
 
 
 @pytest.fixture
@@ -186,3 +187,18 @@ def test_a_new_store_is_its_users_own_and_an_old_one_stays_as_it_is(tmp_path: Pa
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         Store(opener(tmp_path))
+
+
+def test_an_access_that_is_run_again_because_another_one_failed_is_told_once(path: Path) -> None:
+    told: list[Event] = []
+
+    def fail(ledger: Ledger) -> None:
+        raise sqlite3.OperationalError("this one alone")
+
+    async def use(store: Store) -> None:
+        kept, failed = await together(store, writing(store, "a", 5), doing(store, "b", fail))
+        assert not kept.replay
+        assert isinstance(failed, BackendError)
+
+    with_store(path, use, told)
+    assert [(event.token, str(event.verdict)) for event in told] == [(5, "admit")]

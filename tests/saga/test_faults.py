@@ -132,3 +132,26 @@ def test_a_transaction_that_a_step_elsewhere_left_open_is_not_taken_for_the_saga
         assert saga.run(locks, conn, "1") == {"a": None}
     with psycopg.connect(postgres_url) as conn:
         assert saga.find(conn, "1").state == "done"
+
+
+def test_a_step_that_a_trigger_refuses_as_it_is_committed_has_failed(postgres_url: str, locks: Any) -> None:
+    def write(task: Task) -> None:
+        task.conn.execute("INSERT INTO refusing VALUES (1)")
+
+    undone: list[str] = []
+    saga = Saga("order", [Step("a", nothing, lambda task: undone.append("a")), Step("b", write)])
+    with psycopg.connect(postgres_url) as conn:
+        for statement in (
+            "DELETE FROM fencepost_saga",
+            "DROP TABLE IF EXISTS refusing",
+            "CREATE TABLE refusing (x int)",
+            "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'not today'; END $$",
+            "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON refusing DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION refuse()",
+        ):
+            conn.execute(statement)
+        conn.commit()
+        with pytest.raises(Compensated, match="not today"):
+            saga.run(locks, conn, "1")
+    assert undone == ["a"]

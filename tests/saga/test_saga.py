@@ -389,3 +389,18 @@ def test_its_errors_can_be_pickled() -> None:
     for error in (Compensated("order", "1", "why"), Stuck("order", "1", "why")):
         copy = pickle.loads(pickle.dumps(error))
         assert (str(copy), copy.saga, copy.id, copy.error) == (str(error), "order", "1", "why")
+
+
+def test_a_coordinator_that_knows_of_its_loss_makes_no_call_elsewhere(conn: Any, locks: Any) -> None:
+    def lose(task: Task) -> str:
+        locks.break_lock(task.lease.name)
+        with pytest.raises(LeaseLost):
+            task.lease.renew()  # type: ignore[attr-defined]  # it is one of blocking code
+        return say(task)
+
+    saga = Saga("order", [Step("a", lose), Step("b", say, external=True)])
+    with pytest.raises(LeaseLost):
+        saga.run(locks, conn, "1")
+    assert said == ["do a"]
+    assert saga.run(locks, conn, "1") == {"a": "a", "b": "b"}
+    assert said == ["do a", "do b"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.errors import ConfigError, StaleToken
-from fencepost.events import Event, Hooks
+from fencepost.events import Event, Hooks, Kind
 from fencepost.guards import memory
 from fencepost.guards.policy import Policy
 from fencepost.hooks.audit import Audit, Sync, read
@@ -144,3 +144,14 @@ def test_a_place_that_cannot_be_written_and_a_sync_that_is_none_are_refused(tmp_
         Audit(tmp_path)
     with pytest.raises(ConfigError, match="never, refusals or always"):
         Audit(tmp_path / "log", sync="sometimes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["override", "raise_mark", "lower_mark"])
+def test_what_was_done_by_hand_is_on_disk_before_the_hook_returns(
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    synced: list[int] = []
+    audit = Audit(path)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    audit(Event(kind=kind, name="thing", source="policy", token=5, seconds=60.0, detail="restored from a backup"))
+    assert len(synced) == 1

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fencepost.errors import Refused
 from fencepost.events import Event
 from fencepost.guards import memory
+from fencepost.guards.policy import Policy
 from fencepost.hooks.prometheus import Metrics
 from fencepost.rule import Stamp, Verdict
 from tests.harness.child import Child
@@ -125,3 +126,14 @@ def test_a_missing_package_names_the_pip_command() -> None:
     )
     with Child.python("-c", program) as child:
         assert "pip install 'fencepost[metrics]'" in "\n".join(child.succeed())
+
+
+def test_what_is_done_by_hand_is_counted_and_the_end_of_an_override_is_not(counted: Counted) -> None:
+    policy = Policy()
+    policy.override("drill", hooks=[counted.hook])
+    policy.resume(hooks=[counted.hook])
+    assert counted["fencing_override_total"] == 1
+    counted.hook(Event(kind="raise_mark", name="thing", source="redis", token=50))
+    assert (counted["fencing_mark_raised_total"], counted["fencing_mark_lowered_total"]) == (1, 0)
+    counted.hook(Event(kind="lower_mark", name="thing", source="redis", token=5, seen=50))
+    assert (counted["fencing_mark_raised_total"], counted["fencing_mark_lowered_total"]) == (1, 1)
