@@ -140,10 +140,10 @@ async def a_seat_that_went_to_the_next_in_line_is_free_again_at_its_ttl(store: S
     kept, gone = await here.share(store.name, 2), await here.share(store.name, 2)
     short = asyncio.create_task(there.share(store.name, 2, ttl=store.short, renew=False, timeout=store.long))
     await store.queue(here, 1, watching=[short])
-    last = asyncio.create_task(here.share(store.name, 2, timeout=store.patience))
+    last = asyncio.create_task(here.share(store.name, 2, timeout=store.long))
     await store.queue(here, 2, watching=[short, last])
     assert await gone.release()
-    lease = await last
+    lease = await asyncio.wait_for(last, store.patience)
     assert await lease.release()
     brief = await short
     assert brief.lost or brief.token > lease.token, "one that slept through its grant asks again"
@@ -158,7 +158,7 @@ async def the_next_in_line_is_served_at_the_ttl_although_the_first_has_left(stor
     holder = await here.acquire(store.name, ttl=3 * store.short, renew=False)
     first = asyncio.create_task(leaver.acquire(store.name))
     await store.settled(here, [first])
-    second = asyncio.create_task(there.acquire(store.name, timeout=store.patience))
+    second = asyncio.create_task(there.acquire(store.name, timeout=store.long))
     await store.settled(here, [first, second])
     await leaver.close()
     await asyncio.wait([first])
@@ -166,7 +166,7 @@ async def the_next_in_line_is_served_at_the_ttl_although_the_first_has_left(stor
         assert first.result().token > holder.token, "this machine was slow: the holder's time was up before"
     else:
         assert isinstance(first.exception(), ConfigError)
-    lease = await second
+    lease = await asyncio.wait_for(second, store.patience)
     assert holder.lost
     assert await lease.release()
 
