@@ -383,21 +383,21 @@ async def test_a_block_in_the_clean_up_of_a_cancelled_task_is_told_of_its_loss()
     begun = asyncio.Event()
     told: list[LeaseLost] = []
 
-    async def lose() -> None:
+    async def lose(locks: aio.Locks) -> None:
         async with locks.lock("a", ttl=0.1, renew=False):
             await asyncio.sleep(PATIENCE)
 
-    async def work() -> None:
+    async def work(locks: aio.Locks) -> None:
         try:
             begun.set()
             await asyncio.sleep(PATIENCE)
         finally:
             with pytest.raises(LeaseLost) as raised:
-                await lose()
+                await lose(locks)
             told.append(raised.value)
 
     async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
-        task = asyncio.create_task(work())
+        task = asyncio.create_task(work(locks))
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
