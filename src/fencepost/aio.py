@@ -90,9 +90,10 @@ class Body:
             ambient.push(lease)
 
     def cancel(self) -> None:
-        """Cancel the block: its lease is lost."""
-        self._cancelled = True
-        self.task.cancel("the lease is lost")
+        """Cancel the block, once: its lease is lost. A second time would cut its clean-up short."""
+        if not self._cancelled:
+            self._cancelled = True
+            self.task.cancel("the lease is lost")
 
     def cancel_from_elsewhere(self) -> None:
         """The same, unless it is this very block that ended its lease."""

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     UNCONFIRMED = "unconfirmed"
     """``release()`` failed, and may be tried again; the ttl frees the lock otherwise."""
     CLOSED = "closed"
+    """Its locks were closed. If the store failed to release it then, the ttl frees the lock."""
     EXPIRED = "expired"
     REPLACED = "replaced"
     GONE = "gone"

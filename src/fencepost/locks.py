@@ -310,7 +310,7 @@ class Core(Generic[L]):
             self._done_releasing(lease)
             raise
         except BaseException as error:
-            self._settle(lease, known, Reason.UNCONFIRMED)
+            self._settle(lease, known, Reason.UNCONFIRMED if reason is Reason.RELEASED else reason)
             if not isinstance(error, BackendError):
                 # Cancelled or interrupted: see it through where that does not reach.
                 await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
@@ -460,22 +460,35 @@ class Core(Generic[L]):
     async def _release_all(self, leases: Sequence[L]) -> None:
         """Release; once the store has failed, all the others together get one more chance, for a bounded time."""
         for at, lease in enumerate(leases):
-            try:
-                await self.release(lease, Reason.CLOSED)
-            except BackendError as error:
-                _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
-                await self.driver.apart(self._release_each(leases[at + 1 :]), PARTING)
-                for each in leases[at:]:
-                    if each._end(Reason.UNCONFIRMED):
+            if not await self._end_by_closing(lease):
+                others = leases[at + 1 :]
+                await self.driver.apart(self._release_each(others), PARTING)
+                for each in others:
+                    if each._end(Reason.CLOSED):
                         _log.warning("%r was not released before closing; its ttl will free it", each.name)
                     self._cancel_body(each)
                 return
-            self._cancel_body(lease)
 
     async def _release_each(self, leases: Sequence[L]) -> None:
         for lease in leases:
             if lease._reason is None:  # else closing has not waited for it
-                await self._release_quietly(lease, Reason.CLOSED)
+                await self._end_by_closing(lease)
+
+    async def _end_by_closing(self, lease: L) -> bool:
+        """Release a lease and cancel its body, whatever became of the release; False if the store failed."""
+        released = True
+        try:
+            await self.release(lease, Reason.CLOSED)
+        except BackendError as error:
+            _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
+            released = False
+        except GeneratorExit:
+            raise  # the event loop is gone, and the body with it
+        except BaseException:
+            self._cancel_body(lease)
+            raise
+        self._cancel_body(lease)
+        return released
 
     def _cancel_body(self, lease: L) -> None:
         if lease._body is not None:

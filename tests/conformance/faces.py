@@ -5,7 +5,8 @@ asyncio face it is a plain await in the one event loop of the test.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import fencepost
@@ -114,3 +115,26 @@ class Client:
 
     async def close(self) -> None:
         await self._call(self.raw.close)
+
+
+_END = object()
+
+
+async def each(client: Client, make: Callable[[], Any]) -> AsyncGenerator[Any, None]:
+    """A loop of either face, as an async one; leaving it leaves the loop itself."""
+    if client.face == "asyncio":
+        async with aclosing(aiter(make())) as loop:
+            async for item in loop:
+                yield item
+        return
+    loop = iter(make())
+    try:
+        while (item := await on_thread(next, loop, _END)) is not _END:
+            yield item
+    finally:
+        await on_thread(loop.close)
+
+
+def changes(client: Client, name: str) -> Any:
+    """Who leads ``name``, one after the other."""
+    return aclosing(each(client, lambda: client.raw.election(name).changes()))

@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from fencepost.errors import LeaseLost
+from fencepost.backend import Hold as Held
+from fencepost.backend import Renewal
+from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Event
-from tests.conformance.faces import Hold
+from tests.conformance.faces import Hold, changes
 from tests.conformance.store import Store
 
 
@@ -28,6 +30,9 @@ async def without_renewal_a_lease_ends_at_its_ttl_and_is_not_brought_back(store:
         return await client.status(store.name) is None
 
     assert await store.until(gone, "the lock is free, renewing it changed nothing")
+    held = Held(lease.name, lease.holder, lease.token, lease.ttl)
+    assert list(await client.raw._core.backend.renew([held])) == [Renewal.LOST], "the store refuses it too"
+    assert await client.status(store.name) is None
 
 
 async def renewing_a_released_lease_brings_nothing_back(store: Store) -> None:
@@ -127,6 +132,57 @@ async def a_seat_that_expires_goes_to_the_next(store: Store) -> None:
     assert await kept.release()
 
 
+async def a_seat_that_went_to_the_next_in_line_is_free_again_at_its_ttl(store: Store) -> None:
+    """Those behind it knew of the sharers before, whose deadlines are far off."""
+    if not store.promises.shared:
+        return
+    here, there = store.connect(), store.connect()
+    kept, gone = await here.share(store.name, 2), await here.share(store.name, 2)
+    short = asyncio.create_task(there.share(store.name, 2, ttl=store.short, renew=False, timeout=store.long))
+    await store.queue(here, 1, watching=[short])
+    last = asyncio.create_task(here.share(store.name, 2, timeout=store.long))
+    await store.queue(here, 2, watching=[short, last])
+    assert await gone.release()
+    lease = await asyncio.wait_for(last, store.patience)
+    assert await lease.release()
+    brief = await short
+    assert brief.lost or brief.token > lease.token, "one that slept through its grant asks again"
+    kept.check()
+    assert await kept.release()
+
+
+async def the_next_in_line_is_served_at_the_ttl_although_the_first_has_left(store: Store) -> None:
+    if not store.promises.fair:
+        return
+    here, leaver, there = store.connect(), store.connect(ttl=store.long), store.connect()
+    holder = await here.acquire(store.name, ttl=3 * store.short, renew=False)
+    first = asyncio.create_task(leaver.acquire(store.name))
+    await store.settled(here, [first])
+    second = asyncio.create_task(there.acquire(store.name, timeout=store.long))
+    await store.settled(here, [first, second])
+    await leaver.close()
+    await asyncio.wait([first])
+    if first.exception() is None:
+        assert first.result().token > holder.token, "this machine was slow: the holder's time was up before"
+    else:
+        assert isinstance(first.exception(), ConfigError)
+    lease = await asyncio.wait_for(second, store.patience)
+    assert holder.lost
+    assert await lease.release()
+
+
+async def observers_see_a_holder_go_whose_time_is_up(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    lease = await here.acquire(store.name, ttl=3 * store.short, renew=False)
+    async with changes(there, store.name) as seen:
+        leader = await anext(seen)
+        if leader is not None:  # else this machine was slow
+            assert leader.token == lease.token
+            async with asyncio.timeout(store.patience):
+                assert await anext(seen) is None
+    assert lease.lost
+
+
 async def test_leases_end_at_their_ttl(store: Store) -> None:
     await store.side_by_side(
         without_renewal_a_lease_ends_at_its_ttl_and_is_not_brought_back,
@@ -138,6 +194,9 @@ async def test_leases_end_at_their_ttl(store: Store) -> None:
         tokens_grow_across_expiry,
         a_share_that_is_not_renewed_expires_by_itself,
         a_seat_that_expires_goes_to_the_next,
+        a_seat_that_went_to_the_next_in_line_is_free_again_at_its_ttl,
+        the_next_in_line_is_served_at_the_ttl_although_the_first_has_left,
+        observers_see_a_holder_go_whose_time_is_up,
     )
 
 

@@ -1,7 +1,6 @@
 """Leadership: one leader per epoch, epochs that only grow, and observers that learn of each change."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -9,37 +8,15 @@ import pytest
 
 from fencepost import ambient
 from fencepost.errors import ConfigError, LeaseLost
-from tests.conformance.faces import Client
+from tests.conformance.faces import Client, changes, each
 from tests.conformance.store import Store
 from tests.harness.threads import on_thread
 
 ADDRESS = "http://10.0.0.5:8080/a b?c=d&ü"
 
 
-END = object()
-
-
-async def each(client: Client, make: Callable[[], Any]) -> AsyncGenerator[Any, None]:
-    """A loop of either face, as an async one; leaving it leaves the loop itself."""
-    if client.face == "asyncio":
-        async with aclosing(aiter(make())) as loop:
-            async for item in loop:
-                yield item
-        return
-    loop = iter(make())
-    try:
-        while (item := await on_thread(next, loop, END)) is not END:
-            yield item
-    finally:
-        await on_thread(loop.close)
-
-
 def terms(client: Client, name: str, **options: Any) -> Any:
     return aclosing(each(client, lambda: client.raw.election(name, **options)))
-
-
-def changes(client: Client, name: str) -> Any:
-    return aclosing(each(client, lambda: client.raw.election(name).changes()))
 
 
 async def current(client: Client, name: str) -> Any:

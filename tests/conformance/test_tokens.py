@@ -91,6 +91,10 @@ async def test_bump_never_lowers_a_token(store: Store) -> None:
     await lease.release()
     await client.bump(store.name, above=1)
     assert (await store.free(client)).token > lease.token
+    far = f"{store.prefix}/far"
+    await client.bump(far, above=2**60, force=True)
+    await client.bump(far, above=7)
+    assert (await store.free(client, far)).token > 2**60, "a later bump to less takes nothing back"
 
 
 async def test_bump_of_a_held_lock_leaves_the_holder_its_token(store: Store) -> None:

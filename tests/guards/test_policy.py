@@ -2,10 +2,12 @@
 
 import itertools
 import logging
+import time
 from typing import Any
 
 import pytest
 
+from fencepost.check import AHEAD
 from fencepost.errors import ConfigError, MissingToken, StaleToken, TokenLeap
 from fencepost.events import Event
 from fencepost.guards.memory import MemoryGuard
@@ -185,3 +187,11 @@ def test_a_flag_that_cannot_be_looked_up_changes_nothing(caplog: pytest.LogCaptu
         guard.write("thing", "y", 4)
     assert guard.write("thing", "y", 6)
     assert "stays in mode enforce: KeyError" in caplog.text
+
+
+def test_the_first_token_of_an_issuer_whose_clock_is_ahead_is_admitted() -> None:
+    guard, _, _ = guarded("strict")
+    now = time.time_ns() // 1000
+    assert guard.write("thing", "x", now + AHEAD // 2)
+    with pytest.raises(TokenLeap):
+        guard.write("other", "x", now + 2 * AHEAD)

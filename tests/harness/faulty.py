@@ -42,6 +42,10 @@ class Faulty(Memory):
         self._fail(self.after, "take")
         return grant and self.granted(grant)
 
+    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+        self._fail(self.before, "wait")
+        return await super().wait(name, holder, ttl, timeout)
+
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         step = min(len(self.batches), len(self.renewing) - 1)
         self.batches.append(len(holds))

@@ -102,3 +102,17 @@ async def test_tasks_keep_their_leases_apart(guard: MemoryGuard[str]) -> None:
             assert ambient.held() == ()
 
         await asyncio.gather(*(worker(f"thing/{number}") for number in range(5)))
+
+
+def test_of_two_leases_of_one_lock_the_inner_one_speaks(guard: MemoryGuard[str]) -> None:
+    with fencepost.connect("memory://ambient") as locks:
+
+        @locks.lock("thing")
+        def replaced() -> None:
+            locks.break_lock("thing")
+            with locks.lock("thing") as new:
+                guard.write("thing", "x")
+                assert guard.mark("thing") == Stamp(new.token, 1, new.holder)
+
+        with pytest.raises(fencepost.LeaseLost):
+            replaced()

@@ -9,7 +9,7 @@ from contextvars import copy_context
 import pytest
 
 from fencepost import driver
-from fencepost.driver.scope import Scope
+from fencepost.driver.scope import Closed, Scope
 from fencepost.driver.tasks import Asyncio, TaskSignal
 from fencepost.driver.threads import Blocking, ThreadSignal
 from tests.harness.child import Child
@@ -203,3 +203,25 @@ def test_a_wait_may_be_dropped_in_another_context_than_it_began_in() -> None:
     job = wait()
     copy_context().run(job.send, None)
     job.close()  # as the garbage collector does, wherever it happens to run
+
+
+async def test_what_a_wait_has_started_outlives_the_end_of_that_wait() -> None:
+    driver, scope = Asyncio(), Scope()
+    go = driver.signal()
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def service() -> None:
+        try:
+            await go.wait()
+            ended.set_result("when it was done")
+        except Closed:
+            ended.set_result("with the wait that started it")
+
+    with scope.inside():
+        scope.enter()
+        driver.spawn(service(), "service")
+        await asyncio.sleep(0)  # it waits now
+    await scope.end(driver, 0)
+    go.set()
+    async with asyncio.timeout(PATIENCE):
+        assert await ended == "when it was done"

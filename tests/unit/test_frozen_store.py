@@ -11,7 +11,7 @@ from fencepost import aio, sync
 from fencepost.backend import Backend
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
-from fencepost.errors import BackendError, NotAcquired
+from fencepost.errors import BackendError, LeaseLost, NotAcquired
 from fencepost.lease import Grant, Reason
 from fencepost.locks import Core
 from tests.harness.faulty import Bench, Faulty, fault
@@ -127,7 +127,49 @@ def test_closing_gives_a_store_that_hangs_one_patience_for_all_leases(blocking: 
     background(locks.close).result()
     assert backend.hanging == ["release"], "the second; the others were not asked one after the other"
     assert all(lease.ended for lease in leases)
-    assert {lease.reason for lease in leases} <= {Reason.CLOSED, Reason.UNCONFIRMED}
+    assert {lease.reason for lease in leases} == {Reason.CLOSED}
+
+
+async def held_until_cancelled(locks: aio.Locks, inside: asyncio.Event, name: str) -> None:
+    async with locks.lock(name):
+        inside.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("how", ["fails", "fails and hangs for the other", "is cut off"])
+async def test_closing_ends_the_bodies_of_leases_that_could_not_be_released(how: str) -> None:
+    driver = Asyncio()
+    backend = Frozen(driver)
+    locks = aio.Locks(core(backend, driver, aio.Lease))
+    bodies = []
+    for name in ("a", "b"):
+        inside = asyncio.Event()
+        bodies.append(asyncio.create_task(held_until_cancelled(locks, inside, name)))
+        await inside.wait()
+    if how == "is cut off":
+        backend.methods = ("release",)
+        closing = asyncio.create_task(locks.close())
+        await until_async(lambda: backend.hanging, "a release is under way", watching=[closing])
+        closing.cancel()
+        await asyncio.wait([closing], timeout=PATIENCE)
+        assert closing.cancelled()
+        backend.thaw()
+    else:
+        backend.before["release"] = fault()
+        backend.methods = () if how == "fails" else ("release",)
+        await locks.close()
+        backend.thaw()
+    async with asyncio.timeout(PATIENCE):
+        for ended in await asyncio.gather(*bodies, return_exceptions=True):
+            assert isinstance(ended, LeaseLost), ended
+            assert "its locks were closed" in str(ended)
+
+
+def test_a_block_raises_if_its_locks_were_closed_and_could_not_release_it() -> None:
+    bench = Bench()
+    with pytest.raises(LeaseLost, match="its locks were closed"), bench.locks.lock("a"):  # noqa: PT012
+        bench.backend.before["release"] = fault()
+        bench.locks.close()
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -323,6 +323,27 @@ def test_a_flag_wakes_all_who_wait_and_can_be_cleared() -> None:
     flag.clear()
     assert not flag.is_set()
     assert flag.wait(0.001) is False
+    assert not flag._waiters
+
+
+class Racing(deque[threading.Lock]):
+    """The waiters of a flag that is set just before each of them can be seen."""
+
+    def __init__(self, flag: Flag) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def append(self, waiter: threading.Lock) -> None:
+        self.flag.set()
+        super().append(waiter)
+
+
+def test_a_flag_that_is_set_just_before_its_waiter_can_be_seen_wakes_it() -> None:
+    flag = Flag()
+    flag._waiters = Racing(flag)
+    assert background(lambda: flag.wait(0.1)).result()
+    flag.clear()
+    assert flag.wait(0.1), "on the main thread too"
     assert not flag._waiters
 
 

@@ -2,17 +2,23 @@
 
 import asyncio
 import secrets
+import threading
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 import fencepost
 from fencepost import Reason, aio, ambient, sync
+from fencepost import lease as leases
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired
+from fencepost.lease import Grant
 from tests.harness.faulty import Bench, fault
 from tests.harness.isolated import in_fork, isolated
-from tests.harness.waiting import PATIENCE
+from tests.harness.leases import lease as lease_of
+from tests.harness.threads import background, on_thread
+from tests.harness.waiting import PATIENCE, until_async
 
 State = tuple[bool, bool, bool, Reason | None]
 
@@ -282,3 +288,148 @@ def test_an_election_of_closed_locks_is_an_error_wherever_it_stands() -> None:
     for each in (loop, iter(before)):
         with pytest.raises(ConfigError, match="these locks are closed"):
             next(each)
+
+
+@isolated
+async def test_a_forked_child_takes_stamps_although_a_thread_of_its_parent_s_was_taking_one() -> None:
+    held = lease_of("a", "ann", 5)
+    inside, go = threading.Event(), threading.Event()
+
+    def occupy() -> bool:
+        with leases._gate:
+            inside.set()
+            return go.wait(PATIENCE)
+
+    async def take() -> int:
+        return held.access().stamp.seq
+
+    taking = background(occupy)
+    try:
+        assert await on_thread(inside.wait, PATIENCE)
+        assert await in_fork(take, PATIENCE / 4) == 1
+        assert not taking.done, "it was inside all the while"
+    finally:
+        go.set()
+    assert taking.result()
+
+
+@isolated
+async def test_a_forked_child_may_fork_in_its_turn(tmp_path: Path) -> None:
+    """As a daemon does."""
+    with fencepost.connect(f"sqlite://{tmp_path}/locks.db", ttl=60) as locks:
+        lease = locks.acquire("a")
+
+        async def fork_again() -> tuple[bool, bool]:
+            async def look() -> tuple[bool, bool]:
+                return locks.try_acquire("a") is None, locks.try_acquire("b") is not None
+
+            return await in_fork(look, PATIENCE / 8)
+
+        assert await in_fork(fork_again, PATIENCE / 4) == (True, True)
+        assert lease.release()
+
+
+def test_an_election_that_is_closed_while_it_is_decided_elects_nobody() -> None:
+    bench = Bench()
+    with bench.locks as locks:
+        election = locks.election("a")
+
+        def close(grant: Grant) -> Grant:
+            election.close()
+            return grant
+
+        bench.backend.granted = close
+        assert next(iter(election), None) is None
+        assert bench.kinds() == ["attempt", "acquired", "released"]
+        assert locks.status("a") is None
+
+
+def test_the_loss_of_another_lease_is_not_taken_for_the_end_of_a_term(locks: sync.Locks) -> None:
+    other = locks.acquire("b")
+    other.release()
+    for term in locks.election("a"):
+        with pytest.raises(LeaseLost) as raised, term:
+            other.check()
+        assert raised.value.name == "b"
+        assert term.released
+        break
+
+
+async def test_the_loss_of_another_lease_is_not_taken_for_the_end_of_an_asyncio_term() -> None:
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        other = await locks.acquire("b")
+        await other.release()
+        async with aclosing(aiter(locks.election("a"))) as terms:
+            term = await anext(terms)
+            with pytest.raises(LeaseLost) as raised:
+                async with term:
+                    other.check()
+        assert raised.value.name == "b"
+        assert term.released
+
+
+async def test_a_leader_that_closes_its_own_election_goes_on_to_the_end_of_its_block() -> None:
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        election, reached = locks.election("a"), []
+        async for term in election:
+            async with term:
+                await election.close()
+                await asyncio.sleep(0)
+                reached.append(term.reason)
+        assert reached == [Reason.RELEASED]
+
+
+async def test_a_block_in_the_clean_up_of_a_cancelled_task_is_told_of_its_loss() -> None:
+    begun = asyncio.Event()
+    told: list[LeaseLost] = []
+
+    async def lose(locks: aio.Locks) -> None:
+        async with locks.lock("a", ttl=0.1, renew=False):
+            await asyncio.sleep(PATIENCE)
+
+    async def work(locks: aio.Locks) -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(PATIENCE)
+        finally:
+            with pytest.raises(LeaseLost) as raised:
+                await lose(locks)
+            told.append(raised.value)
+
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        task = asyncio.create_task(work(locks))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(told) == 1
+
+
+async def test_an_election_that_is_closed_while_a_lost_term_is_cleaned_up_after_ends_in_peace() -> None:
+    steps: list[str] = []
+    cleaning, go = asyncio.Event(), asyncio.Event()
+
+    async def lead() -> None:
+        async for term in election:
+            async with term:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cleaning.set()
+                    await go.wait()
+                    steps.append("cleaned up")
+
+    async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
+        election = locks.election("a", ttl=0.3)
+        leading = asyncio.create_task(lead())
+
+        async def leads() -> bool:
+            return await locks.break_lock("a") is not None
+
+        await until_async(leads, "a leader, whose term is broken off", watching=[leading])
+        await cleaning.wait()
+        await election.close()
+        go.set()
+        async with asyncio.timeout(PATIENCE):
+            await leading
+    assert steps == ["cleaned up"]

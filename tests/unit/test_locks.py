@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fencepost.errors import BackendError, LeaseLost
+from fencepost.driver import run
+from fencepost.errors import BackendError, ConfigError, LeaseLost
 from fencepost.lease import Grant, Reason
 from tests.harness.faulty import Bench, fault
 
@@ -86,3 +87,48 @@ def test_a_grant_that_was_slept_through_is_given_back_and_asked_for_again(bench:
     assert lease.token == 2
     assert len(bench.backend.left) == 1
     assert bench.kinds() == ["attempt", "acquired"]
+
+
+def test_a_store_whose_every_answer_comes_too_late_is_not_asked_for_ever(bench: Bench) -> None:
+    asked: list[Grant] = []
+
+    def slept(grant: Grant) -> Grant:
+        asked.append(grant)
+        assert len(asked) == 1, "its time is up: it must not ask again"
+        return grant._replace(since=grant.since - 1000)
+
+    bench.backend.granted = slept
+    assert bench.locks.try_acquire("a") is None
+    assert len(asked) == 1
+    assert bench.kinds() == ["attempt", "timeout"]
+    assert bench.locks.status("a") is None
+
+
+def test_locks_that_are_closed_while_one_is_granted_keep_none(bench: Bench) -> None:
+    def close(grant: Grant) -> Grant:
+        bench.locks.close()
+        return grant
+
+    bench.backend.granted = close
+    with pytest.raises(ConfigError, match="closed"):
+        bench.locks.acquire("a")
+    assert run(bench.backend.status("a")) == []
+
+
+def test_a_waiter_leaves_the_line_although_it_is_certain_that_its_request_failed(bench: Bench) -> None:
+    lease = bench.locks.acquire("a")
+    failure = bench.backend.before["wait"] = fault(ambiguous=False)
+    with pytest.raises(BackendError) as raised:
+        bench.locks.acquire("a")
+    assert raised.value is failure
+    status = bench.locks.status("a")
+    assert status is not None
+    assert (status.holder, status.waiters) == (lease.holder, ())
+
+
+def test_a_loss_that_only_the_release_finds_out_is_told(bench: Bench) -> None:
+    lease = bench.locks.acquire("a", renew=False)
+    bench.locks.break_lock("a")
+    assert lease.release() is False
+    assert bench.kinds() == ["attempt", "acquired", "not_owner", "lost"]
+    assert bench.events[-1].token == lease.token

@@ -1,6 +1,7 @@
 """Signed tokens: what was not granted is not believed."""
 
 import pickle
+from contextlib import aclosing
 
 import pytest
 
@@ -48,6 +49,23 @@ async def test_the_asyncio_face_signs_too() -> None:
         assert guard(keys).write("thing", "x", lease)
 
 
+def test_a_term_is_signed_too() -> None:
+    keys = Keys({"k1": OLD})
+    with fencepost.connect("memory://signed", keys=keys) as locks:
+        for term in locks.election("scheduler"):
+            assert guard(keys).write("scheduler", "x", term)
+            break
+
+
+async def test_a_term_of_the_asyncio_face_is_signed_too() -> None:
+    keys = Keys({"k1": OLD})
+    async with (
+        fencepost.aio.connect("memory://signed", keys=keys) as locks,
+        aclosing(aiter(locks.election("scheduler"))) as terms,
+    ):
+        assert guard(keys).write("scheduler", "x", await anext(terms))
+
+
 def test_a_signature_travels_with_the_stamp() -> None:
     keys = Keys({"k1": OLD})
     with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
@@ -92,6 +110,15 @@ def test_it_covers_resource_token_seq_and_holder(changed: tuple[str, Stamp]) -> 
     signature = keys.sign("thing", Stamp(5, 9, "ann"))
     assert keys.verify("thing", Stamp(5, 9, "ann"), signature)
     assert not keys.verify(*changed, signature)
+
+
+def test_parts_that_read_the_same_when_joined_have_different_signatures() -> None:
+    keys = Keys({"k1": OLD})
+    signature = keys.sign("thing", Stamp(51, 1, "ann"))
+    assert keys.verify("thing", Stamp(51, 1, "ann"), signature)
+    assert not keys.verify("thing", Stamp(5, 11, "ann"), signature)
+    assert not keys.verify("thing5", Stamp(1, 1, "ann"), signature)
+    assert not Keys({"k1": OLD}, namespace="th").verify("ing", Stamp(51, 1, "ann"), signature)
 
 
 def test_headers_that_were_seen_once_are_good_for_no_other_access() -> None:

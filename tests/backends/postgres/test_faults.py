@@ -121,6 +121,28 @@ def test_a_cut_connection_is_lost_in_time_and_replaced(server: Postgres, name: s
             assert lease.release()
 
 
+def test_a_grant_whose_answer_was_held_up_counts_from_before_it_was_asked_for(server: Postgres, name: str) -> None:
+    with Proxy(server.port) as proxy:
+        url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout={PATIENCE:g}s"
+        with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
+            assert locks.acquire(name).release(), "its connection is open"
+            proxy.lose_answer_to(name.encode())
+            late = aside(locks.try_acquire, name)
+
+            def granted() -> bool:
+                status = others.status(name)
+                return status is not None and status.remaining < LONG - 1
+
+            until(granted, "the server has granted it, more than a second ago")
+            assert proxy.held, "its answer is held up"
+            proxy.heal()
+            lease = late.result(PATIENCE)
+            assert lease is not None
+            status = others.status(name)
+            assert status is not None
+            assert lease.remaining <= status.remaining + 0.001, "never later than the server's own deadline"
+
+
 def test_a_request_that_arrives_late_does_not_take_the_lock_after_all(server: Postgres, name: str) -> None:
     """It was given up and cleaned up after; then the network delivers it."""
     with Proxy(server.port) as proxy:

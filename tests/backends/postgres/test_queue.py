@@ -154,6 +154,21 @@ def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Pos
         assert skipped.result(PATIENCE).token > lease.token
 
 
+def test_a_process_that_waits_says_again_and_again_that_it_lives(
+    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_LISTENING", (0.1, 15.0))
+    look = "SELECT until FROM fencepost.process JOIN fencepost.waiter ON process = id WHERE name = %s"
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
+        holder = locks.acquire(name)
+        waiter = aside(locks.acquire, name)
+        line(locks, name, 1)
+        ((first,),) = other.execute(look, [name]).fetchall()
+        until(lambda: other.execute(look, [name]).fetchall()[0][0] > first, "another sign of life")
+        assert holder.release()
+        assert waiter.result(PATIENCE).release()
+
+
 def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: str) -> None:
     with fencepost.connect(server.url, ttl=LONG, queue_limit=5) as locks:
         holder = locks.acquire(name)

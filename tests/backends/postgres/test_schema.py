@@ -12,6 +12,7 @@ import fencepost
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session
+from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE
 
 
@@ -43,6 +44,20 @@ def test_two_schemas_are_two_worlds(server: Postgres, schema: str) -> None:
         assert here.try_acquire("one")
         assert there.try_acquire("one")
         assert len(there.list()) == 1
+
+
+def test_of_several_hosts_the_one_that_takes_writes_is_used(server: Postgres, postgres_server: Endpoint) -> None:
+    name = secrets.token_hex(4)
+    with session(server) as other, fencepost.connect(postgres_server.url, ttl=LONG) as primary:
+        other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")  # as a standby's is
+        try:
+            both = postgres_server.url.replace("@", f"@{server.address},", 1)
+            with fencepost.connect(both, ttl=LONG) as locks:
+                lease = locks.acquire(name)
+                assert primary.try_acquire(name) is None
+                assert lease.release()
+        finally:
+            other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
 
 
 def test_another_version_is_refused_and_left_alone(server: Postgres, schema: str) -> None:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,6 +96,19 @@ def test_a_reboot_frees_every_lock_and_keeps_the_tokens(path: Path, monkeypatch:
             waiter.result()
 
 
+def test_a_reboot_frees_every_seat_of_a_semaphore(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as before:
+        gone = [before.semaphore("seats", 2).acquire() for _ in range(2)]
+        monkeypatch.setattr(sqlite_file, "boot_id", lambda: "another boot")
+        with fencepost.connect(f"sqlite://{path}", ttl=60) as after:
+            seats = [after.semaphore("seats", 2).try_acquire() for _ in range(3)]
+            assert [seat is not None for seat in seats] == [True, True, False]
+            status = after.status("seats")
+            assert status is not None
+            assert status.sharers == tuple(seat.holder for seat in seats if seat is not None)
+            assert min(seat.token for seat in seats if seat is not None) > max(lease.token for lease in gone)
+
+
 def test_a_power_loss_brings_no_token_back(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was not synced is gone: restore the file as of its last fsync, which is what reserves tokens."""
     synced: list[Path] = []
@@ -121,17 +134,48 @@ def test_a_power_loss_brings_no_token_back(path: Path, tmp_path: Path, monkeypat
     assert tokens(last)[0] > max(seen)
 
 
-def test_a_bump_survives_a_power_loss(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    statements: list[str] = []
-    with fencepost.connect(f"sqlite://{path}") as locks:
-        locks.acquire("a").release()
-        connection = locks._core.backend._file._connection  # type: ignore[attr-defined]  # SQLite's own
-        connection.set_trace_callback(statements.append)
-        locks.bump("a", above=1_000_000)
-        connection.set_trace_callback(None)
-    begin = next(at for at, statement in enumerate(statements) if statement.startswith("BEGIN"))
-    assert "PRAGMA synchronous = FULL" in statements[:begin]
-    assert "PRAGMA synchronous = NORMAL" in statements[begin:]
+def durable(locks: sync.Locks, call: Callable[[], object], statement: str) -> bool:
+    """Whether ``call`` executes this statement in a transaction that waits for the disk, and the next one does not."""
+    assert locks.acquire("warm").release()
+    seen: list[str] = []
+    connection = locks._core.backend._file._connection  # type: ignore[attr-defined]  # SQLite's own
+    connection.set_trace_callback(seen.append)
+    call()
+    connection.set_trace_callback(None)
+    at = next(at for at, each in enumerate(seen) if each.startswith(statement))
+    before, after = (
+        [each for each in part if each.startswith(("PRAGMA", "BEGIN", "COMMIT"))] for part in (seen[:at], seen[at:])
+    )
+    return before[-2:] == ["PRAGMA synchronous = FULL", "BEGIN IMMEDIATE"] and after[:2] == [
+        "COMMIT",
+        "PRAGMA synchronous = NORMAL",
+    ]
+
+
+def test_a_bump_survives_a_power_loss(locks: sync.Locks) -> None:
+    assert durable(locks, lambda: locks.bump("a", above=1_000_000), "UPDATE lock")
+
+
+def test_tokens_are_reserved_in_a_transaction_that_waits_for_the_disk(
+    locks: sync.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "_BLOCK", 0)
+    assert durable(locks, lambda: locks.acquire("a"), "UPDATE issuer")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_token_that_a_waiter_is_handed_is_reserved_too(
+    path: Path, locks: sync.Locks, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setattr(sqlite_file, "_BLOCK", 0)
+    holder = locks.acquire("a")
+    waiter = background((locks.shared if shared else locks.lock)("a").acquire)
+    until(lambda: (s := locks.status("a")) and s.waiters, "a waiter", watching=[waiter])
+    assert holder.release()
+    lease = waiter.result()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        ((reserved,),) = db.execute("SELECT reserved FROM issuer")
+    assert reserved >= lease.token > holder.token
 
 
 ROUNDS = 10

@@ -18,6 +18,7 @@ import fencepost
 from fencepost import sync
 from fencepost.backends.sqlite import mailbox
 from tests.conformance.worker import Worker
+from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.threads import Background
 from tests.harness.waiting import PATIENCE, until
@@ -138,6 +139,36 @@ def test_a_dead_waiter_is_skipped_at_once_and_its_mailbox_removed(url: str, tmp_
         assert holder.release()
         assert behind.served().release(), "long before the dead one's ttl"
         assert not boxes & set((tmp_path / "locks.db.wake").iterdir())
+
+
+WAITS_AND_FORKS = """
+import os, sys, threading, fencepost
+
+locks = fencepost.connect(sys.argv[1], ttl=600)
+threading.Thread(target=locks.acquire, args=("a",), daemon=True).start()
+sys.stdin.readline()
+if os.fork():
+    threading.Event().wait()
+print("forked", flush=True)
+sys.stdin.readline()
+print("lives", flush=True)
+"""
+
+
+def test_a_killed_waiter_is_skipped_although_a_child_of_its_process_lives(url: str) -> None:
+    with fencepost.connect(url, ttl=600) as locks:
+        holder = locks.acquire("a")
+        with Child.python("-c", WAITS_AND_FORKS, url) as process:
+            until(lambda: len(locks.list()[0].waiters) == 1, "it waits", watching=[process])
+            process.tell("fork")
+            assert process.line() == "forked"
+            behind = Waiter(locks)
+            queued(locks, 2, behind)
+            process.kill()
+            assert holder.release()
+            assert behind.served().release(), "long before the dead one's ttl"
+            process.tell("are you there")
+            assert process.line() == "lives"
 
 
 def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
