@@ -88,6 +88,11 @@ async def _alone(conn: Any, block: Any) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             with patient():
                 await stack.enter_async_context(within(block))
+            if not is_sqlite(conn) and await settle(through(conn, postgres.alone)):
+                raise ConfigError(
+                    "each statement of this connection is a transaction by itself (AUTOCOMMIT), so that nothing can "
+                    "be made in one step with another; take one without that isolation level"
+                )
             yield
     except BaseException:
         await settle(through(conn, refused))

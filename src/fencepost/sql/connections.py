@@ -23,6 +23,10 @@ Kind: TypeAlias = Literal[
     "psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async", "django", "other", "other-async"
 ]
 _kinds: WeakKeyDictionary[type, Kind] = WeakKeyDictionary()
+_CUT = (
+    "the transaction of this block was ended inside it, by commit(), rollback(), executescript() or 'with conn:', so "
+    "that what was done before and after that is not one; leave its end to the block"
+)
 
 
 def kind(conn: Any) -> Kind:
@@ -65,10 +69,17 @@ def is_async(conn: Any) -> bool:
 
 def sqlalchemy_connection(conn: Any) -> Any:
     """The Connection under a Session, or itself; in a transaction that the caller commits."""
-    if hasattr(conn, "get_bind"):
-        return conn.connection()
-    if not conn.in_transaction():
-        conn.begin()  # as its first statement would
+    from sqlalchemy.exc import InvalidRequestError
+
+    try:
+        if hasattr(conn, "get_bind"):
+            return conn.connection()
+        if not conn.in_transaction():
+            conn.begin()  # as its first statement would
+    except InvalidRequestError as error:
+        if "closed transaction inside context manager" not in str(error):
+            raise
+        raise ConfigError(_CUT) from error
     return conn
 
 
@@ -258,10 +269,7 @@ def _savepoint(conn: sqlite3.Connection) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if "no such savepoint" not in str(error):
             raise
-        raise ConfigError(
-            "the transaction of this block was ended inside it, by commit(), rollback(), executescript() or 'with "
-            "conn:', so that what was done before and after that is not one; leave its end to the block"
-        ) from None
+        raise ConfigError(_CUT) from None
 
 
 @contextmanager
