@@ -160,7 +160,9 @@ class RedisGuard(BaseRedisGuard):
     A command has at least one key, and all its keys share the resource's slot on a Cluster; ConfigError
     otherwise. Its own errors come through as redis-py raises them, and then the mark is as it was. Raises the
     Refused of the verdict, and then nothing was changed; BackendError, ambiguous, if the server did not answer:
-    retry with the same access.
+    retry with the same access. A client that itself sends again what got no answer, as redis-py does by default, can
+    meet a newer holder the second time: then it is refused although the first one was made. Give the client
+    ``retry=Retry(NoBackoff(), 0)`` where that matters.
     """
 
     def __init__(
