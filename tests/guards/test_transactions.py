@@ -277,10 +277,10 @@ def test_marks_that_were_interrupted_go_on(path: Path) -> None:
         interrupter = Interrupter(token)
         with suppress(KeyboardInterrupt):
             interrupter.run(lambda: marks("thing", token, "write"))  # noqa: B023 - called at once
-        assert marks._connection is not None
-        assert not marks._connection.in_transaction, f"interrupted at place {token}"
+        conn = marks._open()
+        assert not conn.in_transaction, f"interrupted at place {token}"
         if not interrupter.sent:
             break
     assert token > 50
-    assert sqlite.mark(marks._connection, "thing") == Stamp(token)
+    assert sqlite.mark(conn, "thing") == Stamp(token)
     marks.close()
