@@ -32,11 +32,16 @@ def find(resource: str) -> BaseLease | None:
     """The lease that speaks for ``resource``: its lock's name is the resource's, or a path above it.
 
     A lease of any other lock is not taken, for tokens of two locks cannot be compared. One that is over
-    is: the guard, not its deadline, decides what becomes of a zombie.
+    is: the guard, not its deadline, decides what becomes of a zombie. One of the process that this one was forked from
+    is taken if there is no other, and then refused.
     """
     best: BaseLease | None = None
     for lease in _held.get():
         covers = resource == lease.name or resource.startswith(lease.name.rstrip("/") + "/")
-        if covers and (best is None or len(lease.name) >= len(best.name)):
+        if covers and (best is None or _rank(lease) >= _rank(best)):
             best = lease
     return best
+
+
+def _rank(lease: BaseLease) -> tuple[bool, int]:
+    return not lease._inherited, len(lease.name)

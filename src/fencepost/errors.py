@@ -89,7 +89,10 @@ class BackendError(FencepostError):
 
 
 class Refused(FencepostError):
-    """A guard refused an access, and nothing was changed. ``verdict`` says why."""
+    """A guard refused an access, and this attempt changed nothing. ``verdict`` says why.
+
+    Whether an earlier attempt with the same stamp was made, and its answer lost, it does not say: read again.
+    """
 
     verdict: Verdict
 
@@ -117,10 +120,7 @@ class StaleToken(Refused):
 
 
 class LateWrite(Refused):
-    """A newer access of the same lease overtook this one. Nobody was replaced.
-
-    It is refused now. Whether it was made before, and its answer lost, is not known: read again.
-    """
+    """A newer access of the same lease overtook this one. Nobody was replaced."""
 
     verdict = Verdict.LATE
 

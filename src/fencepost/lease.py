@@ -67,11 +67,13 @@ class Keeper(Protocol):
 
 
 _gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+_forks = 0  # how many forks lie between this process and the first one
 
 
 def _forked() -> None:
-    global _gate
+    global _gate, _forks
     _gate = threading.RLock()  # another thread of the parent's may have been inside
+    _forks += 1
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -120,6 +122,7 @@ class BaseLease:
         "_detail",
         "_due",
         "_entered",
+        "_forks",
         "_holds",
         "_last_seq",
         "_on_loss",
@@ -158,6 +161,7 @@ class BaseLease:
         self._core = core
         self._clock = core.driver.now
         self._last_seq = 0
+        self._forks = _forks
         self._reason: Reason | None = None
         self._detail = ""
         self._entered = False
@@ -219,14 +223,25 @@ class BaseLease:
         """The next access to ``resource``, the lock's own name unless given, as a value; each call counts as one.
 
         Use it again to retry that access: it carries the same stamp, so that a guard that carried it out before knows
-        it again.
+        it again. LeaseLost in a forked child, which would give out the stamps of its parent a second time.
         """
         name = self.name if resource is None else check.name(resource, "resource")
         stamp = self._stamp()
         return Access(name, stamp, "" if self._sign is None else self._sign(name, stamp))
 
+    @property
+    def _inherited(self) -> bool:
+        """Whether it was granted to a process that this one was forked from."""
+        return self._forks != _forks
+
+    def _require_own(self) -> None:
+        """LeaseLost in a forked child: its stamps would be taken for retries of the parent's accesses."""
+        if self._inherited:
+            raise LeaseLost(self.name, self.token, _DETAILS[Reason.FORKED])
+
     def _stamp(self) -> Stamp:
         """The stamp of the next access."""
+        self._require_own()
         with _gate:
             self._last_seq += 1
             return Stamp(self.token, self._last_seq, self.holder)
@@ -236,6 +251,7 @@ class BaseLease:
 
         The mark itself if it is the lease's newest stamp: then nothing of this lease can be under way.
         """
+        self._require_own()
         newest = Stamp(self.token, self._last_seq, self.holder)
         return newest if mark == newest else self._stamp()
 

@@ -12,6 +12,7 @@ import sqlalchemy
 from sqlalchemy.pool import NullPool
 
 from fencepost.errors import ConfigError, StaleToken, TokenLeap
+from fencepost.events import Event
 from fencepost.guards import column, sqlite
 from fencepost.guards.policy import Policy
 from fencepost.rule import MAX_TOKEN, Stamp
@@ -216,3 +217,39 @@ def test_a_row_that_was_read_is_locked_until_its_reader_s_transaction_ends(postg
             column.write(zombie, "account", key, {"balance": 0}, 5)
         zombie.rollback()
         assert row(zombie, key) == (90, 6)
+
+
+def overtaken(path: Path, during: str, token: int) -> Any:
+    """A connection in no transaction, and a newer write that comes between its look at the row and its own write."""
+    conn = sqlite3.connect(path, isolation_level=None)
+
+    def trace(statement: str) -> None:
+        if statement.startswith(during):
+            conn.set_trace_callback(None)
+            with closing(sqlite3.connect(path)) as other, other:
+                column.write(other, "account", {"id": 42}, {"balance": 7}, token)
+
+    conn.set_trace_callback(trace)
+    return closing(conn)
+
+
+@pytest.mark.parametrize("token", [3, 6], ids=["older", "newer"])
+def test_a_write_that_meets_another_one_outside_a_transaction_is_judged_again(
+    triggered: sqlite3.Connection, tmp_path: Path, token: int
+) -> None:
+    triggered.execute("ROLLBACK")
+    told: list[Event] = []
+    with overtaken(tmp_path / "app.sqlite3", "UPDATE", 5) as conn:
+
+        def write() -> None:
+            limit = Policy(max_jump=10, max_first=10)
+            column.write(conn, "account", {"id": 42}, {"balance": 60}, token, hooks=[told.append], policy=limit)
+
+        if token < 5:
+            with pytest.raises(StaleToken) as caught:
+                write()
+            assert caught.value.seen == 5
+        else:
+            write()
+    assert triggered.execute("SELECT balance FROM account WHERE id = 42").fetchone() == ((7 if token < 5 else 60),)
+    assert [event.verdict for event in told] == ["stale" if token < 5 else "admit"]

@@ -1,21 +1,26 @@
 """A forked child uses nothing of its parent's: no connection, no file lock, no gate that a thread there holds."""
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fencepost.errors import ConfigError
+import fencepost
+from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Event
 from fencepost.guards import sqlite
 from fencepost.guards.etcd import EtcdGuard
 from fencepost.guards.file import FileGuard
 from fencepost.guards.marks import Marks
 from fencepost.guards.memory import MemoryGuard
+from fencepost.guards.policy import Policy
 from fencepost.hooks.otel import Telemetry
-from fencepost.rule import Stamp
+from fencepost.lease import Reason
+from fencepost.rule import Stamp, Verdict
 from fencepost.sql import fork
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
@@ -181,13 +186,80 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent_s(tmp_path: Path) -> N
         assert inside.acquire(timeout=PATIENCE)
 
     def write() -> list[bool]:
-        return [files.write("other", b"2", held), memory.write("other", b"2", held)]
+        own = lease_of("lock", "bob", 6)
+        return [files.write("other", b"2", own), memory.write("other", b"2", own)]
 
     child = forked(write)
     assert child() == [True, True]
     go.set()
     for update in updates:
         update.result()
+
+
+def refused(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except LeaseLost as error:
+        return "belongs to the parent" in str(error)
+    return False
+
+
+@isolated
+def test_a_child_cannot_write_under_its_parent_s_lease(tmp_path: Path) -> None:
+    """Its stamps would be the parent's own, and its writes taken for retries of the parent's: made already."""
+    path = tmp_path / "app.sqlite3"
+    files, memory = FileGuard(tmp_path / "files"), MemoryGuard[bytes]()
+
+    def admit(lease: Any) -> bool:
+        with closing(sqlite3.connect(path, timeout=PATIENCE)) as conn, conn:
+            return sqlite.admit(conn, "thing", lease, payload=b"10")
+
+    with fencepost.connect("memory://") as locks, locks.lock("thing") as lease:
+        over = lease_of("thing", "ann", 5)
+        over._end(Reason.EXPIRED)
+        access = lease.access()
+
+        def attempts() -> list[bool]:
+            calls: list[Callable[[], Any]] = [
+                lambda: admit(lease),
+                lambda: admit(over),
+                lambda: files.write("thing", b"10", lease),
+                lambda: files.write("thing", b"10"),
+                lambda: files.read("thing", lease),
+                lambda: memory.update("thing", lambda _: b"10", lease),
+                lease.access,
+            ]
+            return [refused(call) for call in calls]
+
+        child = forked(attempts)
+        assert child() == [True] * 7
+        child = forked(lambda: [admit(access), admit(access)])
+        assert child() == [True, False], "an access that it was given is one of its own"
+        assert admit(lease), "and the parent goes on"
+
+
+@isolated
+def test_a_child_s_own_lease_speaks_for_it(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    with fencepost.connect("memory://") as locks, locks.lock("account/42"):
+
+        def write() -> bool:
+            with locks.lock("account"):
+                return guard.write("account/42/balance", b"x")
+
+        assert forked(write)()
+
+
+@isolated
+def test_while_nothing_is_refused_the_parent_s_lease_counts_as_none(tmp_path: Path) -> None:
+    told: list[Event] = []
+    guards = [FileGuard(tmp_path, hooks=[told.append], policy=Policy(mode)) for mode in ("off", "passive", "shadow")]
+    with fencepost.connect("memory://") as locks, locks.lock("thing") as lease:
+
+        def write() -> tuple[list[bool], list[Any]]:
+            return [guard.write("thing", b"x", lease) for guard in guards], [event.verdict for event in told]
+
+        assert forked(write)() == ([True] * 3, [Verdict.MISSING] * 2)
 
 
 @isolated

@@ -107,6 +107,24 @@ def test_updates_of_many_threads_under_one_lease_lose_nothing(guard: RedisGuard,
     assert client.get(thing) == b"40"
 
 
+@pytest.mark.parametrize("mode", ["off", "passive", "shadow", "enforce"])
+def test_updates_without_a_token_lose_nothing_either(client: Any, thing: str, mode: str) -> None:
+    told: list[Event] = []
+    guard = RedisGuard(client, policy=Policy(mode), hooks=[told.append])
+    calls: list[bytes | None] = []
+
+    def change(before: bytes | None) -> bytes:
+        calls.append(before)
+        if len(calls) == 1:  # between its read and its write another one comes, who has a token
+            RedisGuard(client).update(thing, lambda _: b"41", 5)
+        return b"%d" % (int(before or 0) + 1)
+
+    assert guard.update(thing, change, None) == Done(b"OK")  # type: ignore[arg-type]
+    assert (client.get(thing), calls) == (b"42", [None, b"41"])
+    assert guard.mark(thing) == Stamp(5)
+    assert len(told) == (mode != "off")
+
+
 def test_the_policy_holds_here_too(client: Any, thing: str) -> None:
     told: list[Event] = []
     policy = Policy("enforce", max_jump=10, max_first=10)

@@ -148,6 +148,39 @@ def test_an_update_whose_answer_was_lost_is_made_once(
     assert S3Guard(client, bucket).peek(thing) == b"2"
 
 
+@pytest.mark.parametrize("mode", ["strict", "shadow", "off"])
+def test_an_update_whose_answer_was_lost_before_a_newer_holder_came_may_have_been_made(
+    store: ObjectStore, client: Any, bucket: str, thing: str, mode: str
+) -> None:
+    """boto3 sends it again, and the store refuses that: not because this holder was replaced before it wrote."""
+    S3Guard(client, bucket).write(thing, b"1", Stamp(4, 1, "ann"))
+    puts: list[str] = []
+
+    def fault(environ: dict[str, Any]) -> str | None:
+        if environ["REQUEST_METHOD"] != "PUT":
+            return None
+        puts.append(environ["PATH_INFO"])
+        if len(puts) == 1:
+            return None
+        store.fault = None
+        S3Guard(client, bucket, probe=False).write(thing, b"7", Stamp(6, 1, "bob"))
+        return None
+
+    with (
+        Proxy(int(store.url.rpartition(":")[2])) as proxy,
+        closing(s3_client(f"http://{proxy.address}", attempts=3)) as own,
+    ):
+        guard = S3Guard(own, bucket, policy=Policy(mode), probe=False)
+        proxy.drop_after(b"fencepost 1 ")
+        store.fault = fault
+        with pytest.raises(BackendError, match="may have been made, or not") as caught:
+            guard.update(thing, lambda before: b"%d" % (int(before or 0) + 1), Stamp(5, 1, "ann"))
+        assert caught.value.ambiguous
+        assert not proxy._traps, "the answer was to be lost"
+    assert len(puts) == 2
+    assert S3Guard(client, bucket).peek(thing) == b"7"
+
+
 def test_a_store_that_fails_leaves_it_open(guard: S3Guard, store: ObjectStore, thing: str) -> None:
     store.fault = first_puts(1, "InternalError", [])
     with pytest.raises(BackendError) as caught:

@@ -261,7 +261,9 @@ def test_a_status_without_a_name_is_sent_and_sent_again(tmp_path: Path) -> None:
         assert (answer.status, answer.body) == (299, b"odd")
 
 
-@pytest.mark.parametrize("length", ["-5", "ten", "\N{SUPERSCRIPT TWO}"])
+@pytest.mark.parametrize(
+    "length", ["-5", "ten", "\N{SUPERSCRIPT TWO}", "9" * 5000], ids=["minus", "word", "two", "long"]
+)
 def test_a_length_that_is_no_number_is_refused_before_anything_is_read(length: str, tmp_path: Path) -> None:
     said: list[str] = []
     app = wsgi.Once(wsgi_service, lambda: closing(sqlite3.connect(tmp_path / "app.sqlite3")))

@@ -9,7 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from fencepost.driver import settle
 from fencepost.errors import BackendError, ConfigError
@@ -208,6 +211,59 @@ def test_an_unprepared_postgres_names_the_command(postgres_server: Any) -> None:
         once(conn, "run"),
     ):
         pass
+
+
+async def test_where_each_statement_commits_by_itself_it_is_refused(postgres_url: str, thing: str) -> None:
+    url = f"postgresql+psycopg://{postgres_url.partition('://')[2]}"
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    async_engine = create_async_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    effect = f"INSERT INTO account (id, balance) VALUES ('{thing}', 100)"
+    with engine.connect() as conn, Session(engine) as session:
+        async with async_engine.connect() as async_conn:
+            for each in (conn, session, async_conn):
+                with pytest.raises(ConfigError, match="AUTOCOMMIT"):
+                    async with entered(each, thing):
+                        await execute(each, effect)
+                with pytest.raises(ConfigError, match="AUTOCOMMIT"):
+                    await settle(forget(each, timedelta(0)))
+    with psycopg.connect(postgres_url) as look:
+        assert look.execute("SELECT 1 FROM account WHERE id = %s", [thing]).fetchall() == []
+        with once(look, thing) as run:
+            assert not run.done, "nothing was claimed"
+
+
+@pytest.mark.parametrize("name", ["postgres-django", "sqlite-django"])
+async def test_where_django_would_not_commit_the_block_it_is_refused(
+    name: str, django: None, postgres_url: str, sqlite_path: str, thing: str
+) -> None:
+    kind = KINDS[name]
+    async with kind.open("") as conn:
+        conn.set_autocommit(False)
+        for attempt in (lambda: once(conn, thing), lambda: kind.guard.fenced(conn, thing, 5)):
+            with pytest.raises(ConfigError, match="autocommit is off"), attempt():
+                pytest.fail("what is done here would be lost")
+        with pytest.raises(ConfigError, match="autocommit is off"):
+            purge(conn, timedelta(0))
+        conn.rollback()
+        conn.set_autocommit(True)
+        with once(conn, thing) as run:
+            assert not run.done
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if "alchemy" in name])
+@pytest.mark.parametrize("mine", [False, True], ids=["its transaction", "the caller's"])
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+async def test_a_block_that_ends_its_transaction_through_sqlalchemy_is_told_so(
+    ending: str, mine: bool, name: str, postgres_url: str, sqlite_path: str, thing: str
+) -> None:
+    kind = KINDS[name]
+    async with kind.open(postgres_url if name.startswith("postgres") else sqlite_path) as conn:
+        if mine:
+            await execute(conn, "SELECT 1")
+        with pytest.raises(ConfigError, match="ended inside it"):
+            async with entered(conn, thing):
+                await settle(getattr(conn, ending)())
+        await settle(conn.rollback())
 
 
 ENDINGS: dict[str, Callable[[sqlite3.Connection], Any]] = {

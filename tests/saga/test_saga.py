@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -102,6 +103,15 @@ def test_a_coordinator_that_lost_its_lease_moves_nothing_and_the_step_did_not_fa
     assert said == ["taken", "do b", "do a"], "the zombie came as far as its call, and no further"
     assert saga.run(locks, conn, "1") == {"a": None, "b": "b"}
     assert saga.find(conn, "1").undone == []
+
+
+def test_a_number_that_equals_nothing_is_the_same_argument_again(conn: Any, locks: Any) -> None:
+    saga = Saga("order", [Step("a", say)])
+    for id, args in {"bare": math.nan, "inside": {"weight": [math.nan]}}.items():
+        for _ in range(2):
+            assert saga.run(locks, conn, id, args) == {"a": "a"}
+        with pytest.raises(ConfigError, match="begun with other args"):
+            saga.run(locks, conn, id, {"weight": [1.0]})
 
 
 def test_what_cannot_be_meant_is_refused(conn: Any, locks: Any) -> None:

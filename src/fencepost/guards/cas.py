@@ -49,8 +49,11 @@ class Guard(ABC):
         """What is there now."""
 
     @abstractmethod
-    def _save(self, resource: str, content: Content, version: Any) -> bool:
-        """Put ``content`` there unless it changed since ``version``; whether that was done."""
+    def _save(self, resource: str, content: Content, version: Any) -> bool | None:
+        """Put ``content`` there unless it changed since ``version``; whether that was done.
+
+        None if it had changed, and that may have been this very call: the client sends again what got no answer.
+        """
 
     def _prepare(self, *, required: bool) -> None:  # noqa: B027 - most stores need nothing
         """Before the first change: raise ConfigError, or log it if not ``required``, where the store cannot guard."""
@@ -154,27 +157,42 @@ class Guard(ABC):
         if access.judged:
             self._prepare(required=access.refuses)
         stamp: Stamp | None = None
+        saved: bool | None = False
         with access.turn(), self._hold(resource):
             for attempt in self._tries(resource):
                 content, version = self._load(resource)
                 mark = content.mark
                 if not access.judged:
-                    if self._save(resource, content._replace(value=change(content.value)), version):
+                    if saved is None:
+                        raise self._unsure(resource)  # without a mark, nothing tells
+                    saved = self._save(resource, content._replace(value=change(content.value)), version)
+                    if saved:
                         return True
                     continue
                 # One stamp for all attempts: one that was made, though the store did not say so, is found again.
                 stamp = stamp or access.take()
                 verdict = access.weigh(mark, stamp)
                 done = verdict is Verdict.REPLAY and digest == content.digest
+                if saved is None and verdict is not Verdict.ADMIT and not done:
+                    raise self._unsure(resource)  # another came in between: ours is below its mark, or was never made
                 if verdict is Verdict.ADMIT:
                     after = Content(raised(mark, stamp), digest, change(content.value))
                 elif access.refuses or (done and attempt):  # in any mode: one of these attempts was made after all
                     return access.conclude(mark, stamp, verdict, done=done)
                 else:
                     after = content._replace(value=change(content.value))
-                if self._save(resource, after, version):
+                saved = self._save(resource, after, version)
+                if saved:
                     return access.conclude(mark, stamp, verdict, done=done)
         raise AssertionError("unreachable")
+
+    def _unsure(self, resource: str) -> BackendError:
+        return BackendError(
+            f"the write to {resource!r} was sent again by the client after it got no answer, and others have written "
+            f"since: it may have been made, or not; read again",
+            backend=self.source,
+            ambiguous=True,
+        )
 
     def _tries(self, resource: str) -> Iterable[int]:
         for attempt in range(_TRIES):

@@ -11,6 +11,7 @@ alike. To read, change and write, do all of it in one transaction, ``read`` firs
 
 import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fencepost.errors import ConfigError
@@ -19,7 +20,7 @@ from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
-from fencepost.sql.connections import is_async, is_sqlite, kind, sqlalchemy_connection
+from fencepost.sql.connections import is_async, is_sqlite, kind, sqlalchemy_connection, undone
 from fencepost.sql.postgres import alone, tuples
 from fencepost.sql.sqlite import cursor, link
 
@@ -46,6 +47,13 @@ def write(
     name is ``table/key``.
     """
     access = Judgement("column", _resource(table, key), lease, "write", hooks, policy)
+    with _undone(conn):
+        _write(conn, table, key, values, access, epoch)
+
+
+def _write(
+    conn: Any, table: str, key: Mapping[str, Any], values: Mapping[str, Any], access: Judgement, epoch: str
+) -> None:
     plain = _update(table, values, key), [*values.values(), *key.values()]
     if not access.judged:
         return _changed(_run(conn, *plain), table, key)
@@ -57,8 +65,18 @@ def write(
         access.conclude(None, stamp, Verdict.ADMIT)
         return None
     before = _epoch(conn, table, key, epoch)
-    decision = access.decide(Stamp(before) if before else None, stamp)
-    return _changed(_run(conn, *((fenced, args) if decision.mark == stamp else plain)), table, key)
+    while True:
+        mark = Stamp(before) if before else None
+        verdict = access.weigh(mark, stamp)
+        if verdict is not Verdict.ADMIT:
+            access.conclude(mark, stamp, verdict)
+            return _changed(_run(conn, *plain), table, key)
+        count = _run(conn, fenced, args)
+        # In no transaction the row is open again: another may have raised its epoch since it was read.
+        if count or before == (before := _epoch(conn, table, key, epoch)):
+            _changed(count, table, key)
+            access.conclude(mark, stamp, verdict)
+            return None
 
 
 def read(
@@ -78,13 +96,22 @@ def read(
     outside one.
     """
     access = Judgement("column", _resource(table, key), lease, "enter", hooks, policy)
-    before = _epoch(conn, table, key, epoch)
-    if access.judged:
-        _require_transaction(conn)
-        access.decide(Stamp(before) if before else None, Stamp(access.take().token, 0))
     names = list(columns)
-    found = _run(conn, f"SELECT {_list(names)} FROM {_name(table)} WHERE {_where(key)}", list(key.values()), rows=True)
+    look = f"SELECT {_list(names)} FROM {_name(table)} WHERE {_where(key)}"
+    with _undone(conn):
+        before = _epoch(conn, table, key, epoch)
+        if access.judged:
+            _require_transaction(conn)
+            access.decide(Stamp(before) if before else None, Stamp(access.take().token, 0))
+        found = _run(conn, look, list(key.values()), rows=True)
     return dict(zip(names, found, strict=True))
+
+
+def _undone(conn: Any) -> AbstractContextManager[None]:
+    """SQLite's transaction that began in the block is rolled back if that raises; any other is the caller's."""
+    if is_async(conn):
+        raise ConfigError("the column form takes blocking connections; with SQLAlchemy's asyncio ones use run_sync()")
+    return undone(*link(conn)) if is_sqlite(conn) else nullcontext()
 
 
 def _resource(table: str, key: Mapping[str, Any]) -> str:
@@ -120,8 +147,6 @@ def _require_transaction(conn: Any) -> None:
 
 def _run(conn: Any, sql: str, args: list[Any], *, rows: bool = False) -> Any:
     """The number of rows changed, or the one row found."""
-    if is_async(conn):
-        raise ConfigError("the column form takes blocking connections; with SQLAlchemy's asyncio ones use run_sync()")
     if kind(conn) == "sqlalchemy":
         link = sqlalchemy_connection(conn)
         mark = "?" if link.dialect.name == "sqlite" else "%s"

@@ -44,7 +44,8 @@ class Judgement:
     """One access on its way through a guard.
 
     Made before the store is asked anything. Raises MissingToken, also if ``lease`` is None, or ForgedToken where
-    the policy refuses those; ConfigError for a name or a lease that cannot be one.
+    the policy refuses those; ConfigError for a name or a lease that cannot be one; LeaseLost for one that was granted
+    before this process was forked, which counts as none where nothing is refused.
     """
 
     __slots__ = ("_hooks", "_offer", "_policy", "_resource", "_source", "_stance", "action", "judged")
@@ -65,6 +66,10 @@ class Judgement:
         self._hooks = hooks
         self._policy = policy or DEFAULT
         self._stance = self._policy.stance(resource)
+        if isinstance(self._offer, BaseLease) and self._offer._inherited:
+            if self._stance.refuses:
+                self._offer._require_own()
+            self._offer = None
         if self._stance.judges and isinstance(lease, Access) and lease.resource != resource:
             raise ConfigError(
                 f"this access is to {lease.resource!r}, not to {resource!r}; take lease.access({resource!r})"

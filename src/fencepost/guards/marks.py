@@ -9,12 +9,14 @@ import sqlite3
 from collections.abc import Iterable
 
 from fencepost.driver.gate import Gate
+from fencepost.driver.interrupts import protected
 from fencepost.errors import ConfigError
 from fencepost.events import Action, Hook
 from fencepost.guards import sqlite
 from fencepost.guards.policy import Policy
 from fencepost.lease import Fence
 from fencepost.sql import fork
+from fencepost.sql.connections import begin
 from fencepost.sql.sqlite import patiently
 
 __all__ = ["Marks"]
@@ -41,13 +43,14 @@ class Marks:
     ) -> None:
         """Raise the mark, durably. Raises the Refused of the verdict; a repeated stamp is refused too."""
         call = sqlite.admit if action == "write" else sqlite.enter
-        with self._gate:
-            conn = self._open()
-            conn.execute("BEGIN IMMEDIATE")
-            try:
-                call(conn, resource, lease, hooks=hooks, policy=policy)
-            finally:
-                conn.execute("COMMIT")
+
+        def judge() -> None:
+            with self._gate:
+                conn = self._open()
+                with begin(conn):
+                    call(conn, resource, lease, hooks=hooks, policy=policy)
+
+        protected(judge)
 
     def close(self) -> None:
         """Close the file."""

@@ -47,8 +47,10 @@ _RAISE_TO = """INSERT INTO fencepost_mark VALUES (%s, %s, 1, '') ON CONFLICT (re
     WHERE fencepost_mark.token <= excluded.token"""
 _LOWER = """UPDATE fencepost_mark SET token = %s, seq = 1, holder = '', digest = NULL, writer = NULL
     WHERE resource = %s AND token = %s RETURNING token"""
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7378434))"
-_TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 7378434))"
+_ISOLATION = "current_setting('transaction_isolation')"
+_LOCK = f"SELECT {_ISOLATION}, pg_advisory_xact_lock(hashtextextended(%s, 7378434))"
+_TRY_LOCK = f"SELECT {_ISOLATION}, pg_try_advisory_xact_lock(hashtextextended(%s, 7378434))"
+_FRESH = {"read committed", "read uncommitted"}  # each statement sees what was committed before it began
 _PATIENCE = "SELECT set_config('lock_timeout', %s, true)"
 
 
@@ -124,7 +126,8 @@ def locked(conn: BlockingConnection, name: str, *, timeout: float | timedelta | 
     not leases of a backend, and lasts no longer than a transaction should.
 
     Raises NotAcquired after ``timeout`` seconds: with 0 the transaction goes on, else it must be rolled back.
-    ConfigError outside a transaction.
+    ConfigError outside a transaction, and in one of REPEATABLE READ or SERIALIZABLE: that sees the database as it was
+    before the wait, without what the holder before it wrote.
     """
     require_blocking(conn, _HERE)
     on(conn, locking(name, timeout))
@@ -279,16 +282,24 @@ def installing(statements: Sequence[str]) -> Job[None]:
 
 
 async def _lock(conn: Any, name: str, patience: float | None) -> bool:
-    args = (name,)
+    async def take(statement: str) -> Any:
+        isolation, taken = cast(tuple[Any, ...], await ask(conn, statement, (name,)))
+        if isolation not in _FRESH:
+            raise ConfigError(
+                f"a transaction of isolation {isolation!r} sees the database as it was before it waited for lock "
+                f"{name!r}, without what the holder before it wrote; take READ COMMITTED for it"
+            )
+        return taken
+
     if patience == 0:
-        return bool(cast(tuple[Any, ...], await ask(conn, _TRY_LOCK, args))[0])
+        return bool(await take(_TRY_LOCK))
     if patience is None:
-        await ask(conn, _LOCK, args)
+        await take(_LOCK)
         return True
     before = cast(tuple[Any, ...], await ask(conn, "SELECT current_setting('lock_timeout')", ()))[0]
     await ask(conn, _PATIENCE, (f"{max(1, round(patience * 1000))}ms",))
     try:
-        await ask(conn, _LOCK, args)
+        await take(_LOCK)
     except Exception as error:
         if state(error) == "55P03":  # lock not available
             return False

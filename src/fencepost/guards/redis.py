@@ -94,15 +94,17 @@ class BaseRedisGuard:
     async def _update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient) -> Done:
         # The mark remembers this very call: a client that sends it twice, for the first answer was lost, made it once.
         digest = f"update {secrets.token_hex(8)}"
+        access = Judgement("redis", key, lease, "write", self._hooks, self._policy)
         while True:
             before, held = await self.link.value(key)
-            after = change(before)
-            access = Judgement("redis", key, lease, "write", self._hooks, self._policy)
-            if not access.judged:
-                return Done(await self.link.ask("SET", key, after, "KEEPTTL"))
+            write = ("SET", key, change(before), "KEEPTTL")
             expected = b"-" if held is None else b"=" + held
-            with access.turn(blocking=not self.link.is_async):
-                done = await self._pass(access, key, (key,), ("SET", key, after, "KEEPTTL"), digest, expected)
+            if access.judged:
+                with access.turn(blocking=not self.link.is_async):
+                    done = await self._pass(access, key, (key,), write, digest, expected)
+            else:
+                made, reply = await self.link.script(_REPLACE, [key], [expected, *write])
+                done = Done(reply) if made else _CHANGED
             if done is not _CHANGED:
                 return done
 
@@ -160,7 +162,10 @@ class RedisGuard(BaseRedisGuard):
     A command has at least one key, and all its keys share the resource's slot on a Cluster; ConfigError
     otherwise. Its own errors come through as redis-py raises them, and then the mark is as it was. Raises the
     Refused of the verdict, and then nothing was changed; BackendError, ambiguous, if the server did not answer:
-    retry with the same access.
+    retry with the same access. A client that itself sends again what got no answer, as redis-py does by default, can
+    meet a newer holder the second time: then it is refused although the first one was made. An update that is not
+    judged has no mark to be known by, and can be made twice so. Give the client ``retry=Retry(NoBackoff(), 0)`` where
+    that matters.
     """
 
     def __init__(
@@ -212,6 +217,7 @@ class RedisGuard(BaseRedisGuard):
 
 
 _ADMIT = Script("fencepost.guards", "admit.lua")
+_REPLACE = Script("fencepost.guards", "replace.lua")
 _RAISE_MARK = Script("fencepost.guards", "raise_mark.lua")
 _LOWER_MARK = Script("fencepost.guards", "lower_mark.lua")
 _CHANGED = Done(None)

@@ -11,7 +11,7 @@ object, once for each lease.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,7 +86,7 @@ class S3Guard(cas.Guard):
         refused = []
         for condition in conditions:
             try:
-                with self._failures(ambiguous=False, passing=_OVERTAKEN) as codes:
+                with self._failures(ambiguous=False, passing=_OVERTAKEN) as answers:
                     self._client.put_object(Bucket=self._bucket, Key=self._prefix + _PROBE, Body=_WHY, **condition)
             except BackendError as error:
                 raise BackendError(
@@ -95,7 +95,7 @@ class S3Guard(cas.Guard):
                     backend="s3",
                     ambiguous=False,
                 ) from error
-            refused.append(bool(codes))
+            refused.append(bool(answers))
         # The first may make the object; the second must find it.
         return "" if refused[1] and refused[2] else "If-Match" if refused[1] else "If-None-Match"
 
@@ -105,37 +105,39 @@ class S3Guard(cas.Guard):
         return self._prefix + resource
 
     def _load(self, resource: str) -> cas.Found:
-        with self._failures(ambiguous=False, passing=_ABSENT) as codes:
+        with self._failures(ambiguous=False, passing=_ABSENT) as answers:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(resource))
             kept = {name: answer[name] for name in _KEPT if answer.get(name)}
             return cas.Found(unpack(answer["Body"].read()), (answer["ETag"], kept))
-        assert codes
+        assert answers
         return cas.Found(Content(), None)
 
-    def _save(self, resource: str, content: Content, version: Any) -> bool:
+    def _save(self, resource: str, content: Content, version: Any) -> bool | None:
         etag, kept = version or (None, {})
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        with self._failures(ambiguous=True, passing=_OVERTAKEN) as codes:
+        with self._failures(ambiguous=True, passing=_OVERTAKEN) as answers:
             self._client.put_object(
                 Bucket=self._bucket, Key=self._key(resource), Body=pack(content), **condition, **kept
             )
-        return not codes
+        if not answers:
+            return True
+        # What it met may be its own first attempt, whose answer was lost.
+        return False if answers[0].get("RetryAttempts") == 0 else None
 
     @contextmanager
-    def _failures(self, *, ambiguous: bool, passing: set[str]) -> Iterator[list[str]]:
-        """Gives the codes of an error that is an answer; raises BackendError for any other."""
+    def _failures(self, *, ambiguous: bool, passing: set[str]) -> Iterator[list[Mapping[str, Any]]]:
+        """Gives what is known about an error that is an answer; raises BackendError for any other."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        codes: list[str] = []
+        answers: list[Mapping[str, Any]] = []
         try:
-            yield codes
+            yield answers
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
-            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            about = error.response.get("ResponseMetadata", {})
             if code not in passing:
-                raise BackendError(
-                    f"the object store refused: {error}", backend="s3", ambiguous=ambiguous and status >= 500
-                ) from error
-            codes.append(code)
+                unknown = ambiguous and int(about.get("HTTPStatusCode", 0)) >= 500
+                raise BackendError(f"the object store refused: {error}", backend="s3", ambiguous=unknown) from error
+            answers.append(about)
         except BotoCoreError as error:
             raise BackendError(f"the object store failed: {error}", backend="s3", ambiguous=ambiguous) from error

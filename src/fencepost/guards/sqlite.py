@@ -22,7 +22,7 @@ from fencepost.guards.policy import Policy
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp
 from fencepost.sql import BlockingConnection
-from fencepost.sql.connections import Fenced, require_blocking
+from fencepost.sql.connections import Fenced, require_blocking, undone
 from fencepost.sql.sqlite import Table, cursor, link, locked
 
 __all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "lower_mark", "mark", "raise_mark"]
@@ -211,8 +211,9 @@ def admitting_all(leases: Mapping[str, Fence], hooks: Iterable[Hook], policy: Po
     judgements = [(each, Judgement("sqlite", each, leases[each], "write", hooks, policy)) for each in sorted(leases)]
 
     def all(conn: Any) -> None:
-        for resource, judgement in judgements:
-            _pass(conn, resource, judgement, None)
+        with undone(*link(conn)):
+            for resource, judgement in judgements:
+                _pass(conn, resource, judgement, None)
 
     return all
 
@@ -244,12 +245,13 @@ def raising(resource: str, to: int, hooks: Iterable[Hook]) -> Job[Stamp]:
     check.name(resource, "resource")
 
     def lift(conn: Any) -> Stamp:
-        found = locked(conn, _MARKS)
-        row = _look(found, resource)
-        before = row[0] if row else None
-        after = before if before and before.token > to else Stamp(to)
-        if after is not before:
-            found.execute(_KEEP, (resource, *after, None))
+        with undone(*link(conn)):
+            found = locked(conn, _MARKS)
+            row = _look(found, resource)
+            before = row[0] if row else None
+            after = before if before and before.token > to else Stamp(to)
+            if after is not before:
+                found.execute(_KEEP, (resource, *after, None))
         seen = before.token if before else None
         Hooks(hooks)(Event(kind="raise_mark", name=resource, source="sqlite", token=to, seen=seen))
         return after
@@ -261,11 +263,12 @@ def lowering_to(resource: str, to: int, seen: int, hooks: Iterable[Hook]) -> Job
     after = lowering(resource, to, seen)
 
     def lower(conn: Any) -> Stamp:
-        found = locked(conn, _MARKS)
-        row = _look(found, resource)
-        if row is None or row[0].token != seen:
-            raise moved(resource, seen, row[0] if row else None)
-        found.execute(_KEEP, (resource, *after, None))
+        with undone(*link(conn)):
+            found = locked(conn, _MARKS)
+            row = _look(found, resource)
+            if row is None or row[0].token != seen:
+                raise moved(resource, seen, row[0] if row else None)
+            found.execute(_KEEP, (resource, *after, None))
         Hooks(hooks)(Event(kind="lower_mark", name=resource, source="sqlite", token=to, seen=seen))
         return after
 
@@ -275,13 +278,14 @@ def lowering_to(resource: str, to: int, seen: int, hooks: Iterable[Hook]) -> Job
 def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | None) -> bool:
     if not access.judged:
         return True
-    found = locked(conn, _MARKS)
-    row = _look(found, resource)
-    before, kept = row or (None, None)
-    decision = access.decide(before, access.take(), same=lambda: digest is not None and digest == kept)
-    if decision.mark is not before and decision.mark is not None:
-        found.execute(_KEEP, (resource, *decision.mark, digest))
-    return decision.fresh
+    with undone(*link(conn)):
+        found = locked(conn, _MARKS)
+        row = _look(found, resource)
+        before, kept = row or (None, None)
+        decision = access.decide(before, access.take(), same=lambda: digest is not None and digest == kept)
+        if decision.mark is not before and decision.mark is not None:
+            found.execute(_KEEP, (resource, *decision.mark, digest))
+        return decision.fresh
 
 
 def _look(found: Any, resource: str) -> tuple[Stamp, bytes | None] | None:

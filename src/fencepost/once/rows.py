@@ -11,7 +11,7 @@ from typing import Any
 from fencepost.driver import settle
 from fencepost.errors import ConfigError
 from fencepost.sql import postgres
-from fencepost.sql.connections import atomic, begin, is_sqlite, opened, refused, through, within
+from fencepost.sql.connections import atomic, begin, is_sqlite, opened, refused, through, undone, within
 from fencepost.sql.sqlite import Table, cursor, link, locked, patient
 
 
@@ -30,7 +30,8 @@ async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple
         return None if row is None else tuple(row)
 
     def run(conn: Any) -> tuple[Any, ...] | None:
-        return _first(locked(conn, table), sql, args)
+        with undone(*link(conn)):
+            return _first(locked(conn, table), sql, args)
 
     found: tuple[Any, ...] | None = await settle(through(conn, run))
     return found
@@ -65,7 +66,7 @@ def _first(found: Any, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
 @asynccontextmanager
 async def transaction(conn: Any, table: Table) -> AsyncIterator[None]:
     """A transaction that ends with its block, or a savepoint inside the caller's own. Raises as ``ask`` does."""
-    if is_sqlite(conn) and opened(conn):
+    if opened(conn) and is_sqlite(conn):
         # SQLite begins a transaction only when it must, and a savepoint outside of one would be one of its own.
         await settle(through(conn, lambda conn: locked(conn, table)))
     async with _alone(conn, atomic(conn)):
@@ -87,6 +88,11 @@ async def _alone(conn: Any, block: Any) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             with patient():
                 await stack.enter_async_context(within(block))
+            if not is_sqlite(conn) and await settle(through(conn, postgres.alone)):
+                raise ConfigError(
+                    "each statement of this connection is a transaction by itself (AUTOCOMMIT), so that nothing can "
+                    "be made in one step with another; take one without that isolation level"
+                )
             yield
     except BaseException:
         await settle(through(conn, refused))

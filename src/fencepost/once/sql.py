@@ -1,7 +1,7 @@
 """Runs remembered in the caller's SQLite or Postgres, in the transaction of their effect."""
 
-import sys
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 from fencepost.errors import BackendError, ConfigError
@@ -36,16 +36,16 @@ class Rows(Attempt[Run]):
         self._conn = conn
         self.run = Run(id)
         self.is_async = is_async(conn)
-        self._around: Any = None
+        self._around = AsyncExitStack()
 
     async def begin(self) -> None:
-        self._around = rows.transaction(self._conn, _RUNS)
-        await self._around.__aenter__()
         try:
-            await self._claim()
-        except BaseException as error:
-            await self._around.__aexit__(*sys.exc_info())
-            if isinstance(error, Exception) and state(error) == "55P03":  # lock not available
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(rows.transaction(self._conn, _RUNS))
+                await self._claim()
+                self._around = stack.pop_all()
+        except Exception as error:
+            if state(error) == "55P03":  # lock not available
                 raise BackendError(
                     f"another attempt at run {self.run.id!r} was at work for longer than lock_timeout; try again",
                     backend="postgres",
@@ -66,13 +66,12 @@ class Rows(Attempt[Run]):
                 return
 
     async def end(self, cause: tuple[Any, Any, Any]) -> None:
-        try:
-            if cause[0] is None and not self.run.done:
+        if cause[0] is not None:
+            await self._around.__aexit__(*cause)
+            return
+        async with self._around:
+            if not self.run.done:
                 await rows.ask(self._conn, _RUNS, _KEEP, (self.run._told(), self.run.id))
-        except BaseException:
-            await self._around.__aexit__(*sys.exc_info())
-            raise
-        await self._around.__aexit__(*cause)
 
 
 async def purge(conn: Any, before: float) -> int:

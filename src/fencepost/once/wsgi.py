@@ -17,6 +17,8 @@ from fencepost.once import http, once
 
 __all__ = ["Once"]
 
+_DIGITS = 19  # of the longest Content-Length that a body can have; int() refuses thousands of them
+
 Environ: TypeAlias = dict[str, Any]
 Start: TypeAlias = Callable[..., Any]
 App: TypeAlias = Callable[[Environ, Start], Iterable[bytes]]
@@ -48,7 +50,7 @@ class Once:
         if id is None:
             return self._app(environ, start)
         told = environ.get("CONTENT_LENGTH")
-        if told and not (told.isascii() and told.isdigit()):
+        if told and not (told.isascii() and told.isdigit() and len(told) <= _DIGITS):
             return _send(http.problem(400, f"Content-Length is no number: {told[:40]!r}"), start)
         length = int(told or (self._largest + 1 if environ.get("wsgi.input_terminated") else 0))
         body = environ["wsgi.input"].read(min(length, self._largest + 1))

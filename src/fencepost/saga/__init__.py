@@ -163,7 +163,8 @@ class Saga:
                 f"saga {self.name} {record.id} was begun with the steps {record.steps}, and this program has "
                 f"{start.steps}; finish it with the program that began it"
             )
-        if args not in (..., None) and record.args != plain(args, "args"):
+        # Inside lists, for NaN equals nothing, not even itself; but JSON always gives the same one.
+        if args not in (..., None) and [record.args] != [plain(args, "args")]:
             raise ConfigError(f"saga {self.name} {record.id} was begun with other args: {record.args!r}")
 
     async def _drive(self, conn: Any, record: Record, lease: BaseLease) -> dict[str, Any]:

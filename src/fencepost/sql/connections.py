@@ -6,19 +6,13 @@ Nothing of theirs is imported before such a connection is there: psycopg (blocki
 
 import inspect
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from fencepost.driver.interrupts import interruptible
 from fencepost.errors import ConfigError
 
 C = TypeVar("C")
@@ -29,6 +23,10 @@ Kind: TypeAlias = Literal[
     "psycopg", "psycopg-async", "sqlalchemy", "sqlalchemy-async", "django", "other", "other-async"
 ]
 _kinds: WeakKeyDictionary[type, Kind] = WeakKeyDictionary()
+_CUT = (
+    "the transaction of this block was ended inside it, by commit(), rollback(), executescript() or 'with conn:', so "
+    "that what was done before and after that is not one; leave its end to the block"
+)
 
 
 def kind(conn: Any) -> Kind:
@@ -71,10 +69,17 @@ def is_async(conn: Any) -> bool:
 
 def sqlalchemy_connection(conn: Any) -> Any:
     """The Connection under a Session, or itself; in a transaction that the caller commits."""
-    if hasattr(conn, "get_bind"):
-        return conn.connection()
-    if not conn.in_transaction():
-        conn.begin()  # as its first statement would
+    from sqlalchemy.exc import InvalidRequestError
+
+    try:
+        if hasattr(conn, "get_bind"):
+            return conn.connection()
+        if not conn.in_transaction():
+            conn.begin()  # as its first statement would
+    except InvalidRequestError as error:
+        if "closed transaction inside context manager" not in str(error):
+            raise
+        raise ConfigError(_CUT) from error
     return conn
 
 
@@ -123,25 +128,23 @@ class Fenced(Generic[C]):
     """A transaction that was admitted before it read anything, and that ends with its block."""
 
     def __init__(self, conn: C, admit: Callable[[C], object]) -> None:
-        _require_closed(conn)
         self._conn = conn
         self._admit = admit
-        self._begun: Any = None
+        self._begun: ExitStack | None = None
 
     def __enter__(self) -> C:
         _require_unused(self._begun)
-        self._begun = cast(AbstractContextManager[Any], begin(self._conn))
-        self._begun.__enter__()
-        try:
+        _require_closed(self._conn)
+        with ExitStack() as stack:
+            stack.enter_context(begin(self._conn))
             self._admit(self._conn)
-        except BaseException:
-            self._begun.__exit__(*sys.exc_info())
-            raise
+            self._begun = stack.pop_all()
         return self._conn
 
     def __exit__(
         self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
+        assert self._begun is not None, "its block was entered"
         try:
             self._begun.__exit__(cause, error, trace)
         except BaseException:
@@ -153,25 +156,23 @@ class AsyncFenced(Generic[C]):
     """The same for an asyncio connection, with ``async with``."""
 
     def __init__(self, conn: C, admit: Callable[[C], Coroutine[Any, Any, object]]) -> None:
-        _require_closed(conn)
         self._conn = conn
         self._admit = admit
-        self._begun: Any = None
+        self._begun: AsyncExitStack | None = None
 
     async def __aenter__(self) -> C:
         _require_unused(self._begun)
-        self._begun = cast(AbstractAsyncContextManager[Any], begin(self._conn))
-        await self._begun.__aenter__()
-        try:
+        _require_closed(self._conn)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(begin(self._conn))
             await self._admit(self._conn)
-        except BaseException:
-            await self._begun.__aexit__(*sys.exc_info())
-            raise
+            self._begun = stack.pop_all()
         return self._conn
 
     async def __aexit__(
         self, cause: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
+        assert self._begun is not None, "its block was entered"
         try:
             await self._begun.__aexit__(cause, error, trace)
         except BaseException:
@@ -181,13 +182,25 @@ class AsyncFenced(Generic[C]):
 
 
 def opened(conn: Any) -> bool:
-    """Whether it is in a transaction that its caller began, and commits."""
+    """Whether it is in a transaction that its caller began, and commits.
+
+    ConfigError where that cannot be told, since the connection is in one at all times.
+    """
     if kind(conn) == "django":
+        if not conn.in_atomic_block and not conn.get_autocommit():
+            raise ConfigError(
+                "Django's autocommit is off for this connection, so atomic() would not commit what is done here; turn "
+                "it on: set_autocommit(True), or AUTOCOMMIT in settings.DATABASES"
+            )
         return bool(conn.in_atomic_block)
     if kind(conn).startswith("psycopg"):
         return bool(conn.info.transaction_status)
-    if getattr(conn, "autocommit", None) is False and isinstance(conn, sqlite3.Connection):
-        return False  # always in one; SQLite itself refuses to let it write after an outdated read
+    if isinstance(conn, sqlite3.Connection) and getattr(conn, "autocommit", None) is False:
+        raise ConfigError(
+            "a connection with autocommit=False is in a transaction at all times, so nobody can tell whether work of "
+            "yours would be committed or rolled back here; open it with sqlite3.connect(..., autocommit=True), or "
+            "without autocommit="
+        )
     state = getattr(conn, "in_transaction", None)
     if state is None:
         raise ConfigError(f"a connection of sqlite3, psycopg, SQLAlchemy or Django is needed here, not {type(conn)!r}")
@@ -241,7 +254,7 @@ async def within(block: Any) -> AsyncIterator[Any]:
 
 @contextmanager
 def _savepoint(conn: sqlite3.Connection) -> Iterator[None]:
-    """Tells at its end, too, whether the transaction around it is still the one that it began in."""
+    """Raises ConfigError at its end if the transaction around it is no longer the one that it began in."""
     conn.execute("SAVEPOINT fencepost")
     try:
         yield
@@ -256,21 +269,29 @@ def _savepoint(conn: sqlite3.Connection) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if "no such savepoint" not in str(error):
             raise
-        raise ConfigError(
-            "the transaction of this block was ended inside it, by commit(), rollback(), executescript() or 'with "
-            "conn:', so that what was done before and after that is not one; leave its end to the block"
-        ) from None
+        raise ConfigError(_CUT) from None
 
 
 @contextmanager
 def _immediate(conn: sqlite3.Connection) -> Iterator[None]:
-    always = getattr(conn, "autocommit", None) is False  # such a connection is in a transaction all the time
-    if not always:
-        conn.execute("BEGIN IMMEDIATE")
-    try:
+    with undone(conn, conn):
+        interruptible(conn.execute, "BEGIN IMMEDIATE")
         with _savepoint(conn):
             yield
-        conn.commit() if always else conn.execute("COMMIT")
+        conn.execute("COMMIT")
+
+
+@contextmanager
+def undone(source: Any, state: Any) -> Iterator[None]:
+    """Roll back SQLite's transaction that began in this block if that raises: it would keep all others from writing.
+
+    ``source`` gives cursors, ``state`` knows whether it is in a transaction. A signal handler that raises does so in
+    here, too: right after the statement during which its signal came.
+    """
+    begun = state.in_transaction
+    try:
+        yield
     except BaseException:
-        conn.rollback()  # nothing, if it has ended by itself
+        if state.in_transaction and not begun:
+            source.cursor().execute("ROLLBACK")  # rollback() does nothing on a connection with autocommit=True
         raise
