@@ -19,6 +19,7 @@ import fencepost
 from fencepost import aio, sync
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST, Redis
 from fencepost_lab.servers.redis_groups import RedisCluster, Watcher
 from tests.backends.conftest import Own
@@ -149,6 +150,9 @@ def test_tls(certificate: Path) -> None:
         works(f"rediss://{place}?tls_ca={certificate / 'cert.pem'}")
         works(f"rediss://{place}?tls_verify=no")
         assert "certificate" in fails(f"rediss://{place}").lower()
+        # 127.1 is this machine too, which only the resolver knows: no certificate was made for that name.
+        elsewhere = f"rediss://127.1:{server.ports[1]}?tls_ca={certificate / 'cert.pem'}"
+        assert "certificate is not valid for '127.1'" in fails(elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +230,24 @@ def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_cannot
             lease.release()
         assert failed.value.ambiguous
         proxy.heal()
+
+
+def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_finds_another_holder(own_redis: Own) -> None:
+    faults = Faults()
+    with (
+        Proxy(own_redis.server.port, faults=faults) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as locks,
+        fencepost.connect(own_redis.url, ttl=300) as others,
+    ):
+        lease = locks.acquire("a")
+        assert own_redis.client.delete("lock:a"), "forgotten, as by a failover"
+        other = others.acquire("a")
+        proxy.drop_after(lease.holder.encode())
+        with pytest.raises(BackendError) as failed:
+            lease.release()
+        assert len(faults.of("lose")) == 1
+        assert failed.value.ambiguous
+        assert other.release(), "it kept its lock"
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redlock"])
@@ -419,6 +441,15 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
                 hasty.acquire("a")
             assert raised.value.ambiguous
             assert locks.status("a") is None, "what was not confirmed is given back"
+            held = locks.acquire("a")
+            waiter = background(lambda: hasty.acquire("a", timeout=PATIENCE))
+            until(lambda: bool((found := locks.status("a")) and found.waiters), "it waits", watching=[waiter])
+            with replica.paused():
+                assert held.release()
+                with pytest.raises(BackendError, match="0 of 1 replicas") as raised:
+                    waiter.result()
+            assert raised.value.ambiguous, "one who waited is not served without them either"
+            assert locks.status("a") is None
             here = redis.Redis(port=master.port)
             here.script_flush()
             here.close()

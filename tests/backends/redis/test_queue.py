@@ -10,8 +10,11 @@ import pytest
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.driver import boottime
+from fencepost_lab.faults.proxy import Proxy
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
+from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 QUEUE = "lock:a\x1fqueue"
@@ -285,3 +288,43 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
         waiter.join(PATIENCE)
         assert tokens == [granted.token]
     assert own_redis.keys() == set()
+
+
+def test_a_waiter_served_by_a_release_of_its_own_process_counts_from_before_that_was_sent(own_redis: Own) -> None:
+    """The server counts from when it carries the release out; its answer may come much later."""
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as locks,
+    ):
+        backend: Any = locks._core.backend
+        held = locks.acquire("a")
+        waiting = background(lambda: locks.acquire("a", timeout=PATIENCE))
+        until(lambda: "a" in backend._lines.lines, "it waits", watching=[waiting])
+        proxy.lose_answer_to(held.holder.encode())
+        releasing = background(held.release)
+        until(lambda: proxy.held > 0, "the answer is held back", watching=[releasing])
+        carried_out = boottime()
+        proxy.heal()
+        assert releasing.result()
+        lease = waiting.result()
+        assert lease.deadline - lease.ttl < carried_out
+        assert lease.release()
+
+
+def test_a_waiter_that_hears_late_of_its_grant_counts_on_no_more_than_is_left_of_it(own_redis: Own) -> None:
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(own_redis.url, ttl=300) as locks,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as slow,
+    ):
+        held = locks.acquire("a")
+        waiting = background(lambda: slow.acquire("a", timeout=PATIENCE))
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[waiting])
+        proxy.cut()
+        assert held.release()
+        until(lambda: proxy.held > 0, "the message is held back", watching=[waiting])
+        assert own_redis.client.pexpire("lock:a", 100_000), "it was handed the lock some 200 s ago"
+        proxy.heal()
+        lease = waiting.result()
+        assert lease.remaining <= 100
+        assert lease.release()
