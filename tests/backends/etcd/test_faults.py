@@ -192,9 +192,9 @@ def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
     ):
         kept = locks.acquire("kept")
         holder = others.acquire(name)
-        waits = first_wait(locks)
         waiter = background(lambda: locks.acquire(name, timeout=LONG))
-        until(waits.is_set, "it waits", watching=[waiter])
+        watches = locks._core.backend._watches  # type: ignore[attr-defined]
+        until(lambda: watches._watches, "it watches", watching=[waiter])
         proxy.cut(newcomers=False)
         until(lambda: proxy.held > 0, "something was sent and held back")
         assert holder.release()
