@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from kazoo.protocol.serialization import GetChildren
 
 import fencepost
 from fencepost import sync
@@ -168,6 +169,22 @@ def test_the_deadline_is_counted_from_before_the_request(kind: Kind, proxy: Prox
         carried_out = boottime()
         proxy.heal()
         lease = asking.result()
+        assert lease.deadline - lease.ttl < carried_out
+        assert lease.release()
+
+
+def test_a_waiter_counts_its_deadline_from_before_it_asked(kind: Kind, proxy: Proxy) -> None:
+    url = kind.url(proxy.address, PATIENCE)
+    with fencepost.connect(url, ttl=300) as here, fencepost.connect(kind.url(), ttl=300) as there:
+        holder = there.acquire("turn")
+        waiter = Waiter(here, "turn")
+        looks = bytes(GetChildren("/locks/turn", None).serialize())
+        proxy.lose_answer_to(b'"lock"' if isinstance(kind.server, Consul) else looks)
+        assert holder.release()
+        until(lambda: proxy.held > 0, "the answer is held back", watching=[waiter.thread])
+        carried_out = boottime()
+        proxy.heal()
+        lease = waiter.got_it()
         assert lease.deadline - lease.ttl < carried_out
         assert lease.release()
 

@@ -17,6 +17,7 @@ import redis
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
@@ -217,6 +218,22 @@ def test_one_connection_that_falls_silent_makes_the_idle_ones_suspect(own_redis:
             locks.status("a")
         for _ in range(6):
             assert locks.status("a") is None
+
+
+def test_the_deadline_is_counted_from_before_the_request(own_redis: Own) -> None:
+    """The server begins to count when it carries the request out; its answer may come much later."""
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as locks,
+    ):
+        proxy.lose_answer_to(b"lock:a")
+        asking = background(lambda: locks.acquire("a"))
+        until(lambda: proxy.held > 0, "the answer is held back", watching=[asking])
+        carried_out = boottime()
+        proxy.heal()
+        lease = asking.result()
+        assert lease.deadline - lease.ttl < carried_out
+        assert lease.release()
 
 
 def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_cannot_connect(own_redis: Own) -> None:
