@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
+from kazoo.protocol.serialization import GetChildren
 
 import fencepost
 from fencepost import sync
@@ -27,10 +29,10 @@ class Kind:
 
     server: ZooKeeper | Consul
 
-    def url(self, address: str = "") -> str:
+    def url(self, address: str = "", patience: float = 3.0) -> str:
         if isinstance(self.server, ZooKeeper):
-            return f"zk://{address or self.server.address}/locks?connect_timeout=3s"
-        options = "session_ttl_min=500ms&timeout=3s&connect_timeout=3s"
+            return f"zk://{address or self.server.address}/locks?connect_timeout={patience:g}s"
+        options = f"session_ttl_min=500ms&timeout={patience:g}s&connect_timeout={patience:g}s"
         return f"consul://{address or self.server.address}/locks?{options}"
 
 
@@ -149,12 +151,41 @@ def test_a_holder_that_is_cut_off_learns_before_anybody_else_gets_the_lock(kind:
 
 def test_a_broken_connection_costs_nobody_a_lease(kind: Kind, proxy: Proxy) -> None:
     with fencepost.connect(kind.url(proxy.address), ttl=30) as here, fencepost.connect(kind.url(), ttl=30) as there:
-        lease = here.acquire("broken")
-        waiting = Waiter(here, "other")
-        waiting.got_it()
+        lease, watched = here.acquire("broken"), here.acquire("watched")
+        watched.renew()  # from now on ZooKeeper tells what becomes of its node, and of the connection
         proxy.drop()
-        until(lambda: renewed(lease), "the lease is renewed")
-        assert there.try_acquire("broken") is None
+        for each in (lease, watched):
+            until(partial(renewed, each), "the lease is renewed")
+            assert there.try_acquire(each.name) is None
+            assert each.release()
+
+
+def test_the_deadline_is_counted_from_before_the_request(kind: Kind, proxy: Proxy) -> None:
+    """The store begins to count when it carries the request out; its answer may come much later."""
+    with fencepost.connect(kind.url(proxy.address, PATIENCE), ttl=300) as locks:
+        proxy.lose_answer_to(b"session/create" if isinstance(kind.server, Consul) else b"counted")
+        asking = background(lambda: locks.acquire("counted"))
+        until(lambda: proxy.held > 0, "the answer is held back", watching=[asking])
+        carried_out = boottime()
+        proxy.heal()
+        lease = asking.result()
+        assert lease.deadline - lease.ttl < carried_out
+        assert lease.release()
+
+
+def test_a_waiter_counts_its_deadline_from_before_it_asked(kind: Kind, proxy: Proxy) -> None:
+    url = kind.url(proxy.address, PATIENCE)
+    with fencepost.connect(url, ttl=300) as here, fencepost.connect(kind.url(), ttl=300) as there:
+        holder = there.acquire("turn")
+        waiter = Waiter(here, "turn")
+        looks = bytes(GetChildren("/locks/turn", None).serialize())
+        proxy.lose_answer_to(b'"lock"' if isinstance(kind.server, Consul) else looks)
+        assert holder.release()
+        until(lambda: proxy.held > 0, "the answer is held back", watching=[waiter.thread])
+        carried_out = boottime()
+        proxy.heal()
+        lease = waiter.got_it()
+        assert lease.deadline - lease.ttl < carried_out
         assert lease.release()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import fencepost
+from fencepost import sync
 from fencepost.backends.consul import address
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
@@ -22,6 +25,8 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import Consul, http_json
 from fencepost_lab.servers.processes import HOST, Port
 from tests.harness.certificate import self_signed
+from tests.harness.isolated import in_fork, isolated
+from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE, until
 
 FAST = ["-hcl", 'session_ttl_min = "500ms"']
@@ -160,9 +165,9 @@ def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
         port.close()
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", b"what?\r\n\r\n"])
-def test_somebody_else_at_the_port_is_an_error_that_names_it(said: bytes) -> None:
-    """Such as a proxy that shows a page of its own while it has no Consul behind it."""
+@contextlib.contextmanager
+def always(said: bytes) -> Iterator[sync.Locks]:
+    """Locks at a server that says the same to everything."""
 
     class Stranger(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -172,12 +177,49 @@ def test_somebody_else_at_the_port_is_an_error_that_names_it(said: bytes) -> Non
     with socketserver.ThreadingTCPServer((HOST, 0), Stranger) as stranger:
         stranger.daemon_threads = True
         threading.Thread(target=stranger.serve_forever, daemon=True).start()
-        with fencepost.connect(f"consul://{HOST}:{stranger.server_address[1]}") as locks:
-            for ask in (locks.try_acquire, locks.status):
-                with pytest.raises(BackendError, match="onsul") as failed:
-                    ask("x")
-                assert failed.value.ambiguous
-        stranger.shutdown()
+        try:
+            with fencepost.connect(f"consul://{HOST}:{stranger.server_address[1]}") as locks:
+                yield locks
+        finally:
+            stranger.shutdown()
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", b"what?\r\n\r\n"])
+def test_somebody_else_at_the_port_is_an_error_that_names_it(said: bytes) -> None:
+    """Such as a proxy that shows a page of its own while it has no Consul behind it."""
+    with always(said) as locks:
+        for ask in (locks.try_acquire, locks.status):
+            with pytest.raises(BackendError, match="onsul") as failed:
+                ask("x")
+            assert failed.value.ambiguous
+
+
+@pytest.mark.parametrize(("status", "ambiguous"), [(500, True), (429, False)])
+def test_only_a_failure_inside_consul_leaves_it_open_whether_a_request_was_carried_out(
+    status: int, ambiguous: bool
+) -> None:
+    """A leader that is lost meanwhile may have carried it out; a request that was refused is not."""
+    with always(b"HTTP/1.1 %d Why\r\nContent-Length: 8\r\n\r\nsome why" % status) as locks:
+        with pytest.raises(BackendError, match="some why") as failed:
+            locks.try_acquire("x")
+        assert failed.value.ambiguous is ambiguous
+
+
+@isolated
+async def test_a_forked_child_lends_none_of_its_parents_sessions(consul_server: Endpoint) -> None:
+    """A session may lock its key again: parent and child would both hold it."""
+    with fencepost.connect(f"{consul_server.url}/fork-{secrets.token_hex(4)}", ttl=60) as locks:
+        assert locks.acquire("first").release(), "its session is idle now"
+
+        async def hold() -> int:
+            return locks.acquire("x").token
+
+        token = await in_fork(hold, PATIENCE)
+        status = locks.status("x")
+        assert status is not None
+        assert status.token == token, "the child's session outlives it"
+        assert locks.try_acquire("x") is None
+        assert locks.break_lock("x")
 
 
 def test_a_release_that_never_arrived_can_be_tried_again(server: Consul) -> None:

@@ -18,6 +18,7 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd, EtcdCluster
 from fencepost_lab.servers.processes import HOST, state_of
 from tests.backends.etcd.tools import LONG, etcdctl, leader
+from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 TTL = 2.0
@@ -191,16 +192,13 @@ def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
     ):
         kept = locks.acquire("kept")
         holder = others.acquire(name)
-        got: list[sync.Lease] = []
-        waiter = threading.Thread(target=lambda: got.append(locks.acquire(name, timeout=LONG)))
-        waits = first_wait(locks)
-        waiter.start()
-        assert until(waits.is_set, "it waits")
+        waiter = background(lambda: locks.acquire(name, timeout=LONG))
+        watches = locks._core.backend._watches  # type: ignore[attr-defined]
+        until(lambda: watches._watches, "it watches", watching=[waiter])
         proxy.cut(newcomers=False)
         until(lambda: proxy.held > 0, "something was sent and held back")
         assert holder.release()
-        waiter.join(PATIENCE)
-        assert got[0].token > holder.token
+        assert waiter.result().token > holder.token
         kept.check()
         assert kept.release()
 
@@ -246,11 +244,32 @@ def test_a_put_that_arrives_after_all_holds_nobody_up(server: Etcd) -> None:
         etcdctl(server.url, "put", f"{name}/{session}", "late", f"--lease={session}")
         assert others.acquire(name, timeout=PATIENCE).release()
         kept.renew()
-        assert locks.acquire(name, timeout=PATIENCE).release()
+        lease = locks.acquire(name, timeout=PATIENCE)
+        (found,) = etcdctl(server.url, "get", "--prefix", f"{name}/")["kvs"]
+        assert f"{found['lease']:x}" != session, "no other lock may keep it from being revoked"
+        assert lease.release()
         assert etcdctl(server.url, "lease", "timetolive", session)["ttl"] > 0
         assert kept.release()
         gone = lambda: etcdctl(server.url, "lease", "timetolive", session)["ttl"] < 0  # noqa: E731
         until(gone, "from now on no such put can arrive", poll=0.1)
+
+
+def test_a_release_whose_connection_broke_before_the_answer_is_confirmed(server: Etcd) -> None:
+    """It is sent again and finds nothing, because it was carried out the first time."""
+    name = secrets.token_hex(4)
+    with (
+        Proxy(server.port) as proxy,
+        fencepost.connect(server.url, ttl=LONG) as others,
+        fencepost.connect(f"etcd://{proxy.address}?timeout={PATIENCE:g}s", ttl=LONG) as locks,
+    ):
+        lease = locks.acquire(name)
+        proxy.lose_answer_to(name.encode())
+        releasing = background(lease.release)
+        until(lambda: others.status(name) is None, "it is carried out", watching=[releasing])
+        until(lambda: proxy.held > 0, "its answer is held back", watching=[releasing])
+        proxy.drop()
+        proxy.heal()
+        assert releasing.result() is True
 
 
 def test_the_loss_of_the_leader_costs_no_lease(cluster: EtcdCluster) -> None:

@@ -126,6 +126,20 @@ def test_a_name_below_another_is_another_lock(locks: sync.Locks, name: str, belo
             assert {one, two} <= set(names)
 
 
+def test_a_key_without_a_lease_below_a_name_does_not_contend(url: str, locks: sync.Locks, name: str) -> None:
+    """Such as a setting of the same program: it would hold the lock forever."""
+    etcdctl(url, "put", f"{name}/before", "x")
+    assert locks.status(name) is None
+    lease = locks.try_acquire(name)
+    assert lease is not None
+    etcdctl(url, "put", f"{name}/between", "x")
+    waiter = background(lambda: locks.acquire(name, timeout=LONG))
+    until(lambda: waiting(locks, name, 1), "one waits", watching=[waiter])
+    assert lease.release()
+    assert waiter.result().release()
+    assert len(etcdctl(url, "get", "--prefix", f"{name}/")["kvs"]) == 2, "they are left alone"
+
+
 def test_a_line_forms_past_the_locks_below(locks: sync.Locks, name: str) -> None:
     under = [locks.acquire(f"{name}/{each}") for each in range(3)]
     lease = locks.acquire(name)

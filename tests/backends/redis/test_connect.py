@@ -17,8 +17,10 @@ import redis
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST, Redis
 from fencepost_lab.servers.redis_groups import RedisCluster, Watcher
 from tests.backends.conftest import Own
@@ -157,6 +159,9 @@ def test_tls(certificate: Path) -> None:
                 with pytest.raises(BackendError):
                     asking.result()
         assert "certificate" in fails(f"rediss://{place}").lower()
+        # 127.1 is this machine too, which only the resolver knows: no certificate was made for that name.
+        elsewhere = f"rediss://127.1:{server.ports[1]}?tls_ca={certificate / 'cert.pem'}"
+        assert "certificate is not valid for '127.1'" in fails(elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +228,22 @@ def test_one_connection_that_falls_silent_makes_the_idle_ones_suspect(own_redis:
             assert locks.status("a") is None
 
 
+def test_the_deadline_is_counted_from_before_the_request(own_redis: Own) -> None:
+    """The server begins to count when it carries the request out; its answer may come much later."""
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as locks,
+    ):
+        proxy.lose_answer_to(b"lock:a")
+        asking = background(lambda: locks.acquire("a"))
+        until(lambda: proxy.held > 0, "the answer is held back", watching=[asking])
+        carried_out = boottime()
+        proxy.heal()
+        lease = asking.result()
+        assert lease.deadline - lease.ttl < carried_out
+        assert lease.release()
+
+
 def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_cannot_connect(own_redis: Own) -> None:
     with (
         Proxy(own_redis.server.port) as proxy,
@@ -234,6 +255,24 @@ def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_cannot
             lease.release()
         assert failed.value.ambiguous
         proxy.heal()
+
+
+def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_finds_another_holder(own_redis: Own) -> None:
+    faults = Faults()
+    with (
+        Proxy(own_redis.server.port, faults=faults) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as locks,
+        fencepost.connect(own_redis.url, ttl=300) as others,
+    ):
+        lease = locks.acquire("a")
+        assert own_redis.client.delete("lock:a"), "forgotten, as by a failover"
+        other = others.acquire("a")
+        proxy.drop_after(lease.holder.encode())
+        with pytest.raises(BackendError) as failed:
+            lease.release()
+        assert len(faults.of("lose")) == 1
+        assert failed.value.ambiguous
+        assert other.release(), "it kept its lock"
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redlock"])
@@ -427,6 +466,15 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
                 hasty.acquire("a")
             assert raised.value.ambiguous
             assert locks.status("a") is None, "what was not confirmed is given back"
+            held = locks.acquire("a")
+            waiter = background(lambda: hasty.acquire("a", timeout=PATIENCE))
+            until(lambda: bool((found := locks.status("a")) and found.waiters), "it waits", watching=[waiter])
+            with replica.paused():
+                assert held.release()
+                with pytest.raises(BackendError, match="0 of 1 replicas") as raised:
+                    waiter.result()
+            assert raised.value.ambiguous, "one who waited is not served without them either"
+            assert locks.status("a") is None
             here = redis.Redis(port=master.port)
             here.script_flush()
             here.close()

@@ -12,6 +12,7 @@ import fencepost
 from fencepost import aio, sync
 from fencepost.backends.redis import waiters
 from fencepost.driver import boottime
+from fencepost_lab.faults.proxy import Proxy
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
 from tests.harness.threads import background
@@ -331,3 +332,43 @@ def test_what_is_not_of_our_making_in_a_queue_is_passed_over(own_redis: Own) -> 
         assert (status.holder, status.waiters) == (lease.holder, ())
         assert [each.name for each in locks.list()] == ["a"]
         assert locks.break_lock("a") is not None
+
+
+def test_a_waiter_served_by_a_release_of_its_own_process_counts_from_before_that_was_sent(own_redis: Own) -> None:
+    """The server counts from when it carries the release out; its answer may come much later."""
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as locks,
+    ):
+        backend: Any = locks._core.backend
+        held = locks.acquire("a")
+        waiting = background(lambda: locks.acquire("a", timeout=PATIENCE))
+        until(lambda: "a" in backend._lines.lines, "it waits", watching=[waiting])
+        proxy.lose_answer_to(held.holder.encode())
+        releasing = background(held.release)
+        until(lambda: proxy.held > 0, "the answer is held back", watching=[releasing])
+        carried_out = boottime()
+        proxy.heal()
+        assert releasing.result()
+        lease = waiting.result()
+        assert lease.deadline - lease.ttl < carried_out
+        assert lease.release()
+
+
+def test_a_waiter_that_hears_late_of_its_grant_counts_on_no_more_than_is_left_of_it(own_redis: Own) -> None:
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(own_redis.url, ttl=300) as locks,
+        fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as slow,
+    ):
+        held = locks.acquire("a")
+        waiting = background(lambda: slow.acquire("a", timeout=PATIENCE))
+        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[waiting])
+        proxy.cut()
+        assert held.release()
+        until(lambda: proxy.held > 0, "the message is held back", watching=[waiting])
+        assert own_redis.client.pexpire("lock:a", 100_000), "it was handed the lock some 200 s ago"
+        proxy.heal()
+        lease = waiting.result()
+        assert lease.remaining <= 100
+        assert lease.release()

@@ -11,6 +11,7 @@ from redis.lock import Lock
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.redis.backend import Cluster, Redis, Sentinel
+from fencepost.errors import LeaseLost
 from tests.backends.conftest import Own
 from tests.harness.waiting import PATIENCE, until, until_async
 
@@ -52,6 +53,19 @@ def test_a_dead_sharers_key_frees_itself_for_everybody(own_redis: Own) -> None:
         assert own_redis.keys() == {LOCK}
         assert not lease.release()
         foreign.release()
+
+
+def test_a_renewal_does_not_bring_back_a_share_that_expired_beside_others(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url, ttl=300) as locks:
+        kept, expired = (locks.shared("a").acquire() for _ in range(2))
+        entry = f"{expired.holder}:{expired.token}"
+        assert own_redis.client.zadd(SHARES, {entry: 1}, xx=True, ch=True) == 1, "its deadline has passed"
+        with pytest.raises(LeaseLost):
+            expired.renew()
+        status = locks.status("a")
+        assert status is not None
+        assert status.sharers == (kept.holder,)
+        assert kept.release()
 
 
 async def test_readers_come_in_together_when_a_foreign_holder_goes(own_redis: Own) -> None:

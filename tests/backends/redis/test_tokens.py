@@ -55,6 +55,17 @@ def test_tokens_grow_although_redis_forgot_everything(own_redis: Own, lose: Call
             assert lease.token > before
 
 
+def test_tokens_grow_although_the_last_one_lies_ahead_of_the_clock(own_redis: Own) -> None:
+    """As after the server's clock was set back by an hour."""
+    with fencepost.connect(own_redis.url) as locks:
+        with locks.lock("a") as lease:
+            ahead = lease.token + 3_600_000_000
+        own_redis.client.set("lock:\x1ftoken", ahead)
+        for expected in (ahead + 1, ahead + 2):
+            with locks.lock("a") as lease:
+                assert lease.token == expected
+
+
 @pytest.mark.parametrize("lose", LOSSES)
 def test_a_plain_counter_that_starts_again_is_refused_until_it_is_bumped(
     own_redis: Own, lose: Callable[[Own], None]

@@ -149,6 +149,26 @@ def leave(node: Any, holder: str, *, attempt: int, token: str = "*") -> int:
     return int(node.eval(shares().leave.text, 2, "lock:a", gone, holder, attempt, token, 60_000))
 
 
+@pytest.mark.parametrize("value", ["two:9", "two:-3", "one:-8", "somebody"])
+def test_a_token_is_remembered_only_where_the_share_still_belongs_to_the_attempt(five: Five, value: str) -> None:
+    """Between the two steps it may expire and become another's, or that of a later attempt of the same waiter."""
+    with five.at(0) as node:
+        node.set("lock:a", value, px=60_000)
+        said = node.eval(shares().keep.text, 2, "lock:a", "lock:\x1ftoken", "one:-7", "one:12", "12")
+        assert said == 0
+        assert node.get("lock:a") == value
+        assert node.get("lock:\x1ftoken") is None
+
+
+def test_giving_up_an_attempt_leaves_the_next_one_that_has_no_token_yet(five: Five) -> None:
+    with five.at(0) as node:
+        node.set("lock:a", "one:-8", px=60_000)
+        leave(node, "one", attempt=7, token="")
+        assert node.get("lock:a") == "one:-8"
+        leave(node, "one", attempt=8, token="")
+        assert node.get("lock:a") is None
+
+
 def test_a_server_that_is_out_of_memory_frees_a_share_all_the_same(five: Five) -> None:
     with five.at(0) as node:
         node.set("lock:a", "one:5", px=60_000)

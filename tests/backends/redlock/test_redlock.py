@@ -1,6 +1,7 @@
 """A lock in a majority of five Redis: which of them may fail, and what becomes of tokens and late grants."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError, LeaseLost
+from fencepost_lab.faults.proxy import Proxy
 from tests.backends.redlock.conftest import Five
 from tests.conformance.faces import FACES, Client
-from tests.harness.waiting import PATIENCE, run, until_async
+from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 TTL = 120.0  # nothing here gets free by expiry
 
@@ -42,6 +46,10 @@ async def test_three_killed_nodes_are_an_error_that_names_them_and_leaves_nothin
     assert "2 of 5 Redis answered, and it takes 3" in str(raised.value)
     assert all(five.members[dead].address in str(raised.value) for dead in (0, 2, 4))
     assert [five.value(alive) for alive in (1, 3)] == [None, None]
+    with pytest.raises(BackendError, match="2 of 5 Redis answered, and it takes 3"):
+        await client.status("a")
+    with pytest.raises(BackendError, match="2 of 5 Redis answered, and it takes 3"):
+        await client.bump("a", above=5)
     five.revive(0)
     assert await (await client.acquire("a", timeout=PATIENCE)).release()
     await client.close()
@@ -122,6 +130,39 @@ def test_a_majority_remembers_a_token_before_it_is_used_and_every_other_majority
 def _token(locks: sync.Locks) -> int:
     with locks.lock("a", timeout=PATIENCE) as lease:
         return lease.token
+
+
+def test_half_of_an_even_number_of_servers_is_no_majority(five: Five) -> None:
+    """Two halves have no server in common."""
+    places = ",".join(member.address for member in five.members[:4])
+    with fencepost.connect(f"redlock://{places}/0?node_timeout=10s", ttl=TTL) as locks:
+        for index in (0, 1):
+            with five.at(index) as client:
+                assert client.set("lock:a", "somebody", nx=True, px=60_000)
+        assert locks.try_acquire("a") is None
+        assert [five.value(index) for index in (2, 3)] == [None, None]
+        with five.at(0) as client:
+            assert client.delete("lock:a")
+        assert locks.acquire("a", timeout=PATIENCE).release()
+
+
+def test_the_deadline_is_counted_from_before_the_servers_are_asked(five: Five) -> None:
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(member.port)) for member in five.members]
+        places = ",".join(each.address for each in proxies)
+        url = f"redlock://{places}/0?node_timeout={PATIENCE:g}s"
+        locks = stack.enter_context(fencepost.connect(url, ttl=TTL))
+        assert locks.acquire("warm").release()
+        for each in proxies:
+            each.lose_answer_to(b"lock:a")
+        asking = background(lambda: locks.acquire("a"))
+        until(lambda: all(each.held > 0 for each in proxies), "the answers are held back", watching=[asking])
+        carried_out = boottime()
+        for each in proxies:
+            each.heal()
+        lease = asking.result()
+        assert lease.deadline - lease.ttl < carried_out
+        assert lease.release()
 
 
 def test_the_deadline_comes_before_any_node_forgets_the_lease(five: Five) -> None:
