@@ -292,7 +292,6 @@ def test_an_election_of_closed_locks_is_an_error_wherever_it_stands() -> None:
 
 @isolated
 async def test_a_forked_child_takes_stamps_although_a_thread_of_its_parent_s_was_taking_one() -> None:
-    held = lease_of("a", "ann", 5)
     inside, go = threading.Event(), threading.Event()
 
     def occupy() -> bool:
@@ -301,7 +300,7 @@ async def test_a_forked_child_takes_stamps_although_a_thread_of_its_parent_s_was
             return go.wait(PATIENCE)
 
     async def take() -> int:
-        return held.access().stamp.seq
+        return lease_of("a", "ann", 5).access().stamp.seq
 
     taking = background(occupy)
     try:
