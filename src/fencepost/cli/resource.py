@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fencepost.cli.options import Duration, Json
+from fencepost.cli.text import complain
 
 app = typer.Typer(add_completion=False)
 
@@ -97,6 +98,6 @@ def resource(
         else:
             print(f"{url}  fence {fence}, store {masked(place)}; Ctrl-C stops", flush=True)
         if serve.is_public(sock) and not options.tls_cert:
-            print(f"fencepost: {url} takes tokens in the clear; add --tls-cert, or a proxy that does", file=sys.stderr)
+            complain(f"{url} takes tokens in the clear; add --tls-cert, or a proxy that does")
 
     serve.serve(options, ready=ready)
