@@ -38,7 +38,7 @@ def key(raw: bytes) -> str:
 
 
 def offer(key: str, headers: Headers, *, reads: bool) -> Stamp | None:
-    """The stamp in a request's headers, None without a token; ConfigError if it is malformed."""
+    """The stamp in a request's headers, None without a token; ConfigError if it is malformed, before the store is asked."""
     found = http.access(key, headers.getlist, reads=reads)
     return found.stamp if found else None
 
