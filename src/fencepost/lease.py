@@ -326,7 +326,7 @@ AMBIENT: Final = Ambient.AMBIENT
 
 Fence: TypeAlias = BaseLease | Access | Stamp | int
 """What a guard accepts: a lease, one access of it that is retried or came from elsewhere, a stamp, or a bare token."""
-FenceOrAmbient: TypeAlias = Fence | Literal[Ambient.AMBIENT] | None
+FenceOrAmbient: TypeAlias = Fence | Literal[Ambient.AMBIENT]
 
 
 def stamp(fence: Fence) -> Stamp:

@@ -300,9 +300,9 @@ def _guard(url: str, hooks: Iterable[Hook]) -> Iterator[Any]:
     if place.scheme in ("redis", "rediss"):
         from fencepost.guards import RedisGuard
 
-        prefix = {"prefix": place.params["prefix"]} if "prefix" in place.params else {}
+        own: dict[str, Any] = {key: value for key, value in place.params.items() if key == "prefix"}
         with _redis(url, place) as client:
-            yield RedisGuard(client, **prefix, hooks=hooks)
+            yield RedisGuard(client, **own, hooks=hooks)
     elif place.scheme == "etcd":
         with closing(_etcd(place, hooks)) as guard:
             yield guard

@@ -9,7 +9,8 @@ raises becomes 409:
 
     fenced = request.scope["fencepost"]
     with conn:
-        sqlite.admit(conn, fenced.resource, fenced.sent, policy=policy)  # the policy that the middleware has
+        if fenced.sent:  # else the middleware let it pass without a token
+            sqlite.admit(conn, fenced.resource, fenced.sent, policy=policy)  # the middleware's
         conn.execute(...)
 
 A service that keeps nothing gives ``marks=``, and each request is judged before it is served: best effort.
@@ -40,7 +41,7 @@ class Fenced(NamedTuple):
 
     resource: str
     sent: Access | None
-    """None if the request came without a token, which a guard of the service's own judges by its policy."""
+    """None if the request came without a token, and the policy let it pass."""
 
     @property
     def access(self) -> Access:
