@@ -48,12 +48,14 @@ def parse(url: str) -> Address:
     login, _, places = (netloc or "").rpartition("@")
     user, colon, password = login.partition(":")
     hosts = []
+    # After the host, an @ in the path or in an option's name is what follows a / or ? of a password.
+    cut = "@" in path or any("@" in part.partition("=")[0] for part in (query or "").split("&"))
     for place in places.split(",") if places else ():
         found = _HOST.fullmatch(place)
-        if not found:
+        if not found or cut:
             raise ConfigError(
-                f"{masked(url)!r}: a host is written like host:1234 or [::1]:1234, and / ? # in a password "
-                f"like %2F %3F %23"
+                f"{masked(url)!r}: a host is written like host:1234 or [::1]:1234, / ? # in a password like "
+                f"%2F %3F %23, and @ after the host like %40"
             )
         port = int(found[3]) if found[3] else None
         if port is not None and not 0 < port < 65536:
@@ -71,6 +73,15 @@ def parse(url: str) -> Address:
         unquote(path),
         params,
     )
+
+
+def libpq(address: Address) -> dict[str, str]:
+    """Server, login and database as libpq's keywords: given the URL itself, it repeats what it cannot parse."""
+    given = {"dbname": address.path.strip("/") or None, "user": address.user, "password": address.password}
+    if address.hosts:
+        given["host"] = ",".join(unquote(host) for host, _ in address.hosts)  # a socket's folder is written %2Frun
+        given["port"] = ",".join(str(port or 5432) for _, port in address.hosts)
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def hint(word: str, known: Iterable[str], tail: str = "") -> str:

@@ -2,8 +2,10 @@
 
 A token is a guessable integer, and one client that sends 2^63-1 would lock everybody else out. With a secret
 that issuers and guards share, each access of a lease carries a signature over (namespace, resource, token, seq,
-holder), and a guard refuses what it cannot verify. The body is not covered, so send the headers over TLS only. Every
-client that locks has the key, and can sign what it likes: this keeps others out, not a client gone wild.
+holder), and a guard refuses what it cannot verify. Neither the body nor the action is covered: headers that were seen,
+and whose stamp no guard has admitted yet, are good for one access, a write too if they came with a read. So send them
+over TLS only. Every client that locks has the key, and can sign what it likes: this keeps others out, not a client gone
+wild.
 
     keys = Keys({"2026": secret})
     locks = fencepost.connect(url, keys=keys)           # its leases are signed

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -17,14 +18,14 @@ from typer.testing import CliRunner
 from fencepost.cli import exits
 from fencepost.cli.app import app
 from fencepost.errors import BackendError, StaleToken, TokenClash
-from fencepost.guards import file, postgres, sqlite
+from fencepost.guards import EtcdGuard, file, postgres, sqlite
 from fencepost.guards import redis as redis_guard
 from fencepost.guards.memory import MemoryGuard
 from fencepost.guards.policy import Policy
 from fencepost.hooks.audit import Audit
 from fencepost.hooks.audit import read as read_audit
 from fencepost.rule import Stamp
-from fencepost_lab.servers import QUICK_ETCD, Etcd
+from fencepost_lab.servers import QUICK_ETCD, Etcd, Redis
 from tests.backends.etcd.test_access import SecureEtcd
 from tests.backends.etcd.tools import etcdctl
 from tests.harness.servers import Endpoint
@@ -258,6 +259,7 @@ def test_raise_lifts_a_mark_never_lowers_one_and_is_audited(
 ) -> None:
     audit = tmp_path / "audit.jsonl"
     lite = tmp_path / "app.sqlite3"
+    (tmp_path / "files").mkdir()
 
     def lift(url: str, to: int) -> Any:
         reason = f"restored {url[:4]}"
@@ -326,3 +328,67 @@ def test_a_url_with_a_password_may_stay_out_of_the_arguments(tmp_path: Path, mon
     monkeypatch.setenv("FENCEPOST_DATABASE", f"sqlite://{path}")
     assert Done("install", "-").out == "installed\n"
     assert lift("-", tmp_path).json["mark"] == "50"
+
+
+SECRETS = ["Qx7%Zk9", "Qx7@Zk9", "Qx7/Zk9", "Qx7?Zk9", "Qx7#Zk9", "31/41", "31?41", "31#41", "Qx7%Zk9@31/[41"]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("scheme", ["postgresql", "redis", "etcd", "s3", "file"])
+def test_no_part_of_a_password_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, secret: str
+) -> None:
+    monkeypatch.setenv("FENCEPOST_DATABASE", f"{scheme}://app:{secret}@127.0.0.1:1/0")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    audited = ("--reason", "r", "--audit", str(tmp_path / "audit.jsonl"))
+    for command in (
+        ("guard", "install", "-"),
+        ("guard", "raise", "-", "thing", "--to", "5", *audited),
+        ("guard", "lower", "-", "thing", "--to", "5", "--seen", "6", *audited),
+        ("saga", "ls"),
+    ):
+        done = CliRunner().invoke(app, command)
+        assert isinstance(done.exception, SystemExit), f"{command}: {done.exception!r}"
+        assert done.exit_code in (2, 69)
+        for part in re.findall(r"\w\w+", secret):
+            assert part not in done.output, command
+
+
+@pytest.mark.redis
+def test_what_a_password_may_hold_gets_through_to_redis(tmp_path: Path) -> None:
+    with Redis(args=["--requirepass", "s3@cr%e:t"]) as server:
+        done = lift(f"redis://:s3@cr%25e:t@{server.address}/0?prefix=mark/", tmp_path)
+        assert done.code == 0, done.err
+        with redis.from_url(f"redis://{server.address}", password="s3@cr%e:t", decode_responses=True) as client:
+            assert redis_guard.RedisGuard(client, prefix="mark/").mark("thing") == Stamp(50)
+
+
+@pytest.mark.parametrize("url", ["file://{0}/nowhere", "file://{1}/state", "file://localhost{0}", "file:", "file://"])
+def test_a_mark_is_raised_in_a_folder_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = lift(url.format(tmp_path, tmp_path.name), tmp_path)
+    assert done.code == 2
+    assert "file:///path/to/folder" in done.err
+    assert [each.name for each in tmp_path.iterdir()] == ["audit.jsonl"]
+    assert not list(read_audit(tmp_path / "audit.jsonl"))
+
+
+def test_the_folder_of_marks_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "my state@home"
+    guard = file.FileGuard(folder)
+    guard.write("thing", b"x", 3)
+    done = lift(f"file://{str(folder).replace(' ', '%20')}", tmp_path)
+    assert (done.code, done.err) == (0, ""), done.err
+    assert guard.mark("thing") == Stamp(50)
+
+
+def test_a_mark_that_was_not_there_is_worth_a_second_look(tmp_path: Path) -> None:
+    done = lift(f"file://{tmp_path}", tmp_path)
+    assert (done.code, done.json["before"]) == (0, None)
+    assert "'thing' had no mark there" in done.err
+
+
+def test_raise_finds_etcd_s_marks_under_their_prefix(tmp_path: Path, etcd_server: Endpoint, thing: str) -> None:
+    assert lift(f"{etcd_server.url}?marks={thing}/", tmp_path).code == 0
+    with closing(EtcdGuard(etcd_server.url.replace("etcd://", "http://"), marks=f"{thing}/")) as guard:
+        assert guard.mark("thing") == Stamp(50)

@@ -50,6 +50,11 @@ class Runner:
         process.wait()
         return process
 
+    def under(self, prepare: str, *options: str, command: Sequence[str]) -> Child:
+        """A runner whose own process was prepared by a line of shell."""
+        program = [sys.executable, "-m", "fencepost", *self.arguments(*options, command=command)]
+        return self._started.enter_context(Child(["sh", "-c", f'{prepare}; exec "$@"', "sh", *program]))
+
     def sleeper(self, *options: str, traps: str = "") -> tuple[Child, int]:
         """A runner whose command waits until a signal ends it, and the command's pid."""
         # It starts no programs meanwhile: a shell does that by vfork, and a shell whose new child is stopped before
@@ -233,6 +238,101 @@ def test_a_command_that_will_not_end_is_killed_after_the_grace_period(runner: Ru
     assert process.wait() == 76, process.story
     ends(child)
     ends(grandchild)
+
+
+NO_READER = "mkfifo {0}/p; exec 3<>{0}/p 2>{0}/p 3<&-"
+BROKEN = {"full disk": "exec 2>/dev/full", "nobody reads": NO_READER, "closed": "exec 2>&-"}
+# What it starts ignores SIGTERM, and ends with its input in any case.
+STUBBORN = """
+trap 'echo asked; exit 3' TERM; exec 4<&0
+sh -c 'trap "" TERM; echo $$; while read x; do :; done' <&4 & wait
+"""
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_lost_lease_ends_the_command_although_it_cannot_be_told(
+    runner: Runner, locks: sync.Locks, broken: str
+) -> None:
+    prepare = BROKEN[broken].format(shlex.quote(str(runner.folder)))
+    process = runner.under(prepare, "--ttl", "3s", "--grace", "100ms", "-v", command=["sh", "-c", STUBBORN])
+    grandchild = int(process.line())
+    locks.break_lock("job")
+    assert process.wait() == 76, process.story
+    ends(grandchild)
+    assert process.line() == "asked"
+    assert process.errors == "", "nothing could be written"
+    with locks.lock("job"):
+        assert runner.under(prepare, "--no-wait", command=["true"]).wait() == 75
+
+
+def test_a_lost_lease_ends_the_command_although_nobody_takes_our_words(runner: Runner, locks: sync.Locks) -> None:
+    """As at a terminal that was stopped by Ctrl-S."""
+    path = runner.folder / "stuck"
+    os.mkfifo(path)
+    with open(os.open(path, os.O_RDWR | os.O_NONBLOCK), "r+b", buffering=0) as stuck:
+        prepare = f"exec 2>{shlex.quote(str(path))}"
+        process = runner.under(prepare, "--ttl", "3s", "--grace", "100ms", command=["sh", "-c", STUBBORN])
+        grandchild = int(process.line())
+        while stuck.write(bytes(4096)):
+            pass
+        locks.break_lock("job")
+        assert process.line() == "asked"
+        ends(grandchild)
+        assert process.running, "it still wants to say why"
+        said = b""
+        while b"is lost" not in said:
+            said = said[-100:] + until(stuck.read, "the reason")
+        assert process.wait() == 76, process.story
+
+
+SUDO = """
+import os, sys
+from fencepost.cli.app import app
+def killpg(group, number):
+    print("refused", number, flush=True)
+    raise PermissionError(1, "Operation not permitted")
+os.killpg = killpg
+app(sys.argv[1:])
+"""
+
+
+def test_a_command_that_may_not_be_signalled_is_waited_for(runner: Runner, locks: sync.Locks) -> None:
+    """As with sudo: every process of the group is another user's."""
+    script = "echo ready; read x; echo went on; exit 3"
+    arguments = runner.arguments("--ttl", "3s", "--grace", "100ms", command=["sh", "-c", script])
+    with Child.python("-c", SUDO, *arguments) as process:
+        process.heard("ready")
+        process.signal(signal.SIGUSR1)
+        process.heard(f"refused {signal.SIGUSR1.value}")
+        locks.break_lock("job")
+        process.heard(f"refused {signal.SIGTERM.value}")
+        process.heard(f"refused {signal.SIGKILL.value}")
+        process.tell("")
+        process.heard("went on")
+        assert process.wait() == 76, process.story
+    assert f"{signal.SIGUSR1.name} is not passed on" in process.errors
+    assert "the command goes on: it runs as another user" in process.errors
+    assert "'sh' ended with 3" in process.errors
+    assert "Traceback" not in process.errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(
+    runner: Runner, locks: sync.Locks, number: signal.Signals
+) -> None:
+    """As nohup, and a shell's background jobs, want it; for the command too."""
+    ignoring = f"trap '' {number.name.removeprefix('SIG')}"
+    script = "echo $$; read x; kill -s $0 $$; echo still here; exit 5"
+    command = ["sh", "-c", script, number.name.removeprefix("SIG")]
+    with locks.lock("job"):
+        process = runner.under(ignoring, command=command)
+        until(lambda: waiters(locks), "a waiter", watching=[process])
+        process.signal(number)
+    process.line()
+    process.signal(number)
+    process.tell("")
+    assert process.line() == "still here"
+    assert process.wait() == 5, process.story
 
 
 def test_a_runner_frozen_past_its_ttl_ends_the_command_when_it_wakes(runner: Runner, locks: sync.Locks) -> None:

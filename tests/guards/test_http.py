@@ -174,6 +174,58 @@ def test_without_a_token_a_write_is_428_and_a_malformed_one_400(serve: Callable[
     assert ask("PUT", "/account/42", twice).status == 400
 
 
+MALFORMED: list[Any] = [
+    {"X-Fence-Token": ""},
+    {"X-Fence-Token": "x"},
+    {"X-Fence-Token": "5", "X-Fence-Seq": "2"},
+    {"X-Fence-Seq": "1"},
+    [("X-Fence-Token", "5"), ("X-Fence-Token", "6")],
+    token(5, 10**19 - 1),
+]
+LONG = "/account/" + "x" * 600
+
+
+@pytest.mark.parametrize("mode", ["off", "passive", "shadow", "canary:0%"])
+def test_a_mode_that_refuses_nothing_serves_what_is_malformed_too(
+    serve: Callable[..., Ask], marks: Marks, mode: str
+) -> None:
+    events: list[Event] = []
+    ask = serve(told, marks=marks, policy=Policy(mode), hooks=[events.append])
+    requests = [("/account/42", bad) for bad in MALFORMED] + [(LONG, {}), (LONG, token(5)), ("/account/\x07", {})]
+    for path, headers in requests:
+        assert ask("GET", path, headers).status == 200, headers
+        answer = ask("PUT", path, headers)
+        assert (answer.status, "None" in answer.body.decode()) == (200, True), headers
+    counted = [(event.verdict, event.enforced) for event in events if event.action == "write"]
+    enforced = None if mode == "passive" else False
+    assert counted == ([] if mode == "off" else [("missing", enforced)] * len(requests))
+    assert mode == "off" or events[0].name == "account/42"
+    assert all(len(event.name) <= 512 and event.name.isprintable() for event in events)
+
+
+def test_to_enforce_counts_a_write_without_a_token_and_refuses_a_malformed_one(serve: Callable[..., Ask]) -> None:
+    ask = serve(told, policy=Policy("enforce"))
+    assert [ask("PUT", path).status for path in ("/account/42", LONG)] == [200, 200]
+    assert [ask("PUT", "/account/42", bad).status for bad in MALFORMED] == [400] * len(MALFORMED)
+    assert ask("PUT", LONG, token(5)).status == 400
+    assert serve(told)("PUT", LONG).status == 400, "strict wants to know the resource"
+
+
+def test_a_service_admits_what_the_request_sent_under_its_own_policy(serve: Callable[..., Ask], tmp_path: Path) -> None:
+    policy = Policy("shadow")
+
+    def handle(fenced: Any, method: str) -> str:
+        with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as conn, conn:
+            if fenced.sent:
+                sqlite.admit(conn, fenced.resource, fenced.sent, policy=policy)
+        return "done"
+
+    ask = serve(handle, policy=policy)
+    assert [ask("PUT", "/account/42", headers).status for headers in (token(7), token(6), {})] == [200] * 3
+    policy.mode = "strict"
+    assert [ask("PUT", "/account/42", headers).status for headers in (token(8), token(6), {})] == [200, 409, 428]
+
+
 def test_with_marks_a_stale_holder_gets_409_and_never_reaches_the_service(
     serve: Callable[..., Ask], marks: Marks
 ) -> None:
@@ -303,6 +355,10 @@ def test_the_example_receiver_takes_a_payment_once(tmp_path: Path, monkeypatch: 
     assert balance() == 90
     assert ask("POST", "/account/42/pay", token(7, 2, "ann"), (b"1", b"", b"0")).status == 204, "a body in parts"
     assert balance() == 80
+    monkeypatch.setattr(receiver.POLICY, "mode", "shadow")
+    for headers in ({}, {"X-Fence-Token": "x"}, token(6, 1, "zombie")):
+        assert ask("POST", "/account/42/pay", headers, b"1").status == 204, "nothing is refused"
+    assert balance() == 77
 
 
 def test_an_answer_that_has_begun_behind_wsgi_is_not_begun_again_either() -> None:

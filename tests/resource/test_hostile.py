@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import random
@@ -135,6 +136,30 @@ def test_bodies_beyond_the_limit_get_503_and_those_of_clients_that_left_are_not_
         assert clients[stays].recv(65536).startswith(b"HTTP/1.1 200 ")
         assert [service.get(f"k{number}").status for number in leaving] == [404, 404]
         assert service.put("next", bytes(900_000), 5).status == 200
+
+
+def test_answers_that_nobody_takes_count_as_well() -> None:
+    args = ["--timeout", "10m", "--max-body", "4000000", "--max-waiting", "10000000"]
+    large = os.urandom(4_000_000)
+    asked = b"GET /r/large HTTP/1.1\r\nHost: localhost\r\n"
+    with Service(args=args) as service:
+        assert service.put("large", large, 1).status == 200
+        with half_open(service, 2, asked + b"\r\n", asked + b"X-Fence-Token: 2\r\n\r\n", receive=4096):
+            until(lambda: service.get("large").status == 503, "the third does not fit")
+            assert service.get("large").headers["Retry-After"] == "1"
+            assert service.get("large", Accept="application/json", X_Fence_Token="2").status == 503
+            assert service.put("other", large, 1).status == 503
+            assert (service.put("small", b"x", 1).status, service.get("small").body) == (200, b"x")
+        until(lambda: service.get("large").body == large, "the clients that left have made room")
+        text = service.get("large", Accept="application/json")
+        assert base64.b64decode(text.json["value"]) == large
+
+
+def test_a_value_larger_than_all_that_may_wait_is_still_read() -> None:
+    with Service(args=["--max-body", "0", "--max-waiting", "0"]) as service:
+        with contextlib.closing(sqlite3.connect(service.folder / "store.sqlite3")) as conn, conn:
+            conn.execute("INSERT INTO value VALUES ('old', zeroblob(1000000))")
+        assert [service.get("old").body for _ in range(2)] == [bytes(1_000_000)] * 2
 
 
 def writer_waits_for_the_lock(service: Service) -> None:

@@ -8,11 +8,14 @@ import itertools
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fencepost.cli.app import app
 from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost_lab.servers.processes import HOST
 from tests.harness.child import Child
@@ -252,6 +255,20 @@ def test_json_is_for_those_who_ask_for_it(service: Service, key: str, accept: st
     answer = service.get(key, Accept=accept)
     assert answer.status == 200
     assert (answer.headers["Content-Type"] == "application/json") == is_json
+
+
+def test_where_the_issuer_counts_a_closer_limit_keeps_tokens_of_the_present_time_out(key: str) -> None:
+    with Service(args=["--max-jump", "1000", "--max-first", "500"]) as service:
+        now = str(time.time_ns() // 1000)
+        for token in (1, 500, 1500):
+            assert service.put(key, b"honest", token).status == 200
+            refused = service.get(key, X_Fence_Token=now)
+            assert (refused.status, refused.headers["X-Fence-Verdict"]) == (409, "leap")
+        assert service.put(key, b"too far", 2501).status == 409
+        for first in ("501", now):
+            assert service.get(f"{key}/new", X_Fence_Token=first).status == 409
+    done = CliRunner().invoke(app, ["resource", "--max-jump", "0"])
+    assert (done.exit_code, "between 1 and 2^63-1" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])

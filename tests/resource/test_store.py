@@ -77,6 +77,33 @@ def test_accesses_that_wait_together_share_a_commit_and_each_gets_its_own_answer
     assert [str(event.verdict) for event in told] == ["admit", "admit", "stale"]
 
 
+def test_few_of_the_accesses_that_share_a_commit_read_a_value(path: Path) -> None:
+    """All values of a group are in memory until it is committed."""
+    statements: list[str] = []
+
+    async def use(store: Store) -> None:
+        busy, gate = threading.Event(), threading.Event()
+
+        def hold(ledger: Ledger, hook: Hook) -> bool:
+            busy.set()
+            return gate.wait(60)
+
+        held = asyncio.ensure_future(store._writer.run("", hold))
+        assert await asyncio.to_thread(busy.wait, 60)
+        conn(store).set_trace_callback(statements.append)
+        waiting: list[asyncio.Future[Any]] = []
+        waiting += [asyncio.ensure_future(store.enter(f"thing/{number}", Stamp(5))) for number in range(40)]
+        waiting += [asyncio.ensure_future(store.write("thing", b"x", Stamp(token))) for token in range(1, 41)]
+        await asyncio.sleep(0)  # each of them has now put its access into the queue
+        gate.set()
+        await asyncio.gather(held, *waiting)
+
+    with_store(path, use, [])
+    groups = "\n".join(statements).split("COMMIT")[1:]
+    assert [group.count("SELECT data FROM value") for group in groups if "SELECT data" in group] == [16, 16, 8]
+    assert groups[2].count("INSERT OR REPLACE INTO value") == 40, "what keeps no value in memory fills the group up"
+
+
 def test_what_does_not_fit_into_the_queue_is_refused_and_what_nobody_waits_for_is_not_made(path: Path) -> None:
     async def use(store: Store) -> None:
         busy, gate = threading.Event(), threading.Event()

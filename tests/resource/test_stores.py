@@ -22,7 +22,7 @@ from fencepost.errors import BackendError
 from fencepost.events import Hook
 from fencepost.resource.ledger import Found, Ledger
 from fencepost.resource.store import Store, Written, opener
-from fencepost.rule import Stamp
+from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost_lab.servers import Postgres
 from fencepost_lab.servers.processes import Missing
 from tests.harness.child import Child
@@ -55,6 +55,17 @@ def services(place: str, count: int) -> Iterator[Sequence[Service]]:
             starting.result()
         assert all(each.running for each in several)
         yield several
+
+
+def test_a_malformed_read_gets_400_and_is_not_taken_to_the_store(place: str) -> None:
+    """There it would end the transaction of all that are served together, and fill the log."""
+    with services(place, 1) as (service,):
+        said = service.log.read_bytes()
+        for seq in (MAX_TOKEN + 1, 10**19 - 1):
+            answer = service.get("thing", X_Fence_Token="5", X_Fence_Seq=str(seq), X_Fence_Holder="ann")
+            assert (answer.status, "2^63-1" in answer.json["error"]) == (400, True)
+        assert service.get("thing", X_Fence_Token="5", X_Fence_Seq=str(MAX_TOKEN), X_Fence_Holder="ann").status == 404
+        assert service.log.read_bytes() == said
 
 
 @pytest.mark.slow

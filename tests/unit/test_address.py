@@ -36,6 +36,13 @@ def test_a_password_may_contain_what_ends_a_login() -> None:
     assert (found.user, found.password, found.hosts) == (None, "p@ss:word", (("host", None),))
 
 
+def test_libpq_gets_what_a_url_says_in_words_of_its_own() -> None:
+    found = address.libpq(address.parse("postgresql://us%40er:p%25w@a,[::1]:99/da%20ta"))
+    assert found == {"user": "us@er", "password": "p%w", "host": "a,::1", "port": "5432,99", "dbname": "da ta"}
+    assert address.libpq(address.parse("postgresql://%2Frun%2Fpg")) == {"host": "/run/pg", "port": "5432"}
+    assert address.libpq(address.parse("postgresql:///db?host=/run")) == {"dbname": "db"}
+
+
 def test_a_file_needs_no_host() -> None:
     assert address.parse("sqlite:rel/locks.db").path == "rel/locks.db"
     assert address.parse("sqlite:///abs/locks.db").path == "/abs/locks.db"
@@ -70,6 +77,9 @@ def test_an_option_given_twice_is_refused() -> None:
         "redis://user:s3cret?x@h",
         "redis://user:s3cret#x@h",
         "redis://user:s3cret:x@[h",
+        "redis://:31/s3cret@h",
+        "redis://:31?s3cret@h",
+        "redis://a:31@41/s3cret@h",
         "redis ://user:s3cret@h",
         "redis://user:s3cret/99999@h:port",
         "@user:s3cret@h",

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 import fencepost
-from fencepost.errors import ConfigError, ForgedToken
+from fencepost.errors import ConfigError, ForgedToken, ReplayMismatch
 from fencepost.events import Event
 from fencepost.guards.memory import MemoryGuard
 from fencepost.guards.policy import Policy
@@ -132,6 +132,17 @@ def test_headers_that_were_seen_once_are_good_for_no_other_access() -> None:
         assert door.write("thing", "y", lease), "its holder was not shut out"
         assert door.read("thing", lease.access("thing")) == "y", "an enter is signed as any other access"
         assert door.write("another", "z", lease), "one lock may guard several resources"
+
+
+def test_a_signature_does_not_say_what_is_done_and_is_good_for_it_once() -> None:
+    """The limit that docs/security.md names: what was seen, and not admitted yet, serves for a write as for a read."""
+    keys, door = Keys({"k1": OLD}), guard(Keys({"k1": OLD}))
+    with fencepost.connect("memory://signed", keys=keys) as locks, locks.lock("thing") as lease:
+        lost, read = lease.access("thing"), lease.access("thing")
+        assert door.write("thing", "by another", lost), "taken for a read that never arrived"
+        assert door.read("thing", read) == "by another"
+        with pytest.raises(ReplayMismatch):
+            door.write("thing", "again", read)
 
 
 def test_namespaces_do_not_believe_each_other() -> None:

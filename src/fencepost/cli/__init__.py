@@ -2,6 +2,8 @@
 
 import sys
 
+from fencepost.cli.text import complain
+
 
 def main() -> None:
     """Run the command line; never returns."""
@@ -12,7 +14,9 @@ def main() -> None:
 
         if ours(error):
             raise
-        needs = f"the command line needs the package {error.name!r}: pip install 'fencepost[cli]'"
-        print(f"fencepost: {needs}", file=sys.stderr)
+        complain(f"the command line needs the package {error.name!r}: pip install 'fencepost[cli]'")
         sys.exit(2)
-    app(prog_name="fencepost")
+    try:
+        app(prog_name="fencepost")
+    finally:
+        complain()  # a log line may be left that could not be written

@@ -1,13 +1,12 @@
 """The command line's root: which commands there are, and how errors end it."""
 
-import sys
 from typing import Annotated, Any, ClassVar
 
 import typer
 
 from fencepost.cli import exits
 from fencepost.cli.loader import Loader
-from fencepost.cli.text import escaped
+from fencepost.cli.text import complain
 from fencepost.errors import FencepostError
 
 COMMANDS = {
@@ -40,8 +39,7 @@ class Root(Loader):
         try:
             return super().invoke(ctx)
         except FencepostError as error:
-            for line in f"fencepost: {error}".split("\n"):  # a database's message may have several
-                print(escaped(line), file=sys.stderr)
+            complain(str(error))
             raise typer.Exit(exits.code(error)) from None
 
 

@@ -42,12 +42,15 @@ class Child:
         self.group = self._process.pid
         self._give_terminal(self.group)
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the command and to what it has started."""
+    def send(self, number: int) -> bool:
+        """Send a signal to the command and to what it has started; False if we may not, for it is another user's."""
         try:
             os.killpg(self.group, number)
         except ProcessLookupError:
             pass
+        except PermissionError:
+            return False
+        return True
 
     async def wait(self) -> int:
         """The exit code of the command, 128 + n for signal n. Stops us too when the user stops it (Ctrl-Z)."""
@@ -71,22 +74,26 @@ class Child:
                 self._give_terminal(self.group)
             self.send(signal.SIGCONT)
 
-    async def end(self, grace: float) -> None:
-        """Have the command end: SIGTERM now, SIGKILL after ``grace`` seconds to whatever is left of it."""
+    async def end(self, grace: float) -> bool:
+        """Have the command end: SIGTERM now, SIGKILL after ``grace`` seconds to whatever is left of it.
+
+        False if something is left that we may not signal.
+        """
         self.send(signal.SIGTERM)
         self.send(signal.SIGCONT)
         now = asyncio.get_running_loop().time
         until = now() + grace
         while self._lives() and now() < until:  # noqa: ASYNC110 - nobody tells when a whole group is gone
             await asyncio.sleep(0.02)
-        if self._lives():
-            self.send(signal.SIGKILL)
+        return not self._lives() or self.send(signal.SIGKILL)
 
     def _lives(self) -> bool:
         try:
             os.killpg(self.group, 0)
         except ProcessLookupError:
             return False
+        except PermissionError:
+            pass  # it is another user's
         return True
 
     def _give_terminal(self, group: int) -> None:

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fencepost.address import libpq, parse
 from fencepost.errors import BackendError, ConfigError
+from fencepost.registry import find
 
 Database = Annotated[
     str,
@@ -34,10 +36,13 @@ def connected(url: str) -> Iterator[Any]:
 
 @contextmanager
 def _postgres(url: str) -> Iterator[Any]:
+    address = parse(url)
+    find("postgresql")  # names the pip command if psycopg is missing
     import psycopg
 
+    given: dict[str, Any] = {**libpq(address), **address.params}
     try:
-        with psycopg.connect(url) as conn:
+        with psycopg.connect(**given) as conn:
             yield conn
     except psycopg.Error as error:
         # libpq's messages name host and user, never the password.

@@ -8,16 +8,16 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode
 
 import typer
 
 from fencepost import check
-from fencepost.address import Address, parse
+from fencepost.address import Address, masked, parse
 from fencepost.cli import exits
 from fencepost.cli.database import connected
 from fencepost.cli.options import Duration, Json
-from fencepost.cli.text import say
+from fencepost.cli.text import complain, say
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event, Hook
 from fencepost.rule import Stamp
@@ -154,6 +154,8 @@ def raise_mark(
     told = list[Event]()
     mark = _by_hand(_given(url), "raise_mark", resource, [told.append, _audited(audit, reason)], to=to)
     before = told[-1].seen if told else None
+    if before is None:
+        complain(f"{resource!r} had no mark there: make sure that URL and name are those that the programs use")
     if as_json:
         print(json.dumps({"resource": resource, "before": before, "mark": str(mark.token)}))
     else:
@@ -236,14 +238,16 @@ def _by_hand(url: str, call: str, resource: str, hooks: Iterable[Hook], **option
     return mark
 
 
-def _etcd(url: str, hooks: Iterable[Hook]) -> Any:
-    """etcd's guard for a URL as the lock's is: several hosts, user and password, ca=, cert=, key= or tls=1."""
+def _etcd(address: Address, hooks: Iterable[Hook]) -> Any:
+    """etcd's guard for a URL as the lock's is: several hosts, user and password, ca=, cert=, key= or tls=1.
+
+    prefix= and marks= are the guard's own.
+    """
     import ssl
 
     from fencepost.guards import EtcdGuard
 
-    address = parse(url)
-    options = address.options(ca=str, cert=str, key=str, tls=_flag, timeout=check.duration)
+    options = address.options(ca=str, cert=str, key=str, tls=_flag, timeout=check.duration, prefix=str, marks=str)
     if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
         raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
     context = None
@@ -258,7 +262,8 @@ def _etcd(url: str, hooks: Iterable[Hook]) -> Any:
     places = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
     timeout = options.get("timeout", 10.0)
     headers = {} if address.user is None else {"Authorization": _login(places, address, context, timeout)}
-    return EtcdGuard(*places, context=context, headers=headers, timeout=timeout, hooks=hooks)
+    own = {key: options[key] for key in ("prefix", "marks") if key in options}
+    return EtcdGuard(*places, **own, context=context, headers=headers, timeout=timeout, hooks=hooks)
 
 
 def _flag(text: str) -> bool:
@@ -291,27 +296,46 @@ def _login(places: list[str], address: Address, context: Any, timeout: float) ->
 @contextmanager
 def _guard(url: str, hooks: Iterable[Hook]) -> Iterator[Any]:
     """The guard whose marks are behind ``url``."""
-    place = urlsplit(url)
+    place = parse(url)
     if place.scheme in ("redis", "rediss"):
-        from redis import from_url
-
         from fencepost.guards import RedisGuard
 
-        with from_url(url) as client:
-            yield RedisGuard(client, hooks=hooks)
+        own: dict[str, Any] = {key: value for key, value in place.params.items() if key == "prefix"}
+        with _redis(url, place) as client:
+            yield RedisGuard(client, **own, hooks=hooks)
     elif place.scheme == "etcd":
-        with closing(_etcd(url, hooks)) as guard:
+        with closing(_etcd(place, hooks)) as guard:
             yield guard
     elif place.scheme == "s3":
         import boto3
 
         from fencepost.guards import S3Guard
 
+        if place.user is not None or [port for _, port in place.hosts] != [None]:
+            raise ConfigError("an S3 URL is s3://bucket/prefix; boto3 finds the credentials by itself")
         with closing(boto3.client("s3")) as client:
-            yield S3Guard(client, place.netloc, prefix=place.path.removeprefix("/"), hooks=hooks)
+            yield S3Guard(client, place.hosts[0][0], prefix=place.path.removeprefix("/"), hooks=hooks)
     elif place.scheme == "file":
         from fencepost.guards import FileGuard
 
+        # The guard would create a folder that is missing, and the marks that programs look at would stay as they are.
+        if place.hosts or not place.path or not Path(place.path).is_dir():
+            raise ConfigError("name the folder that the programs' FileGuard has, as file:///path/to/folder")
         yield FileGuard(place.path, hooks=hooks)
     else:
         raise ConfigError(f"no marks in {place.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")
+
+
+def _redis(url: str, address: Address) -> Any:
+    """redis-py's client for a URL, whose login it gets apart: what it cannot parse it would repeat."""
+    from redis import from_url
+
+    if len(address.hosts) != 1 or address.hosts[0][0] == "":
+        raise ConfigError("a Redis URL with marks names one server: redis://host:6379/0")
+    ((host, port),) = address.hosts
+    options = urlencode({key: value for key, value in address.params.items() if key != "prefix"})
+    server = f"{address.scheme}://{f'[{host}]' if ':' in host else host}:{port or 6379}{address.path}?{options}"
+    try:
+        return from_url(server, username=address.user, password=address.password)
+    except ValueError:
+        raise ConfigError(f"{masked(url)!r}: redis-py cannot use an option of this URL") from None

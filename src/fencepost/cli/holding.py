@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -11,7 +10,10 @@ from fencepost import aio
 from fencepost.address import masked
 from fencepost.cli import exits
 from fencepost.cli.child import ENDING, FORWARDED, Child
+from fencepost.cli.text import complain
 from fencepost.errors import BackendError, LeaseLost, NotAcquired
+
+_NOT_OURS = "it runs as another user, and we may not signal it"
 
 
 async def hold(
@@ -28,7 +30,7 @@ async def hold(
 
     def say(what: str) -> None:
         if verbose:
-            print(f"fencepost: {what}", file=sys.stderr, flush=True)
+            complain(what)
 
     signals = Signals()
     async with aio.connect(url, ttl=ttl) as locks:
@@ -42,14 +44,14 @@ async def hold(
             child = signals.start(command, facts, may_go_on=lambda: not lease.lost)
         except OSError as error:
             await lease.release()
-            print(f"fencepost: {command[0]}: {error.strerror}", file=sys.stderr)
+            complain(f"{command[0]}: {error.strerror}")
             return exits.NO_COMMAND if isinstance(error, FileNotFoundError) else exits.NO_EXEC
         code, lost = await _see_through(child, lease, grace)
         say(f"{command[0]} ended with {code}")
         try:
             held = await lease.release()
         except BackendError as error:
-            print(f"fencepost: release of {name!r} failed, its ttl will free it: {error}", file=sys.stderr)
+            complain(f"release of {name!r} failed, its ttl will free it: {error}")
             held = True
         if lost or not held:
             raise LeaseLost(name, lease.token, f"{lost or 'it was replaced'}; {command[0]!r} ended with {code}")
@@ -66,8 +68,8 @@ async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[in
         lease.check()
     except LeaseLost as lost:
         why = lost.reason
-        print(f"fencepost: lease on {lease.name!r} is lost: {why}; ending the command", file=sys.stderr, flush=True)
-        await child.end(grace)
+        if not await child.end(grace):  # before anything is said: stderr may be stuck
+            complain(f"lease on {lease.name!r} is lost: {why}; the command goes on: {_NOT_OURS}")
     losing.cancel()
     with suppress(asyncio.CancelledError):
         await losing
@@ -81,13 +83,16 @@ class Signals:
         loop = asyncio.get_running_loop()
         self._told: asyncio.Future[signal.Signals] = loop.create_future()
         self._child: Child | None = None
-        for number in FORWARDED:
+        # What was ignored when we began stays so, for the command too: nohup, and a shell's background jobs.
+        self._heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in self._heeded:
             if number is not signal.SIGTSTP:  # who only waits may be stopped
                 loop.add_signal_handler(number, self._came, number)
 
     def _came(self, number: signal.Signals) -> None:
         if self._child is not None:
-            self._child.send(number)
+            if not self._child.send(number):
+                complain(f"{number.name} is not passed on: {_NOT_OURS}")
         elif number in ENDING and not self._told.done():
             self._told.set_result(number)
 
@@ -105,7 +110,8 @@ class Signals:
 
     def start(self, command: Sequence[str], facts: dict[str, str], may_go_on: Callable[[], bool]) -> Child:
         """The command, which gets from now on what we get; OSError if it cannot be run."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._came, signal.SIGTSTP)
+        if signal.SIGTSTP in self._heeded:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._came, signal.SIGTSTP)
         self._child = Child(command, facts, may_go_on=may_go_on)
         if self._told.done():  # too late to end the wait
             self._child.send(self._told.result())

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fencepost.cli.options import Duration, Json
+from fencepost.cli.text import complain
 
 app = typer.Typer(add_completion=False)
 
@@ -35,10 +36,15 @@ def resource(
     ceiling: Annotated[
         Switch, typer.Option(help="off: accept tokens that no issuer can have come to by now, which lock others out.")
     ] = Switch.ON,
+    max_jump: Annotated[
+        int | None, typer.Option(help="How far above a key's mark a token may be, for issuers that count from 1.")
+    ] = None,
+    max_first: Annotated[int | None, typer.Option(help="How high the first token of a key may be.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8700,
     max_body: Annotated[int, typer.Option(help="Largest body accepted, in bytes.")] = 1 << 20,
-    max_waiting: Annotated[int, typer.Option(help="Most bytes of bodies in memory; beyond it, 503.")] = 256 << 20,
+    max_waiting: Annotated[int, typer.Option(help="Most bytes of bodies in memory, of answers too; else 503.")] = 256
+    << 20,
     max_connections: Annotated[int, typer.Option(help="Most connections; the idlest gives way to a new one.")] = 1000,
     timeout: Annotated[float, Duration(help="How long a client may take over each part of a request.")] = 30.0,
     clients: Annotated[
@@ -78,6 +84,8 @@ def resource(
         store=place,
         fence=fence is Switch.ON,
         ceiling=ceiling is Switch.ON,
+        max_jump=max_jump,
+        max_first=max_first,
         host=host,
         port=port,
         max_body=max_body,
@@ -97,6 +105,6 @@ def resource(
         else:
             print(f"{url}  fence {fence}, store {masked(place)}; Ctrl-C stops", flush=True)
         if serve.is_public(sock) and not options.tls_cert:
-            print(f"fencepost: {url} takes tokens in the clear; add --tls-cert, or a proxy that does", file=sys.stderr)
+            complain(f"{url} takes tokens in the clear; add --tls-cert, or a proxy that does")
 
     serve.serve(options, ready=ready)

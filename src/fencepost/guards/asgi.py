@@ -3,11 +3,14 @@
     app.add_middleware(asgi.Fence, key=lambda scope: scope["path"])      # Starlette, FastAPI
     app = asgi.Fence(app, key=lambda scope: scope["path"])               # any other
 
-A request to a guarded resource without a token gets 428, a malformed one 400. The stamp is handed to the service as
-``scope["fencepost"]``; the service admits it in the transaction of its own write, and what it raises becomes 409:
+A request to a guarded resource without a token gets 428, a malformed one 400, where the policy refuses. The stamp is
+handed to the service as ``scope["fencepost"]``; the service admits it in the transaction of its own write, and what it
+raises becomes 409:
 
+    fenced = request.scope["fencepost"]
     with conn:
-        sqlite.admit(conn, request.scope["fencepost"].resource, request.scope["fencepost"].access)
+        if fenced.sent:  # else the middleware let it pass without a token
+            sqlite.admit(conn, fenced.resource, fenced.sent, policy=policy)  # the middleware's
         conn.execute(...)
 
 A service that keeps nothing gives ``marks=``, and each request is judged before it is served: best effort.
@@ -18,9 +21,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeAlias
 
 from fencepost.errors import ConfigError, Refused, refusal
-from fencepost.events import Action, Hook
+from fencepost.events import Hook
 from fencepost.guards import headers as http
-from fencepost.guards.judgement import Judgement
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 from fencepost.lease import Access
@@ -39,11 +41,11 @@ class Fenced(NamedTuple):
 
     resource: str
     sent: Access | None
-    """None if the request came without a token."""
+    """None if the request came without a token, and the policy let it pass."""
 
     @property
     def access(self) -> Access:
-        """The access, for a guard of the service's own; MissingToken if the request came without a token."""
+        """The access; MissingToken, whatever the policy, if the request came without a token."""
         if self.sent is None:
             raise refusal(Verdict.MISSING, self.resource, None, None)
         return self.sent
@@ -95,17 +97,12 @@ class Fence:
 
     async def _judge(self, resource: str, scope: Scope) -> None:
         headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        action: Action = "enter" if scope["method"] in http.SAFE else "write"
         try:
             values = lambda name: [value for each, value in headers if each == name.lower().encode()]  # noqa: E731
-            access = http.access(resource, values, reads=action == "enter")
-            scope["fencepost"] = Fenced(resource, access)
-            if access is None and action == "enter":
-                return
-            # Whether there is a token, and who signed it, can be told without a mark.
-            judgement = Judgement("http", resource, access, action, self._hooks, self._policy)
-            if judgement.judged and self._marks is not None and access is not None:
-                await asyncio.to_thread(self._marks, resource, access, action, self._hooks, self._policy)
+            sent = http.judge(resource, values, scope["method"], self._hooks, self._policy)
+            scope["fencepost"] = Fenced(resource, sent.access)
+            if sent.judged and self._marks is not None and sent.access is not None:
+                await asyncio.to_thread(self._marks, resource, sent.access, sent.action, self._hooks, self._policy)
         except ConfigError as error:
             raise _Malformed(error) from error
 

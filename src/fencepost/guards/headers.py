@@ -2,17 +2,21 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
-from fencepost.lease import Access
+from fencepost.events import Action, Hook
+from fencepost.guards.judgement import Judgement
+from fencepost.guards.policy import DEFAULT, Policy
+from fencepost.lease import Access, entry, stamp
 from fencepost.rule import Stamp, Verdict
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that only read: with a token they enter, without one they pass."""
 
+_NAMES = ("X-Fence-Token", "X-Fence-Seq", "X-Fence-Holder", "X-Fence-Signature")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 # "stale fencing token" is the wording other implementations of this service use: keep it.
 _REFUSALS = {
@@ -39,12 +43,9 @@ def access(resource: str, values: Callable[[str], Sequence[str]], *, reads: bool
     """The access that a request's headers tell of, of which ``values`` gives all by one name, decoded as latin-1.
 
     Without X-Fence-Seq it is the one write of a bare token, or, if the request only reads, an enter with a seq of 0.
-    None without a token; ConfigError if it is malformed.
+    None without a token; ConfigError if it is malformed, or stamps no such access.
     """
-    token = _single(values, "X-Fence-Token")
-    seq = _single(values, "X-Fence-Seq")
-    holder = _single(values, "X-Fence-Holder")
-    signature = _single(values, "X-Fence-Signature")
+    token, seq, holder, signature = (_single(values, name) for name in _NAMES)
     if token is None:
         if seq is not None or holder is not None:
             raise ConfigError("X-Fence-Seq and X-Fence-Holder mean nothing without X-Fence-Token")
@@ -54,8 +55,52 @@ def access(resource: str, values: Callable[[str], Sequence[str]], *, reads: bool
     except UnicodeDecodeError:
         raise ConfigError("X-Fence-Holder must be UTF-8") from None
     number = check.token(_number(token, "X-Fence-Token"))
-    stamp = Stamp(number, int(not reads) if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
-    return Access(resource, stamp, signature or "")
+    offer = Stamp(number, int(not reads) if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
+    _ = entry(offer) if reads else stamp(offer)
+    return Access(resource, offer, signature or "")
+
+
+class Sent(NamedTuple):
+    """What a request brings to the middleware."""
+
+    access: Access | None
+    action: Action
+    judged: bool
+    """Whether a mark decides about it."""
+
+
+def judge(
+    resource: str,
+    values: Callable[[str], Sequence[str]],
+    method: str,
+    hooks: Iterable[Hook],
+    policy: Policy | None,
+) -> Sent:
+    """Judge a request as far as that takes no mark. Raises MissingToken and ForgedToken where the policy refuses those.
+
+    ConfigError if it is malformed, and the policy refuses anything; else that counts as a request without a token.
+    """
+    action: Action = "enter" if method in SAFE else "write"
+    stance = (policy or DEFAULT).stance(resource)
+    try:
+        found = access(resource, values, reads=action == "enter")
+        if found is None and action == "enter":
+            return Sent(None, action, judged=False)
+        check.name(resource, "resource")
+    except ConfigError:
+        if stance.demands or (stance.refuses and any(values(name) for name in _NAMES)):
+            raise
+        found = None
+    judgement = Judgement("http", _tellable(resource), found, action, hooks, policy)
+    return Sent(found, action, judgement.judged and found is not None)
+
+
+def _tellable(resource: str) -> str:
+    """The resource, in a form that hooks can take if it cannot be one."""
+    try:
+        return check.name(resource, "resource")
+    except ConfigError:
+        return ascii(resource)[: check.MAX_NAME]
 
 
 def refusal(error: Refused) -> Answer:

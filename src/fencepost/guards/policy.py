@@ -65,7 +65,7 @@ def share(mode: str) -> float:
 
 def place(resource: str) -> float:
     """Where a resource stands between 0 and 1, for ever: a canary takes those below its share."""
-    return int.from_bytes(hashlib.sha256(resource.encode()).digest()[:7], "big") / 2**56
+    return int.from_bytes(hashlib.sha256(resource.encode(errors="surrogatepass")).digest()[:7], "big") / 2**56
 
 
 class Policy:

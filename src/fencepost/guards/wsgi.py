@@ -12,10 +12,9 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from fencepost.errors import ConfigError, Refused
-from fencepost.events import Action, Hook
+from fencepost.events import Hook
 from fencepost.guards import headers as http
 from fencepost.guards.asgi import Fenced
-from fencepost.guards.judgement import Judgement
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 
@@ -78,14 +77,10 @@ class Fence:
             value = environ.get("HTTP_" + name.upper().replace("-", "_"))
             return [] if value is None else [value]
 
-        action: Action = "enter" if environ["REQUEST_METHOD"] in http.SAFE else "write"
-        access = http.access(resource, values, reads=action == "enter")
-        environ["fencepost"] = Fenced(resource, access)
-        if access is None and action == "enter":
-            return
-        judgement = Judgement("http", resource, access, action, self._hooks, self._policy)
-        if judgement.judged and self._marks is not None and access is not None:
-            self._marks(resource, access, action, self._hooks, self._policy)
+        sent = http.judge(resource, values, environ["REQUEST_METHOD"], self._hooks, self._policy)
+        environ["fencepost"] = Fenced(resource, sent.access)
+        if sent.judged and self._marks is not None and sent.access is not None:
+            self._marks(resource, sent.access, sent.action, self._hooks, self._policy)
 
 
 class _Body:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from logging import getLogger
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +24,8 @@ from fencepost.rule import Stamp
 MAX_BODY = 1 << 20
 MAX_WAITING = 256 << 20
 _PREFIX = b"/r/"
+Take: TypeAlias = Callable[[int], None]
+"""Takes so many bytes for a request, until it is answered."""
 _log = getLogger("fencepost")
 
 
@@ -40,19 +42,22 @@ class _Full(Exception):
 
 
 class _Room:
-    """The bytes of bodies that are in memory: those that are coming in, and those that wait for the store."""
+    """The bytes of bodies in memory: of those that come in or wait for the store, and of answers not taken yet."""
 
     def __init__(self, limit: int) -> None:
-        self._free = limit
+        self._limit = self._free = limit
 
     @contextmanager
-    def shared(self) -> Iterator[Callable[[int], None]]:
-        """Yields what takes so many bytes more, until the end of the block; it raises _Full."""
+    def shared(self) -> Iterator[Take]:
+        """Yields what takes so many bytes more, until the end of the block; it raises _Full.
+
+        What is larger than the whole room fits where nothing else is in it.
+        """
         taken = 0
 
         def take(count: int) -> None:
             nonlocal taken
-            if count > self._free:
+            if count > self._free and self._free < self._limit:
                 raise _Full
             self._free -= count
             taken += count
@@ -68,7 +73,7 @@ class App:
 
     ``clients`` are those who may use it, each within its prefixes; None lets everybody in, but if it is ``local`` no
     page of another site. A body that has not come whole within ``patience`` seconds is given up, and one that would
-    make the bodies in memory larger than ``max_waiting`` bytes is refused.
+    make the bodies and answers in memory larger than ``max_waiting`` bytes is refused.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class App:
         self._local = local
         self._room = _Room(max(max_waiting, max_body))
         self._document = wire.encode(openapi.document(secured=clients is not None, max_body=max_body))
-        self._accesses: dict[str, Callable[[Request, str], Awaitable[Response]]] = {
+        self._accesses: dict[str, Callable[[Request, str, Take], Awaitable[Response]]] = {
             "GET": self._get,
             "PUT": self._put,
             "DELETE": self._delete,
@@ -104,32 +109,37 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise NotImplementedError(f"no {scope['type']} here")
-        request = Request(scope, receive)
+        with self._room.shared() as take:
+            response = await self._answer(Request(scope, receive), take)
+            if response is not None:
+                await response(scope, receive, send)
+
+    async def _answer(self, request: Request, take: Take) -> Response | None:
+        """What to answer, also to what went wrong; None if the client has left."""
         try:
-            response = await self._respond(request)
+            return await self._respond(request, take)
         except Refused as error:
-            response = wire.refusal(error)
+            return wire.refusal(error)
         except ConfigError as error:
-            response = wire.answer(400, {"error": str(error)})
+            return wire.answer(400, {"error": str(error)})
         except _Unknown:
-            response = wire.answer(401, {"error": "send Authorization: Bearer TOKEN"}, WWW_Authenticate="Bearer")
+            return wire.answer(401, {"error": "send Authorization: Bearer TOKEN"}, WWW_Authenticate="Bearer")
         except TimeoutError:
             said = {"error": f"the body did not come whole within {self._patience:g} s"}
-            response = wire.answer(408, said, Connection="close")
+            return wire.answer(408, said, Connection="close")
         except _TooLarge:
-            response = wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
+            return wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
         except _Full:
-            response = wire.answer(503, {"error": f"too many requests wait for the store; {AGAIN}"}, Retry_After="1")
+            return wire.answer(503, {"error": f"too many bodies and answers are in memory; {AGAIN}"}, Retry_After="1")
         except BackendError as error:
-            response = wire.answer(503, {"error": str(error)}, Retry_After="1")
+            return wire.answer(503, {"error": str(error)}, Retry_After="1")
         except ClientDisconnect:
-            return
+            return None
         except Exception:
-            _log.exception("%s %r failed", request.method, scope["path"])
-            response = wire.answer(500, {"error": "internal error; the service's log has the details"})
-        await response(scope, receive, send)
+            _log.exception("%s %r failed", request.method, request.scope["path"])
+            return wire.answer(500, {"error": "internal error; the service's log has the details"})
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: Request, take: Take) -> Response:
         # The raw path: Starlette's own is decoded leniently, and two keys could become one.
         raw: bytes = request.scope["raw_path"]
         if wire.too_large(request.scope):
@@ -145,7 +155,7 @@ class App:
             key = wire.key(raw[len(_PREFIX) :])
             if not client.may(key):
                 return wire.answer(403, {"error": f"client {client.name!r} may not use this key"})
-            return await access(request, key)
+            return await access(request, key, take)
         if page := self._pages.get(raw):
             if request.method != "GET":
                 return _not_allowed("GET")
@@ -164,27 +174,24 @@ class App:
             raise _Unknown
         return client
 
-    async def _put(self, request: Request, key: str) -> Response:
+    async def _put(self, request: Request, key: str, take: Take) -> Response:
         offer = self._writer(request, key)
-        with self._room.shared() as take:
-            async with asyncio.timeout(self._patience):
-                body = await self._body(request, take)
-            written = await self._store.write(key, body, offer, gone=_gone(request))
+        async with asyncio.timeout(self._patience):
+            body = await self._body(request, take)
+        written = await self._store.write(key, body, offer, gone=_gone(request))
         return wire.answer(200, {"written": True, **_made(written)}, written.mark)
 
-    async def _delete(self, request: Request, key: str) -> Response:
+    async def _delete(self, request: Request, key: str, take: Take) -> Response:
         written = await self._store.write(key, None, self._writer(request, key), gone=_gone(request))
         return wire.answer(200, {"deleted": True, **_made(written)}, written.mark)
 
     def _writer(self, request: Request, key: str) -> Stamp | None:
         """The stamp of a write; MissingToken without one where the rule is enforced."""
         offer = wire.offer(key, request.headers, reads=False)
-        if offer is not None:
-            check.stamp(offer)
         self._store.require(key, offer)
         return offer
 
-    async def _get(self, request: Request, key: str) -> Response:
+    async def _get(self, request: Request, key: str, take: Take) -> Response:
         offer = wire.offer(key, request.headers, reads=True)
         gone = _gone(request)
         data, mark = await (
@@ -192,12 +199,11 @@ class App:
         )
         if data is None:
             return wire.answer(404, {"error": "no such resource"}, mark)
-        if wire.wants_json(request.headers):
-            return wire.value(data, mark)
-        headers = {"X-Fence-Mark": str(mark.token if mark else 0), "Vary": "Accept"}
-        return Response(data, 200, headers, "application/octet-stream")
+        value = wire.value(data, mark, as_json=wire.wants_json(request.headers))
+        take(len(value.body))
+        return value
 
-    async def _body(self, request: Request, take: Callable[[int], None]) -> bytes:
+    async def _body(self, request: Request, take: Take) -> bytes:
         """The body, of which never more than the limit is kept."""
         length = request.headers.get("Content-Length", "0")
         if length.isdecimal() and int(length) > self._max_body:

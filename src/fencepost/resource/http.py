@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
@@ -19,6 +19,7 @@ from fencepost.rule import Stamp
 
 MAX_HEAD = 16 << 10
 """The bytes that a path and the headers of a request may have in all."""
+_PIECE = 1 << 16
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
@@ -90,6 +91,19 @@ def _quality(params: Iterable[str]) -> float:
     return 1.0
 
 
+class Value(Response):
+    """A value, sent in pieces: before each, the server waits until the client has taken most of those before it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= _PIECE:
+            return await super().__call__(scope, receive, send)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), _PIECE):
+            await send({"type": "http.response.body", "body": self.body[start : start + _PIECE], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return None
+
+
 def answer(status: int, body: Mapping[str, Any], mark: Stamp | None = None, **headers: str) -> Response:
     """A JSON answer that names the mark, if there is one."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -109,11 +123,15 @@ def refusal(error: Refused) -> Response:
     return Response(body, status, headers, "application/json")
 
 
-def value(data: bytes, mark: Stamp | None) -> Response:
-    """A value as JSON: text if it is UTF-8, else base64."""
+def value(data: bytes, mark: Stamp | None, *, as_json: bool) -> Value:
+    """A value as it is, or as JSON: text if it is UTF-8, else base64."""
+    headers = {"X-Fence-Mark": str(mark.token if mark else 0), "Vary": "Accept"}
+    if not as_json:
+        return Value(data, 200, headers, "application/octet-stream")
     try:
         text, encoding = data.decode(), "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(data).decode(), "base64"
     fence = check.json_number(mark.token) if mark else 0
-    return answer(200, {"value": text, "encoding": encoding, "max_fence": fence}, mark, Vary="Accept")
+    body = encode({"value": text, "encoding": encoding, "max_fence": fence})
+    return Value(body, 200, headers, "application/json")

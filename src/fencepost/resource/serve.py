@@ -52,11 +52,15 @@ class Options:
     fence: bool = True
     ceiling: bool = True
     """Refuse a token that no issuer can have come to by now; else one client can lock everybody out."""
+    max_jump: int | None = None
+    """How far above a mark a token may be, where the issuer counts: else one token of the present time locks out."""
+    max_first: int | None = None
+    """How high the first token of a key may be."""
     host: str = "127.0.0.1"
     port: int = 8700
     max_body: int = MAX_BODY
     max_waiting: int = MAX_WAITING
-    """Bytes of bodies that may be in memory; at least one body of ``max_body`` fits."""
+    """Bytes of bodies and answers that may be in memory; at least one body of ``max_body`` fits."""
     max_connections: int = 1000
     timeout: float = 30.0
     """Seconds a client gets for the head of a request, then for its body, then to take the answer."""
@@ -131,7 +135,14 @@ def is_public(server: socket.socket) -> bool:
 
 def open_store(options: Options, hooks: Iterable[Hook]) -> Store:
     """The store that the options name; ConfigError if it cannot be used."""
-    return Store(opener(options.store), fence=options.fence, ceiling=options.ceiling, hooks=hooks)
+    return Store(
+        opener(options.store),
+        fence=options.fence,
+        ceiling=options.ceiling,
+        max_jump=options.max_jump,
+        max_first=options.max_first,
+        hooks=hooks,
+    )
 
 
 def serve(

@@ -42,7 +42,8 @@ class Store:
     """The values of one service, each behind its mark.
 
     With ``fence`` off every access passes, and what the rule says about it is only told to the hooks;
-    the mark remains the largest stamp the rule admits. With ``ceiling`` off a token may be as high as it likes.
+    the mark remains the largest stamp the rule admits. With ``ceiling`` off a token may be as high as it likes;
+    ``max_jump`` and ``max_first`` are the Policy's.
     Raises ConfigError if the store cannot be used.
     The coroutines raise the Refused of the verdict, and BackendError if the store failed. ``group`` is how many
     accesses share a commit at most, ``queue`` how many may wait for it. What ``gone()`` is not run when its turn comes.
@@ -54,13 +55,20 @@ class Store:
         *,
         fence: bool = True,
         ceiling: bool = True,
+        max_jump: int | None = None,
+        max_first: int | None = None,
         hooks: Iterable[Hook] = (),
         group: int = GROUP,
         queue: int = QUEUE,
     ) -> None:
         self._hooks = Hooks(hooks)
         self._fenced = fence
-        self._policy = Policy("strict" if fence else "shadow", ceiling="on" if ceiling else "off")
+        self._policy = Policy(
+            "strict" if fence else "shadow",
+            ceiling="on" if ceiling else "off",
+            max_jump=max_jump,
+            max_first=max_first,
+        )
         ledger, view = open(), open()
         self.name = ledger.name
         self._writer = Writer(ledger, self._hooks, group=group, limit=queue)
@@ -98,7 +106,7 @@ class Store:
             ledger.enter(key, offer, hook, self._policy)
             return ledger.find(key)
 
-        return await self._writer.run(key, access, gone)
+        return await self._writer.run(key, access, gone, reads=True)
 
     async def read(self, key: str, *, gone: Callable[[], bool] = never) -> Found:
         """Read ``key`` as it is, without entering."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 GROUP = 256  # bounds how long the first of a group waits for the last
 QUEUE = 4096  # accesses that may wait for one thread
-_READS = 16  # values that are in memory at the same time
+_READS = 16  # values that one thread holds at the same time
 _PATIENCE = 10.0  # seconds for running the accesses of a failed group one by one
 _log = logging.getLogger("fencepost")
 
@@ -38,6 +38,7 @@ class _Access:
     run: Callable[[Ledger, Hook], Any]
     reply: "asyncio.Future[Any]"
     gone: Callable[[], bool]
+    reads: bool
     told: list[Event] = field(default_factory=list)
     outcome: Any = None
     error: Exception | None = None
@@ -54,9 +55,12 @@ class _Worker:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, key: str, access: Callable[[Ledger, Hook], T], gone: Callable[[], bool] = never) -> T:
-        """The result of ``access``, which touches only ``key``. It is not run if ``gone()`` when its turn comes.
+    async def run(
+        self, key: str, access: Callable[[Ledger, Hook], T], gone: Callable[[], bool] = never, *, reads: bool = False
+    ) -> T:
+        """The result of ``access``, which touches only ``key``, and is a value if it ``reads``.
 
+        It is not run if ``gone()`` when its turn comes.
         Raises what the access raises, and BackendError if the store failed, or too many accesses wait already.
         """
         if self._queue.qsize() >= self._limit:
@@ -66,7 +70,7 @@ class _Worker:
                 ambiguous=False,
             )
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Access(key, access, reply, gone))
+        self._queue.put(_Access(key, access, reply, gone, reads))
         return await reply
 
     def close(self) -> None:
@@ -78,11 +82,14 @@ class _Worker:
     def _work(self) -> None:
         closing = False
         while not closing:
-            waiting = [self._queue.get()]
-            while len(waiting) < self._group and not self._queue.empty():
-                waiting.append(self._queue.get())
-            group = [access for access in waiting if access is not None]
-            closing = len(group) < len(waiting)
+            group: list[_Access] = []
+            values = 0
+            while not closing and len(group) < self._group and values < _READS and not (group and self._queue.empty()):
+                if (access := self._queue.get()) is None:
+                    closing = True
+                else:
+                    group.append(access)
+                    values += access.reads
             wanted = [access for access in group if not self._abandoned(access)]
             if wanted and (failed := self._serve(wanted)) is not None and self._ledger.broken:
                 # The store was lost: those that came meanwhile would each wait as long, and hear the same.

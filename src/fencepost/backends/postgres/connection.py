@@ -11,7 +11,7 @@ from psycopg import errors
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus
 
-from fencepost.address import Address
+from fencepost.address import Address, libpq
 from fencepost.driver import boottime, settle
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience as within
@@ -59,18 +59,9 @@ def conninfo(address: Address, patience: float) -> dict[str, Any]:
         "application_name": "fencepost",
         "client_encoding": "UTF8",
     }
-    if address.hosts:
-        given["host"] = ",".join(host for host, _ in address.hosts)
-        given["port"] = ",".join(str(port or 5432) for _, port in address.hosts)
     if len(address.hosts) > 1:
         given["target_session_attrs"] = "read-write"
-    if address.user:
-        given["user"] = address.user
-    if address.password is not None:
-        given["password"] = address.password
-    if database := address.path.strip("/"):
-        given["dbname"] = database
-    return given | {key: value for key, value in address.params.items() if key in LIBPQ}
+    return given | libpq(address) | {key: value for key, value in address.params.items() if key in LIBPQ}
 
 
 def failure(error: psycopg.Error | OSError, *, ambiguous: bool) -> BackendError:
