@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fencepost.cli import exits
 from fencepost.cli.app import app
-from fencepost.errors import BackendError, StaleToken, TokenClash
+from fencepost.errors import BackendError, Refused, StaleToken, TokenClash
 from fencepost.guards import EtcdGuard, file, postgres, sqlite
 from fencepost.guards import redis as redis_guard
 from fencepost.guards.memory import MemoryGuard
@@ -147,6 +147,36 @@ class TestReport:
         row = self.report()
         assert (row["without_token"], row["safe"]) == (1, False)
         assert "without a token" in row["obstacles"][-1]
+
+    def test_only_the_last_hours_count_if_it_is_told_so(self) -> None:
+        self.work(60)
+        facts = [json.loads(line) for line in self.path.read_text().splitlines()]
+        old = [{**fact, "at": fact["at"] - 48 * 3600, "verdict": "clash", "enforced": False} for fact in facts[:7]]
+        self.path.write_text("".join(json.dumps(fact) + "\n" for fact in old + facts[7:]))
+        row = self.report("--since", "24h")
+        assert (row["decisions"], row["hours"] < 24, row["safe"]) == (53, True, True)
+        row = self.report("--since", "3d")
+        assert (row["decisions"], row["hours"] >= 48, row["safe"]) == (60, True, False)
+        assert self.report()["decisions"] == 60
+        assert "no decision of a guard yet" in Done("report", str(self.path), "--since", "0s").out
+        assert Done("report", str(self.path), "--since", "yesterday").code == 2
+
+    def test_in_words_it_tells_what_was_refused_and_what_speaks_against_it(self) -> None:
+        self.work(10)
+        self.guard.write("thing/1", "zombie", 1)
+        self.policy.mode = "strict"
+        self.work(5)
+        for token in (1, None):
+            with pytest.raises(Refused):
+                self.guard.write("thing/1", "zombie", token)  # type: ignore[arg-type]  # None is one without a token
+        done = Done("report", str(self.path))
+        assert done.code == 1
+        first, refused, *obstacles = done.out.splitlines()
+        assert (first, refused) == ("memory: strict, 7 decisions in 0 h", "  refused: 1 missing, 1 stale")
+        assert all(line.startswith("  not yet: ") for line in obstacles)
+        assert "only 7 decisions" in obstacles[0]
+        done = Done("report", str(self.path), "--decisions", "7", "--stale", "50")
+        assert done.out.splitlines()[2:] == ["  at the top; nothing speaks against it"], done.out
 
     def test_an_override_asks_for_an_explanation(self) -> None:
         self.work()
@@ -288,6 +318,18 @@ def test_raise_lifts_a_mark_never_lowers_one_and_is_audited(
         for url in marks
         for line in (("raise_mark", 50, None, f"restored {url[:4]}"), ("raise_mark", 20, 50, f"restored {url[:4]}"))
     ]
+
+
+def test_raise_and_lower_say_in_words_what_they_did(tmp_path: Path) -> None:
+    lite = tmp_path / "app.sqlite3"
+    with closing(sqlite3.connect(lite)) as conn, conn:
+        sqlite.admit(conn, "thing", 5)
+    audited = ("--reason", "r", "--audit", str(tmp_path / "audit.jsonl"))
+    url = f"sqlite://{lite}"
+    assert Done("raise", url, "thing", "--to", "50", *audited).out == "thing  raised from 5 to 50\n"
+    assert Done("raise", url, "thing", "--to", "20", *audited).out == "thing  stays at 50: never lowered\n"
+    assert Done("lower", url, "thing", "--to", "9", "--seen", "50", *audited).out == "thing  lowered from 50 to 9\n"
+    assert Done("raise", url, "new", "--to", "5", *audited).out == "new  raised from no mark to 5\n"
 
 
 def lift(url: str, tmp_path: Path, to: str = "50") -> Done:

@@ -128,6 +128,15 @@ def test_bump_raises_the_next_token(locks: sync.Locks, where: str) -> None:
     fence("bump", "job", "--above", str(2**63), "--backend", where, code=2)
 
 
+def test_bump_goes_past_what_any_issuer_can_have_come_to_only_by_force(locks: sync.Locks, where: str) -> None:
+    far = ("bump", "job", "--above", str(2**62), "--backend", where)
+    assert "force" in fence(*far, code=2).stderr
+    assert locks.acquire("job").token < 2**62
+    fence(*far, "--force")
+    locks.break_lock("job")
+    assert locks.acquire("job").token > 2**62
+
+
 def test_backends_prints_what_each_of_them_promises() -> None:
     told = json.loads(fence("backends", "--json").stdout)
     assert sorted(scheme for row in told for scheme in row["schemes"]) == sorted(registry.SCHEMES)

@@ -118,6 +118,15 @@ def test_arguments_and_streams_go_through_unchanged(runner: Runner) -> None:
     assert (done.wait(), done.errors) == (0, "oops\n"), "nothing of ours in between"
 
 
+@pytest.mark.parametrize("option", ["-v", "--verbose"])
+def test_it_says_what_happens_if_it_is_asked_to(runner: Runner, option: str) -> None:
+    done = runner.run(option, command=["sh", "-c", "echo $FENCE_TOKEN; exit 3"])
+    assert done.wait() == 3, done.story
+    holding, ended = done.errors.splitlines()
+    assert holding == f"fencepost: holding 'job' in {runner.url}, token {done.line()}"
+    assert ended == "fencepost: sh ended with 3"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_command_and_we_say_which(runner: Runner, locks: sync.Locks, number: signal.Signals) -> None:
     process, child = runner.sleeper()

@@ -159,10 +159,8 @@ def raise_mark(
     if as_json:
         print(json.dumps({"resource": resource, "before": before, "mark": str(mark.token)}))
     else:
-        raised = (
-            f"raised from {before} to {mark.token}" if mark.token != before else f"stays at {before}: never lowered"
-        )
-        say(f"{resource}  {raised}")
+        raised = f"raised from {before or 'no mark'} to {mark.token}"
+        say(f"{resource}  {raised if mark.token != before else f'stays at {before}: never lowered'}")
 
 
 def _given(url: str) -> str:
