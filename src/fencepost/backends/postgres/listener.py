@@ -14,6 +14,7 @@ import psycopg
 
 from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled
 from fencepost.driver import Driver, Signal, abandoned, boottime, run
+from fencepost.driver.scope import patience as within
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -105,9 +106,10 @@ class Ear:
                 thread.start()
                 self._stop, self._thread = stop, thread
             self._opening.append(signal)
-        if not await signal.wait(2 * self._patience):
+        limit = within(2 * self._patience)
+        if not await signal.wait(limit):
             raise BackendError(
-                f"no session to listen on in {2 * self._patience:g} s, see ?listen=: {self._trouble or 'no answer'}",
+                f"no session to listen on in {limit:g} s, see ?listen=: {self._trouble or 'no answer'}",
                 backend="postgresql",
                 ambiguous=False,
             )
