@@ -142,9 +142,8 @@ class SQLite(Backend):
         except FencepostError:
             raise  # QueueFull is a TimeoutError, and so an OSError too
         except (sqlite3.Error, OSError) as error:
-            blocked = "; a process was stopped inside a transaction?" if "locked" in str(error) else ""
             raise BackendError(
-                f"SQLite file {str(self._file.path)!r}: {error}{blocked}", backend=self.scheme, ambiguous=True
+                f"SQLite file {str(self._file.path)!r}: {error}", backend=self.scheme, ambiguous=True
             ) from error
 
     # The work, on whatever thread the driver gives
