@@ -9,7 +9,7 @@ from contextvars import copy_context
 import pytest
 
 from fencepost import driver
-from fencepost.driver.scope import Scope
+from fencepost.driver.scope import Scope, deadline
 from fencepost.driver.tasks import Asyncio, TaskSignal
 from fencepost.driver.threads import Blocking, ThreadSignal
 from tests.harness.child import Child
@@ -203,3 +203,19 @@ def test_a_wait_may_be_dropped_in_another_context_than_it_began_in() -> None:
     job = wait()
     copy_context().run(job.send, None)
     job.close()  # as the garbage collector does, wherever it happens to run
+
+
+async def test_background_work_started_in_a_request_does_not_end_with_its_deadline() -> None:
+    tasks = Asyncio()
+    seen: list[float | None] = []
+
+    async def work() -> None:
+        seen.append(deadline.get())
+
+    async def request() -> None:
+        assert deadline.get() is not None
+        tasks.spawn(work(), "work")
+        await asyncio.sleep(0)
+
+    await tasks.within(PATIENCE, request())
+    assert seen == [None]

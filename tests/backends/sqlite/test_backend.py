@@ -289,7 +289,7 @@ def test_an_interrupt_while_another_thread_has_the_file_is_heard(path: Path) -> 
         waits.set()
         return really(gate, limit)
 
-    with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as locks, pytest.MonkeyPatch.context() as patched:
         locks.acquire("warm").release()
         file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
 
@@ -299,7 +299,7 @@ def test_an_interrupt_while_another_thread_has_the_file_is_heard(path: Path) -> 
 
         occupying = background(occupy)
         until(lambda: _in_use(file), "another thread is inside", watching=[occupying])
-        Gate._wait = watched  # type: ignore[method-assign]
+        patched.setattr(Gate, "_wait", watched)
         helper = _interrupt(waits.is_set)
         with pytest.raises(KeyboardInterrupt):
             locks.acquire("a")

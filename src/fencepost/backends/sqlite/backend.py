@@ -16,7 +16,7 @@ from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
 from fencepost.backends.sqlite.mailbox import Wakes
 from fencepost.backends.sqlite.queue import SHARED, Line
-from fencepost.driver import Driver, scope, wait_until
+from fencepost.driver import Driver, Signal, scope, wait_until
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
 
@@ -57,18 +57,30 @@ class SQLite(Backend):
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
         self._file = File((Path(path) if path else _default()).absolute(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
-        self._mailbox = mailbox.Mailbox(self._folder)
+        self._mailbox = mailbox.Mailbox(self._folder, self._drop)
         self._lines = mailbox.Lines()
         self._line = Line(self._file.path, self._folder, self._mailbox)
 
     # The contract
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        return await self._offload(self._take, name, holder, ttl, queue)
+        try:
+            return await self._offload(self._take, name, holder, ttl, queue, self._alive())
+        except GeneratorExit:
+            self._mailbox.forsake(name, holder)
+            raise
 
     async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        asked = await self._offload(self._take_share, name, holder, ttl, limit, queue)
+        try:
+            asked = await self._offload(self._take_share, name, holder, ttl, limit, queue, self._alive())
+        except GeneratorExit:
+            self._mailbox.forsake(name, holder)
+            raise
         return asked if isinstance(asked, Grant) else None
+
+    def _alive(self) -> Signal | None:
+        """What shows, where there is an event loop, whether that has been closed; it may be before the wait begins."""
+        return None if self.driver.blocking else self.driver.signal()
 
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
         return await self._wait(name, holder, timeout, self._look, name, holder, ttl)
@@ -82,7 +94,7 @@ class SQLite(Backend):
         now = self.driver.now
         until = None if timeout is None else now() + timeout
         signal = self.driver.signal()
-        self._mailbox.expect(holder, signal)
+        self._mailbox.expect(name, holder, signal)
         self._lines.join(name, holder, signal)
         try:
             while True:
@@ -97,11 +109,15 @@ class SQLite(Backend):
                     await wait_until(self.driver, signal, overdue if until is None else min(overdue, until))
                 else:
                     await signal.wait(None if until is None else until - now())
+        except GeneratorExit:
+            self._mailbox.forsake(name, holder)
+            raise
         finally:
             self._mailbox.forget(holder)
             self._lines.leave(name, holder)
 
     async def leave(self, name: str, holder: str) -> None:
+        self._mailbox.forget(holder)
         await self._offload(self._leave, name, holder)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
@@ -148,7 +164,7 @@ class SQLite(Backend):
 
     # The work, on whatever thread the driver gives
 
-    def _take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    def _take(self, name: str, holder: str, ttl: float, queue: int | None, alive: Signal | None = None) -> Grant | None:
         wakes: Wakes = []
         with self._file.writing() as db:
             since = self.driver.now()
@@ -165,6 +181,7 @@ class SQLite(Backend):
                     token, since = row[0], row[1] - ttl
                 elif queue is not None:
                     self._line.join(db, name, holder, ttl, queue)
+                    self._joined(name, holder, alive)
         self._wake(wakes)
         if not token:
             return None
@@ -182,7 +199,13 @@ class SQLite(Backend):
         # The holder is overdue, or this waiter's own entry is gone: repair it, then look again.
         return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
 
-    def _take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | float:
+    def _joined(self, name: str, holder: str, alive: Signal | None) -> None:
+        if alive is not None:
+            self._mailbox.expect(name, holder, alive)
+
+    def _take_share(
+        self, name: str, holder: str, ttl: float, limit: int, queue: int | None, alive: Signal | None = None
+    ) -> Grant | float:
         """A share, or a place in line: then the instant at which the first of the present holders expires."""
         wakes: Wakes = []
         with self._file.writing() as db:
@@ -195,6 +218,7 @@ class SQLite(Backend):
             if grant is None:
                 if queue is not None:
                     self._line.join(db, name, holder, ttl, queue, limit)
+                    self._joined(name, holder, alive)
                 (expires,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
         self._wake(wakes)
         if grant is None:
@@ -246,6 +270,11 @@ class SQLite(Backend):
             elif row and row[0] == SHARED:
                 self._line.part(db, name, self.driver.now(), wakes)
         self._wake(wakes)
+
+    def _drop(self, name: str, holder: str) -> None:
+        """Leave the line for a waiter that nobody can wake any more; the next in this process minds the deadline."""
+        self._leave(name, holder)
+        self._lines.leave(name, holder)
 
     def _renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         with self._file.writing() as db:
