@@ -11,6 +11,8 @@ from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
 
+_CROWD = 1000
+
 SHARED = ""
 """The holder of a lock that sharers hold."""
 
@@ -54,6 +56,8 @@ class Store:
         self.locks: dict[str, Lock] = {}
         self.observers: dict[str, list[Signal]] = {}
         self.token = 0
+        self.crowd = _CROWD
+        """How many locks make it worth looking for those that have expired, and that nobody asked for since."""
 
     def mint(self) -> int:
         if self.token == MAX_TOKEN:
@@ -65,6 +69,8 @@ class Store:
         token = self.mint()
         lock = self.locks.get(name)
         if lock is None:
+            if len(self.locks) >= self.crowd:
+                self.tidy(now)
             self.locks[name] = Lock(holder, token, now + ttl)
         else:
             lock.holder, lock.token, lock.expires = holder, token, now + ttl
@@ -82,6 +88,8 @@ class Store:
             return None
         token = self.mint()
         if lock is None:
+            if len(self.locks) >= self.crowd:
+                self.tidy(now)
             lock = self.locks[name] = Lock(SHARED, token, now + ttl)
         lock.sharers[holder] = Share(token, now + ttl)
         self.settle(name, lock)
@@ -169,6 +177,12 @@ class Store:
         """Wake those who watch the lock."""
         for signal in self.observers.pop(name, ()):
             signal.set()
+
+    def tidy(self, now: float) -> None:
+        """Hand on all that has expired: nobody may ever ask for those names again."""
+        for name in [name for name, lock in self.locks.items() if now >= lock.expires]:
+            self.sweep(name, now)
+        self.crowd = max(_CROWD, 2 * len(self.locks))
 
     def sweep(self, name: str, now: float) -> None:
         """Hand on what has expired, and let nobody wait behind those who are gone."""

@@ -18,7 +18,7 @@ from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience as within
 from fencepost.errors import BackendError, ConfigError
 
-_VERSION, _REVISION = 1, 3
+_VERSION, _REVISION = 1, 4
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
 LIBPQ = frozenset(
     {

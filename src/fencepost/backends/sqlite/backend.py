@@ -1,5 +1,6 @@
 """Locks in an SQLite file: the embedded default, shared by all processes of one host."""
 
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
 
 T = TypeVar("T")
+
+_log = logging.getLogger("fencepost")
 
 _LOOK = """SELECT token, expires, holder, EXISTS (SELECT 1 FROM waiter WHERE waiter.holder = ?)
     FROM lock WHERE name = ?"""
@@ -185,8 +188,20 @@ class SQLite(Backend):
         self._wake(wakes)
         if not token:
             return None
-        self._file.cover(token)
+        if self._file.cover(token):
+            self._tidy()
         return Grant(token, ttl, since)
+
+    def _tidy(self) -> None:
+        """Forget what has expired under names that nobody asks for again: once for each block of tokens."""
+        wakes: Wakes = []
+        try:
+            with self._file.writing() as db:
+                self._line.tidy(db, self.driver.now(), wakes)
+        except (BackendError, sqlite3.Error) as error:
+            _log.info("expired locks stay in %r for now: %s", str(self._file.path), error)
+        else:
+            self._wake(wakes)
 
     def _look(self, name: str, holder: str, ttl: float) -> Grant | float:
         """This waiter's grant, or else the instant at which the present holder's lease expires."""
@@ -223,7 +238,8 @@ class SQLite(Backend):
         self._wake(wakes)
         if grant is None:
             return float(expires)
-        self._file.cover(grant.token)
+        if self._file.cover(grant.token):
+            self._tidy()
         return grant
 
     def _look_share(self, name: str, holder: str, ttl: float, limit: int) -> Grant | float:

@@ -111,22 +111,25 @@ class File:
                 if durable:
                     db.execute("PRAGMA synchronous = NORMAL")
 
-    def cover(self, token: int) -> None:
+    def cover(self, token: int) -> bool:
         """Return once the token is reserved on disk, so that not even a power loss can bring it back.
 
-        Everything else may be lost with the power: those who held or waited are lost too.
+        Everything else may be lost with the power: those who held or waited are lost too. True if this has reserved
+        another block of tokens, as happens now and then.
         """
         if token <= self._reserved:
-            return
+            return False
         try:
             with self.writing(durable=True) as db:
                 (reserved,) = db.execute("SELECT reserved FROM issuer").fetchone()
-                if token > reserved:
+                another = token > reserved
+                if another:
                     reserved = min(token + _BLOCK, MAX_TOKEN)
                     db.execute("UPDATE issuer SET reserved = ?", (reserved,))
         except BackendError as error:  # the grant itself was made
             raise BackendError(str(error), backend=error.backend, ambiguous=True) from error
         self._reserved = reserved
+        return another
 
     def _patiently(self, db: sqlite3.Connection, statement: str, *args: object, waited: float = 0.0) -> sqlite3.Cursor:
         """Execute once the file is free. BackendError if it is not, counting what the caller has ``waited`` already."""
