@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -204,16 +203,6 @@ class TestReport:
         with pytest.raises(TokenClash):
             self.guard.write("thing/x", "x", Stamp(500, 1, "bob"))
         assert "fencepost bump" in self.report("--stale", "50")["obstacles"][0]
-
-    def test_only_the_last_hours_count_if_it_is_told_so(self) -> None:
-        self.work(60)
-        old = next(read_audit(self.path)) | {"at": time.time() - 7200, "verdict": "clash", "enforced": False}
-        with self.path.open("a") as log:
-            log.write(json.dumps(old) + "\n")
-        row = self.report("--since", "3h")
-        assert (row["decisions"], row["safe"]) == (61, False)
-        row = self.report("--since", "1h")
-        assert (row["decisions"], row["safe"]) == (60, True)
 
 
 def test_install_prepares_a_database_and_sets_a_trigger(postgres_server: Endpoint) -> None:

@@ -9,7 +9,7 @@ from contextvars import copy_context
 import pytest
 
 from fencepost import driver
-from fencepost.driver.scope import Closed, Scope
+from fencepost.driver.scope import Closed, Scope, deadline
 from fencepost.driver.tasks import Asyncio, TaskSignal
 from fencepost.driver.threads import Blocking, ThreadSignal
 from tests.harness.child import Child
@@ -225,3 +225,19 @@ async def test_what_a_wait_has_started_outlives_the_end_of_that_wait() -> None:
     go.set()
     async with asyncio.timeout(PATIENCE):
         assert await ended == "when it was done"
+
+
+async def test_background_work_started_in_a_request_does_not_end_with_its_deadline() -> None:
+    tasks = Asyncio()
+    seen: list[float | None] = []
+
+    async def work() -> None:
+        seen.append(deadline.get())
+
+    async def request() -> None:
+        assert deadline.get() is not None
+        tasks.spawn(work(), "work")
+        await asyncio.sleep(0)
+
+    await tasks.within(PATIENCE, request())
+    assert seen == [None]

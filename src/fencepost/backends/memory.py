@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
-from fencepost.driver import Driver, Signal, wait_until
+from fencepost.driver import Driver, Signal, abandoned, wait_until
 from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
+
+_CROWD = 1000
 
 SHARED = ""
 """The holder of a lock that sharers hold."""
@@ -21,6 +23,13 @@ class Waiter:
     signal: Signal
     limit: int | None = None
     """How many sharers there may be at most, with this one; None: it wants the lock for itself."""
+    forsaken: bool = False
+    """Its coroutine was closed, so that nobody cleans up."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody can wake it any more."""
+        return self.forsaken or abandoned(self.signal)
 
 
 @dataclass(slots=True)
@@ -47,6 +56,8 @@ class Store:
         self.locks: dict[str, Lock] = {}
         self.observers: dict[str, list[Signal]] = {}
         self.token = 0
+        self.crowd = _CROWD
+        """How many locks make it worth looking for those that have expired, and that nobody asked for since."""
 
     def mint(self) -> int:
         if self.token == MAX_TOKEN:
@@ -58,6 +69,8 @@ class Store:
         token = self.mint()
         lock = self.locks.get(name)
         if lock is None:
+            if len(self.locks) >= self.crowd:
+                self.tidy(now)
             self.locks[name] = Lock(holder, token, now + ttl)
         else:
             lock.holder, lock.token, lock.expires = holder, token, now + ttl
@@ -75,6 +88,8 @@ class Store:
             return None
         token = self.mint()
         if lock is None:
+            if len(self.locks) >= self.crowd:
+                self.tidy(now)
             lock = self.locks[name] = Lock(SHARED, token, now + ttl)
         lock.sharers[holder] = Share(token, now + ttl)
         self.settle(name, lock)
@@ -91,6 +106,7 @@ class Store:
         """Give a lock that has become free to its first waiter, and who may share it with that one; or forget it."""
         lock = self.locks[name]
         lock.sharers.clear()
+        self.skip_gone(lock)
         if not lock.waiters:
             del self.locks[name]
             if self.observers:
@@ -110,11 +126,17 @@ class Store:
         """Let in from the head of the line who may share, now that there may be room."""
         lock = self.locks[name]
         for holder, waiter in list(lock.waiters.items()):
+            if waiter.gone:
+                del lock.waiters[holder]
+                continue
             if waiter.limit is None or len(lock.sharers) >= waiter.limit:
                 break
             del lock.waiters[holder]
             lock.sharers[holder] = Share(self.mint(), now + waiter.ttl)
             waiter.signal.set()
+        if not lock.sharers:  # the first in line is gone as of just now
+            self.hand_over(name, now)
+            return
         self.settle(name, lock)
         self.rouse(lock)
 
@@ -137,6 +159,14 @@ class Store:
         else:
             self.hand_over(name, now)
 
+    def skip_gone(self, lock: Lock) -> bool:
+        """Take those from the head of the line whose event loop was closed; whether there were any."""
+        found = False
+        while lock.waiters and next(iter(lock.waiters.values())).gone:
+            del lock.waiters[next(iter(lock.waiters))]
+            found = True
+        return found
+
     def rouse(self, lock: Lock) -> None:
         """The first in line minds the deadline: have it look which one."""
         for waiter in lock.waiters.values():
@@ -148,10 +178,23 @@ class Store:
         for signal in self.observers.pop(name, ()):
             signal.set()
 
+    def tidy(self, now: float) -> None:
+        """Hand on all that has expired: nobody may ever ask for those names again."""
+        for name in [name for name, lock in self.locks.items() if now >= lock.expires]:
+            self.sweep(name, now)
+        self.crowd = max(_CROWD, 2 * len(self.locks))
+
     def sweep(self, name: str, now: float) -> None:
-        """Hand on what has expired."""
+        """Hand on what has expired, and let nobody wait behind those who are gone."""
         lock = self.locks.get(name)
-        if lock is None or now < lock.expires:
+        if lock is None:
+            return
+        skipped = self.skip_gone(lock)
+        if now < lock.expires:
+            if skipped and lock.holder == SHARED:
+                self.admit(name, now)
+            elif skipped:
+                self.rouse(lock)
             return
         if lock.holder == SHARED:
             lock.sharers = {holder: share for holder, share in lock.sharers.items() if now < share.expires}
@@ -211,6 +254,8 @@ class Memory(Backend):
     def _join(self, name: str, lock: Lock, holder: str, waiter: Waiter, queue: int | None) -> None:
         if queue is not None:
             if len(lock.waiters) >= queue:
+                lock.waiters = {each: waits for each, waits in lock.waiters.items() if not waits.gone}
+            if len(lock.waiters) >= queue:
                 raise QueueFull(name, queue)
             lock.waiters[holder] = waiter
 
@@ -221,6 +266,15 @@ class Memory(Backend):
         return await self._wait(name, holder, ttl, limit, timeout)
 
     async def _wait(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
+        try:
+            return await self._granted(name, holder, ttl, limit, timeout)
+        except GeneratorExit:
+            self._forsake(name, holder)
+            raise
+
+    async def _granted(
+        self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None
+    ) -> Grant | None:
         store = self._store
         until = None if timeout is None else self.driver.now() + timeout
         while True:
@@ -243,6 +297,16 @@ class Memory(Backend):
                 await wait_until(self.driver, waiter.signal, minded if until is None else min(minded, until))
             else:
                 await waiter.signal.wait(None if until is None else until - now)
+
+    def _forsake(self, name: str, holder: str) -> None:
+        store = self._store
+        if (lock := store.locks.get(name)) and (waiter := lock.waiters.get(holder)):
+            waiter.forsaken = True
+        try:
+            with store.gate:
+                store.leave(name, holder, self.driver.now())
+        except BackendError:
+            pass  # it was collected inside another request of this thread: whoever comes next skips it
 
     async def leave(self, name: str, holder: str) -> None:
         with self._store.gate:
@@ -347,8 +411,9 @@ class Memory(Backend):
 
 
 def _status(name: str, lock: Lock, now: float) -> Status:
+    waiters = tuple(holder for holder, waiter in lock.waiters.items() if not waiter.gone)
     if lock.holder != SHARED:
-        return Status(name, lock.holder, lock.token, lock.expires - now, tuple(lock.waiters))
+        return Status(name, lock.holder, lock.token, lock.expires - now, waiters)
     longest = max(share.expires for share in lock.sharers.values())
     live = tuple(holder for holder, share in lock.sharers.items() if now < share.expires)
-    return Status(name, live[0] if live else "", lock.token, longest - now, tuple(lock.waiters), live)
+    return Status(name, live[0] if live else "", lock.token, longest - now, waiters, live)

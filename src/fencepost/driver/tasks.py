@@ -94,10 +94,11 @@ class Asyncio:
 
     def _task(self, job: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
         context = None
-        if current.get() is not None:
+        if current.get() is not None or deadline.get() is not None:
             # It works for everybody: the end of the wait that it was started in is not its own.
             context = copy_context()
             context.run(current.set, None)
+            context.run(deadline.set, None)
         task = asyncio.get_running_loop().create_task(job, name=name, context=context)
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
@@ -124,7 +125,10 @@ class Asyncio:
             async with asyncio.timeout(seconds):
                 return await request
         finally:
-            deadline.reset(before)
+            try:
+                deadline.reset(before)
+            except ValueError:
+                pass  # a coroutine that nobody finished was collected, in the context of somebody else
 
     def close(self) -> None:
         if self._thread is not None:

@@ -2,10 +2,11 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError, ConfigError
 from fencepost.sql.connections import kind, sqlalchemy_connection
@@ -72,7 +73,7 @@ def patient() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY:
+        if not is_busy(error):
             raise
         raise BackendError(_busy(error), backend="sqlite", ambiguous=False) from error
 
@@ -100,19 +101,31 @@ def _busy(error: sqlite3.OperationalError) -> str:
     )
 
 
-def patiently(db: sqlite3.Connection, statement: str, *args: object, busy: float) -> sqlite3.Cursor:
+def is_busy(error: sqlite3.OperationalError) -> bool:
+    """Whether another connection's transaction was in the way."""
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def nap(seconds: float) -> None:
+    """Sleep where nothing has begun yet, so that an interrupt may come."""
+    interruptible(time.sleep, seconds)
+
+
+def patiently(
+    db: sqlite3.Connection, statement: str, *args: object, busy: float, sleep: Callable[[float], None] = nap
+) -> sqlite3.Cursor:
     """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds.
 
     SQLite does not wait at all for some statements, such as the change to WAL of a file that others open too.
     """
-    nap = 0.00005
+    pause = 0.00005
     until = 0.0
     while True:
         try:
             return db.execute(statement, args)
         except sqlite3.OperationalError as error:
             until = until or time.monotonic() + patience(busy)
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+            if not is_busy(error) or time.monotonic() > until:
                 raise
-        time.sleep(nap)
-        nap = min(nap * 1.5, 0.002)
+        sleep(pause)
+        pause = min(pause * 1.5, 0.002)

@@ -103,6 +103,29 @@ def test_locks_out_of_use_can_be_forgotten_without_losing_the_order(server: Post
         assert locks.acquire(name).token > used.token
 
 
+def test_what_dead_programs_left_is_forgotten_with_it(server: Postgres, name: str) -> None:
+    held, shared, live = (f"{name}/{each}" for each in ("held", "shared", "live"))
+    process = secrets.randbits(60)
+    with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
+        share = locks.shared(live).acquire()
+        other.execute("SELECT fencepost.beat(%s, false, 60)", [process])
+        assert len(other.execute(TAKE, [held]).fetchall()) == 1
+        other.execute("SELECT fencepost.take(%s, %s, 60, 100, %s)", [held, f"{name} waits", process])
+        other.execute("SELECT fencepost.take_share(%s, %s, 60, 5, NULL, NULL)", [shared, f"{name} shares"])
+        ((waiters,),) = other.execute("SELECT waiters FROM fencepost.lock WHERE name = %s", [held])
+        assert waiters == 1
+        ago = "SET expires = expires - interval '2 days' WHERE name = ANY(%s)"
+        other.execute(f"UPDATE fencepost.lock {ago}", [[held, shared, live]])  # live: sharers renew their own rows
+        other.execute(f"UPDATE fencepost.share {ago}", [[shared]])
+        other.execute("UPDATE fencepost.process SET until = until - interval '2 days' WHERE id = %s", [process])
+        other.execute("SELECT fencepost.prune('1 day')")
+        for table in ("lock", "waiter", "share"):
+            left = other.execute(f"SELECT name FROM fencepost.{table} WHERE starts_with(name, %s)", [name]).fetchall()
+            assert left == ([] if table == "waiter" else [(live,)])
+        share.renew()
+        assert share.release()
+
+
 def test_they_grow_over_many_processes_killed_holders_and_a_crashed_server() -> None:
     """`python -m tests.programs.token_run` does the same with 10,000 acquisitions."""
     with Postgres() as server:

@@ -9,18 +9,21 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.sqlite import file as sqlite_file
+from fencepost.driver import interrupts
+from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
 from tests.conformance.faces import FACES, Client
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
-from tests.harness.threads import background, on_thread
+from tests.harness.threads import Background, background, on_thread
 from tests.harness.waiting import PATIENCE, until, until_async
 
 
@@ -257,8 +260,10 @@ def test_an_interrupt_just_after_begin_leaves_no_transaction_open(path: Path, mo
     patiently = sqlite_file.File._patiently
     armed = [True]
 
-    def interrupted(self: sqlite_file.File, db: sqlite3.Connection, statement: str, *args: object) -> sqlite3.Cursor:
-        cursor = patiently(self, db, statement, *args)
+    def interrupted(
+        self: sqlite_file.File, db: sqlite3.Connection, statement: str, *args: object, **options: Any
+    ) -> Any:
+        cursor = patiently(self, db, statement, *args, **options)
         if statement.startswith("BEGIN") and armed:
             armed.clear()
             raise KeyboardInterrupt
@@ -284,25 +289,123 @@ def _in_use(file: sqlite_file.File) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Somebody is inside a transaction."""
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+def _interrupt(heard: Callable[[], object]) -> Background[None]:
+    """Interrupt the main thread once it waits."""
+
+    def meanwhile() -> None:
+        until(heard, "it waits")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    return background(meanwhile)
+
+
 @isolated
 def test_an_interrupt_while_the_file_is_busy_is_heard_at_once(path: Path) -> None:
     with fencepost.connect(f"sqlite://{path}?busy=1h", ttl=60) as locks:
         locks.acquire("warm").release()
-        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        other.execute("BEGIN IMMEDIATE")
+        file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+        with locked(path):
+            helper = _interrupt(lambda: file._gate.held_up)
+            with pytest.raises(KeyboardInterrupt):
+                locks.acquire("a")
+            helper.result()
+        assert locks.status("a") is None
 
-        def meanwhile() -> None:
-            file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
-            until(lambda: _in_use(file), "the file in use")
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            other.execute("ROLLBACK")
 
-        helper = background(meanwhile)
+@isolated
+def test_an_interrupt_while_another_thread_has_the_file_is_heard(path: Path) -> None:
+    waits, done = threading.Event(), threading.Event()
+    really = Gate._wait
+
+    def watched(gate: Gate, limit: float) -> float:
+        waits.set()
+        return really(gate, limit)
+
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as locks, pytest.MonkeyPatch.context() as patched:
+        locks.acquire("warm").release()
+        file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+
+        def occupy() -> None:
+            with file.idle():
+                assert done.wait(PATIENCE)
+
+        occupying = background(occupy)
+        until(lambda: _in_use(file), "another thread is inside", watching=[occupying])
+        patched.setattr(Gate, "_wait", watched)
+        helper = _interrupt(waits.is_set)
         with pytest.raises(KeyboardInterrupt):
             locks.acquire("a")
         helper.result()
-        other.close()
+        done.set()
+        occupying.result()
         assert locks.status("a") is None
+
+
+def test_a_thread_behind_one_that_waits_for_the_file_waits_no_longer_than_that(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for as long again as each before it, and never past ``busy=`` for one that gets no further."""
+    go_on = threading.Event()
+
+    def stuck(seconds: float) -> None:
+        assert go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(sqlite_file, "nap", stuck)
+    with fencepost.connect(f"sqlite://{path}?busy=300ms", ttl=60) as locks:
+        locks.acquire("warm").release()
+        file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+        with locked(path):
+            first = background(lambda: locks.acquire("a"))
+            until(lambda: file._gate.held_up, "it waits for the file", watching=[first])
+            behind = [background(lambda: locks.acquire("b")) for _ in range(3)]
+            for each in behind:
+                with pytest.raises(BackendError, match="stopped inside a transaction") as raised:
+                    each.result()
+                assert not raised.value.ambiguous, "nothing was begun, so nothing is to be cleaned up"
+            assert not first.done
+            go_on.set()
+            with pytest.raises(BackendError, match="stopped inside a transaction"):
+                first.result()
+        assert locks.acquire("b", timeout=PATIENCE).release()
+
+
+def test_a_thread_that_waited_for_another_one_has_only_the_rest_of_its_time_for_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+    file = sqlite_file.File(path, 300.0)
+    with contextlib.closing(file):
+        file.read("SELECT 1")
+        monkeypatch.setattr(sqlite_file, "nap", naps.append)
+        with locked(path), pytest.raises(BackendError, match="stopped"):
+            file._patiently(file._current(), "BEGIN IMMEDIATE", waited=301.0)
+        assert naps == [], "it has tried once"
+
+
+def test_one_that_waits_for_another_thread_at_work_does_not_give_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: it gets further."""
+    with fencepost.connect(f"sqlite://{path}?busy=1ms", ttl=60) as locks:
+        locks.acquire("warm").release()
+        steps: list[float] = []
+        with locks._core.backend.idle():  # type: ignore[attr-defined]  # SQLite's own
+            monkeypatch.setattr(interrupts, "check", lambda: steps.append(0))
+            waiting = background(lambda: locks.acquire("a"))
+            until(lambda: len(steps) > 2, "it has waited for longer than busy=", watching=[waiting])
+        assert waiting.result().release()
 
 
 async def test_closing_does_not_block_the_event_loop(path: Path) -> None:
@@ -333,15 +436,10 @@ async def test_a_file_that_stays_busy_does_not_outlast_an_acquires_timeout(path:
     tokens(path)
     client = Client(face, f"sqlite://{path}?busy=1h", ttl=60)
     assert await client.status("a") is None
-    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    tries = [asyncio.create_task(client.acquire("a", timeout=0.05)) for _ in range(3)]
-    try:
+    with locked(path):
+        tries = [asyncio.create_task(client.acquire("a", timeout=0.05)) for _ in range(3)]
         async with asyncio.timeout(PATIENCE):
             said = await asyncio.gather(*tries, return_exceptions=True)
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
     assert [type(each) for each in said] == [BackendError] * 3
 
     async def works() -> bool:
@@ -355,16 +453,13 @@ async def test_a_file_that_stays_busy_does_not_outlast_an_acquires_timeout(path:
 
 def test_a_process_frozen_inside_a_transaction_is_reported_as_such(path: Path) -> None:
     tokens(path)
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
     with (
+        locked(path),
         fencepost.connect(f"sqlite://{path}?busy=50ms") as locks,
         pytest.raises(BackendError, match="stopped inside a transaction") as raised,
     ):
         locks.acquire("a")
     assert str(path) in str(raised.value)
-    other.execute("ROLLBACK")
-    other.close()
 
 
 def test_while_it_is_idle_no_thread_has_the_file(path: Path, locks: sync.Locks) -> None:

@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from fencepost_lab.faults.record import Faults
-from fencepost_lab.servers import Redis
+from fencepost_lab.servers import Postgres, Redis
 from fencepost_lab.servers.processes import Missing, program
-from fencepost_lab.servers.server import StartFailed
+from fencepost_lab.servers.server import Server, StartFailed
 
 _SETTING = struct.Struct("=ddd")  # real time when it began, time shown then, rate
 _SIZE = 8 + 2 * _SETTING.size
@@ -89,15 +89,28 @@ class Clock:
 
 
 @dataclass(kw_only=True, eq=False)
-class ClockedRedis(Redis):
-    """A Redis with a wall clock of its own. Raises Missing if there is no C compiler."""
-
-    who: str = "redis"
+class _Clocked(Server):
+    who: str
     faults: Faults = field(default_factory=Faults)
     clock: Clock = field(init=False, repr=False)
 
     def prepare(self) -> None:
         self.clock = Clock(self.folder, who=self.who, faults=self.faults)
+        super().prepare()
 
     def command(self) -> list[str]:
         return self.clock.wrap(super().command())
+
+
+@dataclass(kw_only=True, eq=False)
+class ClockedRedis(_Clocked, Redis):
+    """A Redis with a wall clock of its own. Raises Missing if there is no C compiler."""
+
+    who: str = "redis"
+
+
+@dataclass(kw_only=True, eq=False)
+class ClockedPostgres(_Clocked, Postgres):
+    """A Postgres with a wall clock of its own. Raises Missing if there is no C compiler."""
+
+    who: str = "postgres"

@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from fencepost import address, check
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.local_queue import Lines
+from fencepost.backends.margin import kept, remains
 from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
 from fencepost.backends.postgres.doctor import examine
 from fencepost.backends.postgres.listener import Ear, Waiter
@@ -56,7 +58,7 @@ class Postgres(Backend):
         consensus=False,
         failover="locks and tokens survive restart and crash; a standby that lags may lose the last grants, yet "
         "tokens go on, as they follow the clock",
-        clock="the server's wall clock",
+        clock="the server's wall clock; the holder counts its own deadline on its own clock",
         token="one kept row per lock: the larger of the last token + 1 and the server's time in microseconds, read "
         "while the row is locked",
         wakeup="NOTIFY to the session of the next waiter alone, which looks its grant up; besides, one waiter of "
@@ -98,6 +100,7 @@ class Postgres(Backend):
             patience=self._patience,
             poll=self._poll,
             listen=listen,
+            now=self.driver.now,
             dropped=lambda waiter: self._lines.leave(waiter.name, waiter.holder),
         )
 
@@ -130,7 +133,7 @@ class Postgres(Backend):
             raise
         if answer[0] == 0:
             _, clock, expires = answer
-            waiter.base = sent, clock
+            self._ear.clocks = sent, clock
             waiter.overdue = self.driver.now() + (expires - clock) / 1e6
             return None
         self._ear.forget(waiter.holder)
@@ -145,7 +148,7 @@ class Postgres(Backend):
             self._take if limit is None else self._take_share,
             name,
             holder,
-            repr(ttl),
+            _kept(ttl),
             *(() if limit is None else (str(limit),)),
             None if queue is None else str(queue),
             None if process is None else str(process),
@@ -157,12 +160,7 @@ class Postgres(Backend):
         if len(answer) == 1:
             return Grant(answer[0], ttl, sent)
         token, clock, expires = answer
-        return self._since(token, expires, (sent, clock), ttl)
-
-    def _since(self, token: int, expires: int, base: tuple[float, int], ttl: float) -> Grant:
-        """A grant made at some earlier instant, which only the server's clock has seen."""
-        local, clock = base
-        return Grant(token, ttl, min(local + (expires - clock) / 1e6 - ttl, self.driver.now()))
+        return _earlier(token, sent, (expires - clock) / 1e6, ttl)
 
     async def wait(
         self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
@@ -177,7 +175,7 @@ class Postgres(Backend):
                 waiter.signal.clear()
                 if waiter.grant is not None:
                     self._ear.forget(holder)
-                    return self._since(*waiter.grant, waiter.base, ttl)
+                    return _earlier(*waiter.grant, ttl)
                 first = self._lines.first(name, holder)
                 if waiter.doubtful or (first and now() >= waiter.overdue):
                     try:
@@ -236,7 +234,7 @@ class Postgres(Backend):
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         names, holders, tokens, ttls = (list(column) for column in zip(*holds, strict=True))
         rows = await self._links.rows(
-            f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)", names, holders, tokens, ttls
+            f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)", names, holders, tokens, [*map(kept, ttls)]
         )
         renewed = {place for (place,) in rows}
         return [Renewal.RENEWED if place in renewed else Renewal.LOST for place in range(1, len(holds) + 1)]
@@ -283,7 +281,18 @@ def _listen(option: str | None) -> tuple[Address | None, bool | None]:
 
 def _status(row: tuple[str, str, int, float, list[str], list[str]]) -> Status:
     name, holder, token, remaining, waiters, sharers = row
-    return Status(name, holder, token, remaining, tuple(waiters), tuple(sharers))
+    return Status(name, holder, token, remains(remaining), tuple(waiters), tuple(sharers))
+
+
+@lru_cache(64)
+def _kept(ttl: float) -> str:
+    """For how many seconds the server keeps a lease: the same for nearly all who ask."""
+    return repr(kept(ttl))
+
+
+def _earlier(token: int, asked: float, left: float, ttl: float) -> Grant:
+    """A grant made at some earlier instant, of which the server had ``left`` seconds left when it was ``asked``."""
+    return Grant(token, ttl, asked + min(remains(left) - ttl, 0.0))
 
 
 def _passing(error: BackendError) -> bool:

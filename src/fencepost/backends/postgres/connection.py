@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Generator, Sequence
 from functools import partial
 from importlib import resources
+from math import inf
 from typing import Any, TypeAlias
 
 import psycopg
@@ -17,7 +18,7 @@ from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience as within
 from fencepost.errors import BackendError, ConfigError
 
-_VERSION, _REVISION = 1, 3
+_VERSION, _REVISION = 1, 4
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
 LIBPQ = frozenset(
     {
@@ -103,6 +104,11 @@ class BlockingLink(psycopg.Connection[Any]):
 
     def __del__(self, *_: object) -> None:
         """Say nothing: who drops the locks unclosed has never seen this connection, which ends with them."""
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **options: Any) -> Generator[Any, Any, Any]:
+        # libpq keeps whole seconds, and those for each host: the caller may not wait so long. asyncio cancels it.
+        return _bounded(super()._connect_gen(*args, **options), within(inf))
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         try:

@@ -14,6 +14,7 @@ import psycopg
 
 from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled
 from fencepost.driver import Driver, Signal, abandoned, boottime, run
+from fencepost.driver.scope import patience as within
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -33,21 +34,17 @@ class Waiter:
     signal: Signal
     limit: int | None = None
     """How many sharers there may be at most, with this one; None: it wants the lock for itself."""
-    grant: tuple[int, int] | None = None
-    """Token and the server's instant of expiry, once they have come."""
+    grant: tuple[int, float, float] | None = None
+    """Once it has come: its token, when the server was asked about it, and how many seconds were left then."""
     doubtful: bool = False
     """Whether its entry may be gone, or its grant have been missed."""
     forsaken: bool = False
     """Whether its coroutine was closed, so that nobody cleans up."""
-    base: tuple[float, int] = (0.0, 0)
-    """A local instant, and an instant of the server's clock that is not earlier."""
     overdue: float = 0.0
     """The local instant at which the present holder's lease has expired, unless it is renewed."""
 
-    def mind(self, expires: int) -> None:
-        """Wake early enough for the server's instant ``expires``."""
-        local, clock = self.base
-        overdue = local + (expires - clock) / 1e6
+    def mind(self, overdue: float) -> None:
+        """Wake early enough for that instant."""
         if overdue < self.overdue:
             self.overdue = overdue
             self.signal.set()
@@ -68,13 +65,16 @@ class Ear:
         patience: float,
         poll: float,
         listen: bool | None,
+        now: Callable[[], float],
         dropped: Callable[[Waiter], None],
     ) -> None:
         self._info = info
+        self._now = now
         self._dropped = dropped
         self._told: set[str] = set()  # the waiters that hold now, if what was heard is true
         self._schema = schema
-        grant = f"SELECT token || ' ' || {schema}.us(expires) FROM {schema}.%s WHERE name = $1 AND holder = $2"
+        self._times = f"{schema}.us(expires), {schema}.us(clock_timestamp())"
+        grant = f"SELECT concat_ws(' ', token, {self._times}) FROM {schema}.%s WHERE name = $1 AND holder = $2"
         self._granted = Call("granted", f"SELECT coalesce(({grant % 'lock'}), ({grant % 'share'}))")
         self._patience = patience
         self._poll = poll
@@ -86,6 +86,8 @@ class Ear:
         self._stop: socket.socket | None = None  # closing it ends the thread
         self._trouble = ""
         self._last: int | None = None  # the id of the session that broke
+        self.clocks: tuple[float, int] = (0.0, 0)
+        """A local instant, and the server's clock read after it: the last pair that came."""
         self.id: int | None = None
         """Under which the server knows this process; None while it is deaf."""
 
@@ -104,9 +106,10 @@ class Ear:
                 thread.start()
                 self._stop, self._thread = stop, thread
             self._opening.append(signal)
-        if not await signal.wait(2 * self._patience):
+        limit = within(2 * self._patience)
+        if not await signal.wait(limit):
             raise BackendError(
-                f"no session to listen on in {2 * self._patience:g} s, see ?listen=: {self._trouble or 'no answer'}",
+                f"no session to listen on in {limit:g} s, see ?listen=: {self._trouble or 'no answer'}",
                 backend="postgresql",
                 ambiguous=False,
             )
@@ -221,11 +224,12 @@ class Ear:
     def _heard(self, news: str) -> None:
         """Note what a message says. Everybody in the database may send one, so a grant has to be confirmed."""
         try:
-            holder, token, expires, name = news.split(" ", 3)
+            holder, _, expires, name = news.split(" ", 3)
             if holder in self._waiters:
                 self._told.add(holder)
             else:
-                self._deliver(holder, int(token), int(expires), name)
+                asked, clock = self.clocks
+                self._mind(name, asked + (int(expires) - clock) / 1e6)
         except ValueError:
             _log.warning("not from the locks of %r: NOTIFY %.80r", self._schema, news)
 
@@ -236,19 +240,20 @@ class Ear:
             waiters = [waiter for holder in told if (waiter := self._waiters.get(holder))]
             if len(waiters) == 1:  # as at each hand-over of a lock that is not shared
                 (waiter,) = waiters
+                asked = self._now()
                 grant = run(self._granted.make(link, (waiter.name, waiter.holder), prepared=True))
                 if grant is not None:
-                    token, expires = grant.split()
-                    self._deliver(waiter.holder, int(token), int(expires), waiter.name)
+                    self._deliver(asked, waiter.name, waiter.holder, *map(int, grant.split()))
                 continue
             alone = [waiter for waiter in waiters if waiter.limit is None]
             for table, some in (("lock", alone), ("share", [each for each in waiters if each.limit is not None])):
                 if some:
-                    asked = [each.name for each in some], [each.holder for each in some]
-                    what = f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}.{table}"
-                    rows = link.execute(f"{what} WHERE name = ANY(%s) AND holder = ANY(%s)", asked)
+                    which = [each.name for each in some], [each.holder for each in some]
+                    what = f"SELECT name, holder, token, {self._times} FROM {self._schema}.{table}"
+                    asked = self._now()
+                    rows = link.execute(f"{what} WHERE name = ANY(%s) AND holder = ANY(%s)", which)
                     for row in rows.fetchall():
-                        self._deliver(*row)
+                        self._deliver(asked, *row)
 
     def _drop_abandoned(self, link: BlockingLink) -> None:
         """Leave the queues for waiters whose event loop is closed: waking them does nothing, so they block others."""
@@ -262,24 +267,33 @@ class Ear:
         """Look who holds the locks that we wait for."""
         waiters = self._waiters.copy()
         if names := list({each.name for each in waiters.values()}):
-            what = f"SELECT holder, token, {self._schema}.us(expires), name FROM {self._schema}"
+            what = f"SELECT name, holder, token, {self._times} FROM {self._schema}"
+            asked = self._now()
             rows = link.execute(
                 f"{what}.lock WHERE name = ANY(%s) AND holder IS NOT NULL "
                 f"UNION ALL {what}.share WHERE name = ANY(%s) AND holder = ANY(%s)",
                 [names, names, list(waiters)],
             )
             for row in rows.fetchall():
-                self._deliver(*row)
+                self._deliver(asked, *row)
 
-    def _deliver(self, holder: str, token: int, expires: int, name: str) -> None:
-        """A lock's holder, which may be one of ours, and its deadline, which all others have to mind."""
+    def _deliver(self, asked: float, name: str, holder: str, token: int, expires: int, clock: int) -> None:
+        """A lock's holder, which may be one of ours, and its deadline, which all others have to mind.
+
+        The server's clock may have been set since a waiter joined, so it is read with each answer.
+        """
+        self.clocks = asked, clock
+        left = (expires - clock) / 1e6
         if waiter := self._waiters.get(holder):
-            waiter.grant = token, expires
+            waiter.grant = token, asked, left
             waiter.signal.set()
-            return
+        else:
+            self._mind(name, asked + left)
+
+    def _mind(self, name: str, overdue: float) -> None:
         for waiter in self._waiters.copy().values():
             if waiter.name == name:
-                waiter.mind(expires)
+                waiter.mind(overdue)
 
     def _doubt(self, lined_up: Collection[str] = ()) -> None:
         """Have those look after their entries who are not known to be in line."""

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, TypeVar
 
 import psycopg
@@ -26,6 +27,8 @@ from fencepost.backends.postgres.connection import (
     pooled,
 )
 from fencepost.driver import Driver, Signal, settle
+from fencepost.driver.scope import patience as within
+from fencepost.errors import BackendError
 
 T = TypeVar("T")
 
@@ -97,7 +100,7 @@ class Links:
             try:
                 return await work(link)
             except _TRANSIENT as error:
-                if self._driver.now() > until:
+                if self._driver.now() > until or not within(inf):
                     raise failure(error, ambiguous=False) from error
             except (psycopg.Error, OSError) as error:
                 state = getattr(error, "sqlstate", None)
@@ -140,8 +143,14 @@ class Links:
         return link
 
     async def _turn(self, signal: Signal) -> None:
+        limit = within(inf)
         try:
-            await signal.wait()
+            if not await signal.wait(None if limit == inf else limit):
+                raise BackendError(
+                    f"Postgres: all of {self._limit} connections were in use until the timeout, see ?pool=",
+                    backend="postgresql",
+                    ambiguous=False,
+                )
         except BaseException:
             with self._gate:
                 if signal in self._queue:

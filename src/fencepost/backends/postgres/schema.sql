@@ -1,4 +1,4 @@
--- fencepost's locks in Postgres, schema version 1, revision 3.
+-- fencepost's locks in Postgres, schema version 1, revision 4.
 --
 -- The backend runs this by itself on first use, in one transaction, and again where it finds an earlier revision:
 -- it makes what is not there yet, and replaces every function. Where its role may not do that, the owner of
@@ -69,7 +69,7 @@ END $$;
 -- The version is what a program must know, the revision what it may use besides: programs made for an earlier
 -- revision go on working with a later one.
 CREATE OR REPLACE FUNCTION fencepost.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
-CREATE OR REPLACE FUNCTION fencepost.revision() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 3';
+CREATE OR REPLACE FUNCTION fencepost.revision() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 4';
 
 -- Microseconds since 1970.
 CREATE OR REPLACE FUNCTION fencepost.us(instant timestamptz) RETURNS bigint LANGUAGE sql STABLE AS
@@ -455,20 +455,42 @@ CREATE OR REPLACE FUNCTION fencepost.rename(_old bigint, _new bigint) RETURNS vo
     DELETE FROM fencepost.process WHERE id = _old;
 $$;
 
--- Forget the processes that ended without a word.
-CREATE OR REPLACE FUNCTION fencepost.tidy() RETURNS void LANGUAGE sql AS $$
-    DELETE FROM fencepost.process WHERE until < clock_timestamp() - interval '1 day'
-$$;
+-- Forget the processes that ended without a word, and their waiters.
+CREATE OR REPLACE FUNCTION fencepost.tidy() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _name text;
+BEGIN
+    DELETE FROM fencepost.process WHERE until < clock_timestamp() - interval '1 day';
+    FOR _name IN
+        SELECT DISTINCT name FROM fencepost.waiter
+            WHERE NOT EXISTS (SELECT 1 FROM fencepost.process WHERE id = waiter.process)
+    LOOP
+        -- A row that is in use is left to the next time: with several rows locked, this must not wait for another.
+        PERFORM 1 FROM fencepost.lock WHERE name = _name FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            DELETE FROM fencepost.waiter
+                WHERE name = _name AND NOT EXISTS (SELECT 1 FROM fencepost.process WHERE id = waiter.process);
+            UPDATE fencepost.lock SET waiters = (SELECT count(*) FROM fencepost.waiter WHERE name = _name)
+                WHERE name = _name;
+        END IF;
+    END LOOP;
+END $$;
 
--- Forget locks that nobody has used for as long as _idle. Their next tokens are still larger, because
--- tokens follow the clock: safe unless the server's clock is set back by more than _idle.
+-- Forget locks that nobody has used for as long as _idle, also those whose holder never released them. Their next
+-- tokens are still larger, because tokens follow the clock: safe unless the server's clock is set back by more
+-- than _idle.
 CREATE OR REPLACE FUNCTION fencepost.prune(_idle interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     _gone bigint;
 BEGIN
+    PERFORM fencepost.tidy();
     DELETE FROM fencepost.lock
-        WHERE holder IS NULL AND waiters = 0 AND expires < clock_timestamp() - _idle
+        WHERE waiters = 0 AND expires < clock_timestamp() - _idle
+            AND NOT EXISTS (
+                SELECT 1 FROM fencepost.share WHERE share.name = lock.name AND share.expires >= clock_timestamp() - _idle
+            )
             AND greatest(token, floor) < fencepost.us(clock_timestamp());
     GET DIAGNOSTICS _gone = ROW_COUNT;
+    DELETE FROM fencepost.share WHERE NOT EXISTS (SELECT 1 FROM fencepost.lock WHERE lock.name = share.name);
     RETURN _gone;
 END $$;

@@ -12,6 +12,7 @@ from math import ceil
 from typing import NamedTuple
 
 from fencepost.backend import Hold
+from fencepost.backends import margin
 from fencepost.backends.redis.connection import pack
 from fencepost.errors import ConfigError
 
@@ -202,17 +203,14 @@ class Requests:
         return pack(("EVALSHA", self._renew, 1, keys.lock, f"{hold.holder}:{hold.token}", kept(hold.ttl)))
 
 
-_DRIFT, _STEP = 0.01, 0.002  # how much faster than ours a server's clock may run, and how coarsely
-
-
 def kept(ttl: float) -> int:
     """For how many ms a server keeps a lease of ``ttl``: longer than its holder counts on it."""
-    return ceil((ttl * (1 + _DRIFT) + _STEP) * 1000)
+    return ceil(margin.kept(ttl) * 1000)
 
 
 def remains(ms: float) -> float:
     """For how many seconds the holder may count on a lease that its server keeps for so long."""
-    return max((ms / 1000 - _STEP) / (1 + _DRIFT), 0.0)
+    return margin.remains(ms / 1000)
 
 
 @lru_cache(64)

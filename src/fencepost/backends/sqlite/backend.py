@@ -1,5 +1,6 @@
 """Locks in an SQLite file: the embedded default, shared by all processes of one host."""
 
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -16,11 +17,13 @@ from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
 from fencepost.backends.sqlite.mailbox import Wakes
 from fencepost.backends.sqlite.queue import SHARED, Line
-from fencepost.driver import Driver, scope, wait_until
+from fencepost.driver import Driver, Signal, scope, wait_until
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
 
 T = TypeVar("T")
+
+_log = logging.getLogger("fencepost")
 
 _LOOK = """SELECT token, expires, holder, EXISTS (SELECT 1 FROM waiter WHERE waiter.holder = ?)
     FROM lock WHERE name = ?"""
@@ -57,18 +60,30 @@ class SQLite(Backend):
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
         self._file = File((Path(path) if path else _default()).absolute(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
-        self._mailbox = mailbox.Mailbox(self._folder)
+        self._mailbox = mailbox.Mailbox(self._folder, self._drop)
         self._lines = mailbox.Lines()
         self._line = Line(self._file.path, self._folder, self._mailbox)
 
     # The contract
 
     async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        return await self._offload(self._take, name, holder, ttl, queue)
+        try:
+            return await self._offload(self._take, name, holder, ttl, queue, self._alive())
+        except GeneratorExit:
+            self._mailbox.forsake(name, holder)
+            raise
 
     async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        asked = await self._offload(self._take_share, name, holder, ttl, limit, queue)
+        try:
+            asked = await self._offload(self._take_share, name, holder, ttl, limit, queue, self._alive())
+        except GeneratorExit:
+            self._mailbox.forsake(name, holder)
+            raise
         return asked if isinstance(asked, Grant) else None
+
+    def _alive(self) -> Signal | None:
+        """What shows, where there is an event loop, whether that has been closed; it may be before the wait begins."""
+        return None if self.driver.blocking else self.driver.signal()
 
     async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
         return await self._wait(name, holder, timeout, self._look, name, holder, ttl)
@@ -82,7 +97,7 @@ class SQLite(Backend):
         now = self.driver.now
         until = None if timeout is None else now() + timeout
         signal = self.driver.signal()
-        self._mailbox.expect(holder, signal)
+        self._mailbox.expect(name, holder, signal)
         self._lines.join(name, holder, signal)
         try:
             while True:
@@ -97,11 +112,15 @@ class SQLite(Backend):
                     await wait_until(self.driver, signal, overdue if until is None else min(overdue, until))
                 else:
                     await signal.wait(None if until is None else until - now())
+        except GeneratorExit:
+            self._mailbox.forsake(name, holder)
+            raise
         finally:
             self._mailbox.forget(holder)
             self._lines.leave(name, holder)
 
     async def leave(self, name: str, holder: str) -> None:
+        self._mailbox.forget(holder)
         await self._offload(self._leave, name, holder)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
@@ -142,14 +161,13 @@ class SQLite(Backend):
         except FencepostError:
             raise  # QueueFull is a TimeoutError, and so an OSError too
         except (sqlite3.Error, OSError) as error:
-            blocked = "; a process was stopped inside a transaction?" if "locked" in str(error) else ""
             raise BackendError(
-                f"SQLite file {str(self._file.path)!r}: {error}{blocked}", backend=self.scheme, ambiguous=True
+                f"SQLite file {str(self._file.path)!r}: {error}", backend=self.scheme, ambiguous=True
             ) from error
 
     # The work, on whatever thread the driver gives
 
-    def _take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    def _take(self, name: str, holder: str, ttl: float, queue: int | None, alive: Signal | None = None) -> Grant | None:
         wakes: Wakes = []
         with self._file.writing() as db:
             since = self.driver.now()
@@ -166,11 +184,24 @@ class SQLite(Backend):
                     token, since = row[0], row[1] - ttl
                 elif queue is not None:
                     self._line.join(db, name, holder, ttl, queue)
+                    self._joined(name, holder, alive)
         self._wake(wakes)
         if not token:
             return None
-        self._file.cover(token)
+        if self._file.cover(token):
+            self._tidy()
         return Grant(token, ttl, since)
+
+    def _tidy(self) -> None:
+        """Forget what has expired under names that nobody asks for again: once for each block of tokens."""
+        wakes: Wakes = []
+        try:
+            with self._file.writing() as db:
+                self._line.tidy(db, self.driver.now(), wakes)
+        except (BackendError, sqlite3.Error) as error:
+            _log.info("expired locks stay in %r for now: %s", str(self._file.path), error)
+        else:
+            self._wake(wakes)
 
     def _look(self, name: str, holder: str, ttl: float) -> Grant | float:
         """This waiter's grant, or else the instant at which the present holder's lease expires."""
@@ -183,7 +214,13 @@ class SQLite(Backend):
         # The holder is overdue, or this waiter's own entry is gone: repair it, then look again.
         return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
 
-    def _take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | float:
+    def _joined(self, name: str, holder: str, alive: Signal | None) -> None:
+        if alive is not None:
+            self._mailbox.expect(name, holder, alive)
+
+    def _take_share(
+        self, name: str, holder: str, ttl: float, limit: int, queue: int | None, alive: Signal | None = None
+    ) -> Grant | float:
         """A share, or a place in line: then the instant at which the first of the present holders expires."""
         wakes: Wakes = []
         with self._file.writing() as db:
@@ -196,11 +233,13 @@ class SQLite(Backend):
             if grant is None:
                 if queue is not None:
                     self._line.join(db, name, holder, ttl, queue, limit)
+                    self._joined(name, holder, alive)
                 (expires,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
         self._wake(wakes)
         if grant is None:
             return float(expires)
-        self._file.cover(grant.token)
+        if self._file.cover(grant.token):
+            self._tidy()
         return grant
 
     def _look_share(self, name: str, holder: str, ttl: float, limit: int) -> Grant | float:
@@ -247,6 +286,11 @@ class SQLite(Backend):
             elif row and row[0] == SHARED:
                 self._line.part(db, name, self.driver.now(), wakes)
         self._wake(wakes)
+
+    def _drop(self, name: str, holder: str) -> None:
+        """Leave the line for a waiter that nobody can wake any more; the next in this process minds the deadline."""
+        self._leave(name, holder)
+        self._lines.leave(name, holder)
 
     def _renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         with self._file.writing() as db:

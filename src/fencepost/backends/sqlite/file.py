@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.driver.gate import Gate
-from fencepost.errors import ConfigError
+from fencepost.errors import BackendError, ConfigError
 from fencepost.rule import MAX_TOKEN
 from fencepost.sql import fork
-from fencepost.sql.sqlite import patiently
+from fencepost.sql.sqlite import is_busy, nap, patiently
 
 _log = logging.getLogger("fencepost")
 _APPLICATION = 0x66656E63  # "fenc", in the file's header
@@ -71,7 +71,8 @@ class File:
         self._connection: sqlite3.Connection | None = None
         self.path = path
         self._busy = busy
-        self._gate = Gate("sqlite")
+        self._gate = Gate("sqlite", busy)
+        self._stopped = f"SQLite file {str(path)!r}: database is locked; a process was stopped inside a transaction?"
         self._inode = (0, 0)
         self._reserved = 0
         fork.register(self)
@@ -82,24 +83,24 @@ class File:
 
     def read(self, query: str, *args: object) -> list[Any]:
         """The rows of a query, as of one moment."""
-        with self._gate:
-            return self._patiently(self._current(), query, *args).fetchall()
+        with self._gate as waited:
+            return self._patiently(self._current(), query, *args, waited=waited).fetchall()
 
     def write(self, statement: str, *args: object) -> int:
         """Execute one statement as a transaction of its own; how many rows it changed."""
-        with self._gate:
-            return self._patiently(self._current(), statement, *args).rowcount
+        with self._gate as waited:
+            return self._patiently(self._current(), statement, *args, waited=waited).rowcount
 
     @contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction that has the file to itself; if ``durable``, it is on disk when this ends."""
-        with self._gate:
+        with self._gate as waited:
             db = self._current()
             if durable:
                 db.execute("PRAGMA synchronous = FULL")
             try:
                 # Inside the try: an interrupt that came while this waited is raised as soon as it has begun.
-                self._patiently(db, "BEGIN IMMEDIATE")
+                self._patiently(db, "BEGIN IMMEDIATE", waited=waited)
                 yield db
                 db.execute("COMMIT")
             except BaseException:
@@ -110,25 +111,44 @@ class File:
                 if durable:
                     db.execute("PRAGMA synchronous = NORMAL")
 
-    def cover(self, token: int) -> None:
+    def cover(self, token: int) -> bool:
         """Return once the token is reserved on disk, so that not even a power loss can bring it back.
 
-        Everything else may be lost with the power: those who held or waited are lost too.
+        Everything else may be lost with the power: those who held or waited are lost too. True if this has reserved
+        another block of tokens, as happens now and then.
         """
         if token <= self._reserved:
-            return
-        with self.writing(durable=True) as db:
-            (reserved,) = db.execute("SELECT reserved FROM issuer").fetchone()
-            if token > reserved:
-                reserved = min(token + _BLOCK, MAX_TOKEN)
-                db.execute("UPDATE issuer SET reserved = ?", (reserved,))
+            return False
+        try:
+            with self.writing(durable=True) as db:
+                (reserved,) = db.execute("SELECT reserved FROM issuer").fetchone()
+                another = token > reserved
+                if another:
+                    reserved = min(token + _BLOCK, MAX_TOKEN)
+                    db.execute("UPDATE issuer SET reserved = ?", (reserved,))
+        except BackendError as error:  # the grant itself was made
+            raise BackendError(str(error), backend=error.backend, ambiguous=True) from error
         self._reserved = reserved
+        return another
 
-    def _patiently(self, db: sqlite3.Connection, statement: str, *args: object) -> sqlite3.Cursor:
-        return patiently(db, statement, *args, busy=self._busy)
+    def _patiently(self, db: sqlite3.Connection, statement: str, *args: object, waited: float = 0.0) -> sqlite3.Cursor:
+        """Execute once the file is free. BackendError if it is not, counting what the caller has ``waited`` already."""
+        try:
+            return patiently(db, statement, *args, busy=self._busy - waited, sleep=self._nap)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            raise BackendError(self._stopped, backend="sqlite", ambiguous=False) from error
+
+    def _nap(self, seconds: float) -> None:
+        self._gate.held_up = self._stopped
+        try:
+            nap(seconds)
+        finally:
+            self._gate.held_up = ""
 
     def close(self) -> None:
-        with self._gate:
+        with self._gate.unhurried():  # all who are before it give up in time
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None

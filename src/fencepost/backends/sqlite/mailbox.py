@@ -10,15 +10,18 @@ import os
 import re
 import secrets
 import socket
+import sqlite3
 import stat
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
-from fencepost.driver import Signal
+from fencepost.driver import Signal, abandoned
+from fencepost.errors import FencepostError
 
 _log = logging.getLogger("fencepost")
 # Addresses come from a file that other users may write: anything else could lead out of the folder.
@@ -26,6 +29,7 @@ _ADDRESS = re.compile("[0-9a-f]{16}")
 # A full mailbox is being emptied, unless its process is frozen. The sender has other things to do, such as renewing.
 _PATIENCE = 0.02
 _OLD = 60.0
+LOOK = 5.0  # seconds between two looks after waiters whose event loop was closed
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
 Wakes: TypeAlias = list[tuple[str, str]]
@@ -33,11 +37,17 @@ Wakes: TypeAlias = list[tuple[str, str]]
 
 
 class Mailbox:
-    """Receives the wake-ups of all waiters of one backend, on one socket and one thread."""
+    """Receives the wake-ups of all waiters of one backend, on one socket and one thread.
 
-    def __init__(self, folder: Path) -> None:
+    That thread also cleans up after waiters whose event loop was closed: it calls ``leave(name, holder)``, a method,
+    which it does not keep alive.
+    """
+
+    def __init__(self, folder: Path, leave: Callable[[str, str], None]) -> None:
         self._folder = folder
-        self._signals: dict[str, Signal] = {}
+        self._leave = weakref.WeakMethod(leave)
+        self._signals: dict[str, tuple[str, Signal]] = {}
+        self._forsaken: dict[str, str] = {}
         self._gate = threading.Lock()
         self._socket: socket.socket | None = None
         self.address = ""
@@ -57,18 +67,48 @@ class Mailbox:
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with _Path(self._folder, name) as path:
             box.bind(path)
+        box.settimeout(LOOK)
         # First: a mailbox that nobody empties would be taken for that of a live process.
         threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
         self._socket, self.address = box, name
         self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
         self._end.atexit = False
 
-    def expect(self, holder: str, signal: Signal) -> None:
-        """Set ``signal`` whenever ``holder`` is woken."""
-        self._signals[holder] = signal
+    def expect(self, name: str, holder: str, signal: Signal) -> None:
+        """Set ``signal`` whenever ``holder`` is woken, which waits for the lock ``name``."""
+        self._signals[holder] = name, signal
 
     def forget(self, holder: str) -> None:
         self._signals.pop(holder, None)
+
+    def forsake(self, name: str, holder: str) -> None:
+        """Clean up after a holder whose coroutine was closed, so that it cannot do so itself."""
+        self._forsaken[holder] = name
+
+    def _receive(self, holder: str) -> None:
+        """Wake a holder, or see to those who cannot be woken."""
+        _, signal = self._signals.get(holder, ("", None))
+        if signal is not None and not abandoned(signal):
+            signal.set()
+        elif signal is not None or holder in self._forsaken:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        gone = self._forsaken.copy()
+        for holder, (name, signal) in self._signals.copy().items():
+            if abandoned(signal):
+                gone[holder] = name
+        leave = self._leave()
+        if not gone or leave is None:
+            return
+        for holder, name in gone.items():
+            try:
+                leave(name, holder)
+            except (FencepostError, OSError, sqlite3.Error) as error:  # the next look tries again
+                _log.info("a waiter for %r whose event loop was closed is still in line: %s", name, error)
+                return
+            self._signals.pop(holder, None)
+            self._forsaken.pop(holder, None)
 
     def close(self) -> None:
         box, self._socket = self._socket, None
@@ -79,23 +119,29 @@ class Mailbox:
         """Let go, in a forked child, of the parent's socket, or the parent would seem alive for ever."""
         if self._socket is not None:
             self._socket.close()
-        self.__init__(self._folder)  # type: ignore[misc]
+        leave = self._leave()
+        assert leave is not None, "its backend forks it"
+        self.__init__(self._folder, leave)  # type: ignore[misc]
 
 
 def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket) -> None:
     # It keeps no mailbox alive: one that is dropped without being closed ends its thread all the same.
     while True:
+        holder = None
         try:
             holder = box.recv(1024).decode(errors="replace")
+        except TimeoutError:
+            pass
         except OSError:
             return
         here = mailbox()
         if here is None or here._socket is not box:
             return
-        signal = here._signals.get(holder)
-        if signal is not None:
-            signal.set()
-        del here, signal
+        if holder is None:
+            here._clean_up()
+        else:
+            here._receive(holder)
+        del here
 
 
 def _end(box: socket.socket, path: Path, process: int) -> None:
@@ -133,8 +179,9 @@ class Lines:
 
     def leave(self, name: str, holder: str) -> None:
         with self._gate:
-            line = self._lines[name]
-            del line[holder]
+            line = self._lines.get(name, {})
+            if line.pop(holder, None) is None:
+                return
             if line:
                 next(iter(line.values())).set()
             else:
