@@ -122,7 +122,7 @@ class File:
         try:
             with self.writing(durable=True) as db:
                 (reserved,) = db.execute("SELECT reserved FROM issuer").fetchone()
-                another = token > reserved
+                another = bool(token > reserved)
                 if another:
                     reserved = min(token + _BLOCK, MAX_TOKEN)
                     db.execute("UPDATE issuer SET reserved = ?", (reserved,))
