@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress matrix check format setup servers bench torture storm reign model docs lab lock clean
+.PHONY: help demo test quick stress mutate matrix check format setup servers bench torture storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -27,6 +27,9 @@ quick: setup ## Lint, formatting, types, and every test that needs no server; be
 
 stress: setup servers ## Repeat tests in random order on a busy machine (ARGS="-n 50 --load 4 PATTERN")
 	@scripts/stress $(ARGS)
+
+mutate: setup servers ## Put faults into copies of the source: the tests must notice each (ARGS="'redis-*'")
+	@scripts/mutate $(ARGS)
 
 matrix: servers ## What quick does and the conformance suite, on every Python from 3.11 on that is here
 	@scripts/matrix $(ARGS)
