@@ -46,8 +46,9 @@ class Child:
         self.errors = ""
         self._read = 0
         self._news = threading.Condition()
+        # With every signal as the system has it: under nohup, or as a shell's background job, some are ignored.
         self.process = spawn(
-            self.command,
+            ["env", "--default-signal", *self.command],
             cwd=cwd,
             env=None if env is None else {**os.environ, **env},
             stdin=stdin,

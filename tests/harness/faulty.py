@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 
 from fencepost import sync
@@ -28,7 +29,7 @@ class Faulty(Memory):
     """
 
     def __init__(self, driver: Blocking | Asyncio) -> None:
-        super().__init__(Address("memory", ((f"faulty-{id(self)}", None),)), driver)
+        super().__init__(Address("memory", ((f"faulty-{secrets.token_hex(4)}", None),)), driver)
         self.before: dict[str, BackendError] = {}
         self.after: dict[str, BackendError] = {}
         self.renewing: Sequence[Callable[[], object]] = ()

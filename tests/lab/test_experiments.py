@@ -78,8 +78,8 @@ MUTANTS = {
     ),
     "the resource's fence cannot be switched off": (
         "fencepost/resource/store.py",
-        'Policy("strict" if fence else "shadow", ',
-        'Policy("strict", ',
+        '            "strict" if fence else "shadow",',
+        '            "strict",',
         "pause",
     ),
     "the worker's fence cannot be switched off": (
