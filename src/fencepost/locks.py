@@ -201,6 +201,8 @@ class Core(Generic[L]):
             if self.driver.now() >= start + patience:  # where every answer comes that late, asking again never ends
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
+        if self._hooked:  # first: from then on it may be lost, and that be told
+            self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
         try:
             self._renewals.watch(lease)
         except BaseException:  # such as that no thread is to be had that renews it
@@ -209,8 +211,6 @@ class Core(Generic[L]):
         if self._closed:  # just now: whoever closed them may not have seen this lease
             await self._release_quietly(lease, Reason.CLOSED)
             raise _closed()
-        if self._hooked:
-            self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
         return lease
 
     async def _obtain(

@@ -309,3 +309,18 @@ def release_at_once() -> None:
 @pytest.mark.slow
 def test_a_lease_that_two_threads_release_at_once_was_released_and_not_lost() -> None:
     call_apart(release_at_once)
+
+
+def test_a_loss_is_never_told_before_the_acquire(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    renewals = bench.core._renewals
+    watch, told = renewals.watch, list[str]()
+
+    def note(lease: sync.Lease) -> None:
+        told.extend(bench.kinds())
+        watch(lease)
+
+    monkeypatch.setattr(renewals, "watch", note)
+    with bench.locks as locks:
+        locks.acquire("a")
+    assert told == ["attempt", "acquired"], "from here on the service may tell that it is lost"
