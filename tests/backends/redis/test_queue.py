@@ -363,7 +363,8 @@ def test_a_waiter_that_hears_late_of_its_grant_counts_on_no_more_than_is_left_of
     ):
         held = locks.acquire("a")
         waiting = background(lambda: slow.acquire("a", timeout=PATIENCE))
-        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[waiting])
+        backend: Any = slow._core.backend
+        until(lambda: "a" in backend._lines.lines, "it waits, and knows it", watching=[waiting])
         proxy.cut()
         assert held.release()
         until(lambda: proxy.held > 0, "the message is held back", watching=[waiting])
