@@ -294,6 +294,23 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
 def test_a_waiter_outlives_an_outage_of_any_length(own_redis: Own, face: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiters, "_PATIENCE", 0.05)
+    joined = threading.Event()
+    failing: list[float] = []
+    join, look_for = waiters.Lines.join, waiters.Lines._look_for
+
+    def joins(*args: Any) -> Any:
+        waiter = join(*args)
+        joined.set()
+        return waiter
+
+    def looks_for(*args: Any) -> Any:
+        if killed:
+            failing.append(boottime())
+        return look_for(*args)
+
+    monkeypatch.setattr(waiters.Lines, "join", joins)
+    monkeypatch.setattr(waiters.Lines, "_look_for", looks_for)
+    killed: list[bool] = []
 
     def wait(locks: sync.Locks) -> None:
         with locks.lock("a"):
@@ -306,19 +323,10 @@ def test_a_waiter_outlives_an_outage_of_any_length(own_redis: Own, face: str, mo
     with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url) as others:
         others.acquire("a")
         served = background(lambda: wait(locks) if face == "blocking" else run(wait_in_a_loop()))
-        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[served])
+        until(joined.is_set, "it waits", watching=[served])
         own_redis.server.kill()
-        failing: list[float] = []
-
-        def look_for(*args: Any) -> Any:
-            failing.append(boottime())
-            return before(*args)
-
-        before = waiters.Lines._look_for
-        monkeypatch.setattr(waiters.Lines, "_look_for", look_for)
-        until(
-            lambda: len(failing) > 5 and failing[-1] - failing[0] > 0.3, "it looks in vain for long", watching=[served]
-        )
+        killed.append(True)
+        until(lambda: len(failing) > 2 and failing[2] - failing[1] > 0.05, "it looks in vain", watching=[served])
         own_redis.server.start()
         served.result()
 
