@@ -2,8 +2,8 @@
 
 A token is the store's number plus the lock's base. The base is kept in the store, only grows, and is read in the same
 step as the grant. It holds for numbers after the one at which it was written; so every reader, at any time, finds
-the same token for a number. A contender that stood in line before the base was raised stands in line anew before it
-is granted, because its number is too small.
+the same token for a number. A contender that queued before the base was raised has too small a number. It joins the
+queue again before it is granted the lock.
 """
 
 import json
@@ -37,7 +37,7 @@ class Base:
             return cls(store, name, int(told["added"]), since, earlier)
         except (ValueError, TypeError, KeyError):
             raise BackendError(
-                f"the base of the tokens of {name!r} is damaged: {data[:80]!r}; remove it, and raise it anew with "
+                f"the base of the tokens of {name!r} is damaged: {data[:80]!r}; remove it, and raise it again with "
                 f"'fencepost bump'",
                 backend=store,
                 ambiguous=False,

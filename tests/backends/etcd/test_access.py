@@ -255,4 +255,4 @@ def test_a_key_that_may_no_longer_be_deleted_ends_with_its_session(guarded: Etcd
         locks.acquire("mine/stuck", renew=False)
         etcdctl(guarded.url, "--user", "root:top", "role", "revoke-permission", "part", "--prefix=true", "mine/")
         assert key(), "it is there"
-        until(lambda: not key(), "it is not kept alive for ever", poll=0.3)
+        until(lambda: not key(), "it is not kept alive forever", poll=0.3)

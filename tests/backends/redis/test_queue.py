@@ -326,7 +326,7 @@ def test_a_waiter_outlives_an_outage_of_any_length(own_redis: Own, face: str, mo
         until(joined.is_set, "it waits", watching=[served])
         own_redis.server.kill()
         killed.append(True)
-        until(lambda: len(failing) > 2 and failing[-1] - failing[0] > 0.1, "it looks in vain", watching=[served])
+        until(lambda: len(failing) > 2 and failing[-1] - failing[0] > 0.1, "its looks fail", watching=[served])
         own_redis.server.start()
         served.result()
 

@@ -73,7 +73,7 @@ class Sessions:
             "Name": "fencepost",
             "TTL": f"{ttl:.3f}s",
             "LockDelay": f"{self._lock_delay:.3f}s",
-            "Behavior": "delete",  # its locks' keys: what nobody asks for again would stay for ever
+            "Behavior": "delete",  # its locks' keys, or the key of a name used once would stay forever
             # The ttl alone ends it. By default it would end as soon as the agent's host seems to be down.
             "NodeChecks": [],
         }

@@ -62,7 +62,7 @@ class Entry:
 def _stuck(session: Session, now: float) -> bool:
     """Whether a key should have been deleted a ttl ago, and was not.
 
-    Then its session is no longer kept alive, although others may hold under it: no key may live for ever.
+    Its session is then no longer kept alive, even if others hold locks under it. Otherwise the key would stay forever.
     """
     return any(now >= entry.deadline + session.ttl for entry in session.entries.values())
 

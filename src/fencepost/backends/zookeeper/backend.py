@@ -317,7 +317,7 @@ class ZooKeeper(Backend):
         return session
 
     async def _grant(self, place: Place, since: float) -> Grant | None:
-        """The grant to who is first in line; None if it has to stand in line anew."""
+        """The grant of the first in the queue; None if it has to join the queue again."""
         base = await place.base()
         if base.since > place.zxid:  # raised while it stood in line, so its number is too small
             await self.leave(place.name, place.holder)
