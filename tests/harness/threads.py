@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from fencepost import aio, sync
 from tests.harness.waiting import PATIENCE
 
 T = TypeVar("T")
@@ -52,6 +53,15 @@ class Background(Generic[T]):
 def background(job: Callable[[], T]) -> Background[T]:
     """Start ``job`` on a thread of its own."""
     return Background(job)
+
+
+def known_to_wait(locks: sync.Locks | aio.Locks) -> int:
+    """How many acquires of these locks wait and know it.
+
+    A place stands in the store's line before its answer has come, so whoever breaks the connection as soon as
+    ``status`` shows the waiter may hit a request that is still on its way, and that is an error of its own.
+    """
+    return locks._core._waits._inside
 
 
 async def on_thread(call: Callable[..., T], /, *args: Any, **options: Any) -> T:

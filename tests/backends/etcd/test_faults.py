@@ -13,12 +13,11 @@ import fencepost
 from fencepost import aio, driver, sync
 from fencepost.driver.threads import ThreadSignal
 from fencepost.errors import BackendError
-from fencepost.lease import Grant
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd, EtcdCluster
 from fencepost_lab.servers.processes import HOST, state_of
 from tests.backends.etcd.tools import LONG, etcdctl, leader
-from tests.harness.threads import background
+from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 TTL = 2.0
@@ -57,19 +56,6 @@ def heal(*members: Etcd) -> None:
             member.restart()
 
 
-def first_wait(locks: sync.Locks) -> threading.Event:
-    """Set once somebody waits and knows so: a key may stand in etcd while the answer is still on its way."""
-    backend, begun = locks._core.backend, threading.Event()
-    wait = backend.wait
-
-    async def noticed(name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        begun.set()
-        return await wait(name, holder, ttl, timeout)
-
-    backend.wait = noticed  # type: ignore[method-assign]
-    return begun
-
-
 class Waiting:
     """Somebody who waits for a lock, and gives it back at once."""
 
@@ -77,7 +63,6 @@ class Waiting:
         self.tokens: list[int] = []
         self._locks = fencepost.connect(url, ttl=TTL)
         self._name = name
-        self._waits = first_wait(self._locks)
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
@@ -94,7 +79,7 @@ class Waiting:
         self._locks.close()
 
     def queued(self) -> bool:
-        return until(self._waits.is_set, "it waits")
+        return until(lambda: known_to_wait(self._locks) == 1, "it waits")
 
     def served(self) -> bool:
         return until(lambda: bool(self.tokens), "it is served")

@@ -20,6 +20,7 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST, Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session
 from tests.harness.pgbouncer import PgBouncer
+from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
@@ -54,6 +55,7 @@ def test_holder_and_waiters_survive_a_crash_of_the_server_in_order(server: Postg
             waiters.append(aside(locks.acquire, name))
             line(locks, name, place + 1)
         order = line(locks, name, 3)
+        until(lambda: known_to_wait(locks) == 3, "they know that they wait")
         server.kill()
         with pytest.raises(BackendError):
             locks.status(name)
@@ -326,7 +328,7 @@ def test_sessions_that_were_ended_are_replaced_unseen(server: Postgres, name: st
         for _ in range(3):
             holder = locks.acquire(name)
             waiter = aside(locks.acquire, name)
-            line(locks, name, 1)
+            until(lambda: known_to_wait(locks) == 1, "it waits")
             assert len(other.execute(kill).fetchall()) >= 2, "one of the pool, and one that listens"
             assert holder.release()
             assert waiter.result(PATIENCE).release()
@@ -337,7 +339,7 @@ def test_a_place_in_line_is_kept_when_the_session_that_listens_ends(server: Post
     with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         holder = locks.acquire(name)
         waiter = aside(locks.acquire, name)
-        line(locks, name, 1)
+        until(lambda: known_to_wait(locks) == 1, "it waits")
         ((ticket, process),) = other.execute(place, [name]).fetchall()
         other.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND "

@@ -12,6 +12,7 @@ from fencepost.backends.postgres.listener import Ear
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session, started
 from tests.backends.redis.waiters import Waiters
+from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, until
 
 
@@ -117,7 +118,7 @@ def test_shares_and_their_line_survive_a_crash_of_the_server(name: str) -> None:
     with Postgres() as server, fencepost.connect(server.url, ttl=LONG) as locks:
         leases = [locks.semaphore(name, 2).acquire() for _ in range(2)]
         third = aside(locks.semaphore(name, 2).acquire)
-        line(locks, name, 1)
+        until(lambda: known_to_wait(locks) == 1, "it waits")
         server.kill()
         server.start()
         until(lambda: blocked(server) is False, "nobody is blocked")

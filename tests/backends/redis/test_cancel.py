@@ -13,6 +13,7 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
+from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
@@ -138,7 +139,7 @@ def test_one_who_could_not_leave_does_so_as_soon_as_the_server_answers(
         async with aio.connect(own_redis.url) as locks, aio.connect(f"{own_redis.url}?timeout=300ms") as leaver:
             held = await locks.acquire("a")
             waiting = asyncio.create_task(leaver.acquire("a", ttl=300))
-            await until_async(lambda: own_redis.client.zcard("lock:a\x1fqueue"), "its entry")
+            await until_async(lambda: known_to_wait(leaver) == 1, "it waits", watching=[waiting])
             own_redis.server.pause()
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):

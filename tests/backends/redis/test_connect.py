@@ -25,7 +25,7 @@ from fencepost_lab.servers import HOST, Redis
 from fencepost_lab.servers.redis_groups import RedisCluster, Watcher
 from tests.backends.conftest import Own
 from tests.harness.isolated import isolated
-from tests.harness.threads import background
+from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 SECRET = "open:sesame@1/2"
@@ -41,19 +41,14 @@ def waiting(locks: sync.Locks) -> tuple[threading.Thread, list[int]]:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    until(lambda: bool((found := locks.status("a")) and found.waiters), "the waiters stand in line")
+    until(lambda: known_to_wait(locks) == 1, "it waits")
     return thread, got
 
 
 async def queued(locks: aio.Locks, name: str) -> "asyncio.Task[aio.Lease]":
     """The same as a task."""
     task = asyncio.create_task(locks.acquire(name))
-
-    async def waits() -> bool:
-        found = await locks.status(name)
-        return bool(found and found.waiters)
-
-    await until_async(waits, "it joins the queue", watching=[task])
+    await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[task])
     return task
 
 
@@ -468,7 +463,7 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
             assert locks.status("a") is None, "what was not confirmed is given back"
             held = locks.acquire("a")
             waiter = background(lambda: hasty.acquire("a", timeout=PATIENCE))
-            until(lambda: bool((found := locks.status("a")) and found.waiters), "it waits", watching=[waiter])
+            until(lambda: known_to_wait(hasty) == 1, "it waits", watching=[waiter])
             with replica.paused():
                 assert held.release()
                 with pytest.raises(BackendError, match="0 of 1 replicas") as raised:

@@ -15,7 +15,7 @@ from fencepost.driver import boottime
 from fencepost_lab.faults.proxy import Proxy
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
-from tests.harness.threads import background
+from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 QUEUE = "lock:a\x1fqueue"
@@ -123,11 +123,11 @@ def test_waiting_goes_on_by_itself_after(own_redis: Own, disturb: Disturb, face:
                 served.append(number)
 
         with fencepost.connect(own_redis.url) as locks:
-            held = locks.acquire("a", ttl=2, renew=False)
+            held = locks.acquire("a", ttl=300, renew=False)
             threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(5)]
             for thread in threads:
                 thread.start()
-            until(lambda: own_redis.client.zcard(QUEUE) == 5, "the queue is that long")
+            until(lambda: known_to_wait(locks) == 5, "they wait")
             disturb(own_redis)
             if disturb not in (restart, flush):
                 held.release()
@@ -139,8 +139,9 @@ def test_waiting_goes_on_by_itself_after(own_redis: Own, disturb: Disturb, face:
     async def concurrent() -> None:
         served: list[int] = []
         async with aio.connect(own_redis.url, ttl=2) as locks:
-            held = await locks.acquire("a", renew=False)
+            held = await locks.acquire("a", ttl=300, renew=False)
             tasks = await contenders(own_redis, locks, 5, served)
+            await until_async(lambda: known_to_wait(locks) == 5, "they wait", watching=tasks)
             await asyncio.to_thread(disturb, own_redis)
             if disturb not in (restart, flush):
                 await held.release()
@@ -372,7 +373,7 @@ def test_a_waiter_that_hears_late_of_its_grant_counts_on_no_more_than_is_left_of
         held = locks.acquire("a")
         # Not renewed: two thirds of its time are over when it is granted, so that it would be at once.
         waiting = background(lambda: slow.acquire("a", timeout=PATIENCE, renew=False))
-        until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits", watching=[waiting])
+        until(lambda: known_to_wait(slow) == 1, "it waits", watching=[waiting])
         proxy.cut()
         assert held.release()
         until(lambda: proxy.held > 0, "the message is held back", watching=[waiting])

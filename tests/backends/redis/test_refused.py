@@ -16,7 +16,7 @@ from fencepost.backends.redis.connection import refusal
 from fencepost.errors import BackendError
 from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
-from tests.harness.threads import background
+from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
@@ -62,7 +62,7 @@ async def test_rights_that_are_taken_away_from_a_process_that_listens(own_redis:
         await (await locks.acquire("warm")).release()
         held = await others.acquire("y", ttl=300)
         waiting = asyncio.create_task(locks.acquire("y", ttl=300))
-        await until_async(lambda: own_redis.client.zcard("lock:y\x1fqueue") == 1, "it waits", watching=[waiting])
+        await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
         wrong: list[object] = []
         refused = 0
 

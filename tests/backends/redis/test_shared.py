@@ -13,6 +13,7 @@ from fencepost import aio, sync
 from fencepost.backends.redis.backend import Cluster, Redis, Sentinel
 from fencepost.errors import LeaseLost
 from tests.backends.conftest import Own
+from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, until, until_async
 
 LOCK, QUEUE, SHARES = "lock:a", "lock:a\x1fqueue", "lock:a\x1fshares"
@@ -135,14 +136,14 @@ def forget_scripts(own: Own) -> None:
 @pytest.mark.parametrize("disturb", [drop_connections, drop_queue, flush, forget_scripts])
 async def test_waiting_for_a_share_goes_on_by_itself_after(own_redis: Own, disturb: Callable[[Own], None]) -> None:
     async with aio.connect(own_redis.url, ttl=2) as locks:
-        alone = await locks.acquire("a", renew=False)
+        alone = await locks.acquire("a", ttl=300, renew=False)
 
         async def use() -> int:
             async with locks.semaphore("a", 2) as lease:
                 return lease.token
 
         tasks = [asyncio.create_task(use()) for _ in range(5)]
-        await until_async(lambda: own_redis.client.zcard(QUEUE) == 5, "five who wait")
+        await until_async(lambda: known_to_wait(locks) == 5, "they wait", watching=tasks)
         await asyncio.to_thread(disturb, own_redis)
         if disturb is not flush:
             await alone.release()

@@ -25,12 +25,12 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
 from fencepost_lab.servers.processes import HOST, Port, program
-from tests.backends.zookeeper.tools import LONG, kazoo, line
+from tests.backends.zookeeper.tools import LONG, kazoo
 from tests.harness.certificate import self_signed
 from tests.harness.descriptors import no_descriptors
 from tests.harness.isolated import isolated
 from tests.harness.servers import Endpoint
-from tests.harness.threads import background
+from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until
 
 
@@ -229,7 +229,7 @@ def test_a_session_whose_thread_has_ended_is_replaced(
         [session] = backend(locks)._sessions.values()
         if waits:
             waiter = background(lambda: locks.acquire("x"))
-            line(others, "x", 1)
+            until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiter])
         with monkeypatch.context() as patch:
 
             def fail(*_: object) -> None:
@@ -281,7 +281,7 @@ def test_a_follower_without_its_leader_grants_nothing_to_a_waiter(monkeypatch: p
             holder = others.acquire("x")
             with fencepost.connect(f"{follower.url}/turn", ttl=LONG) as locks:
                 waiter = background(lambda: locks.acquire("x"))
-                line(others, "x", 1)
+                until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiter])
                 looks, paused = threading.Event(), threading.Event()
                 look = Place.look
 
@@ -374,7 +374,7 @@ def test_waiters_that_give_up_leave_no_watch_behind(server: ZooKeeper) -> None:
         assert sum(map(len, session._client._data_watchers.values())) <= 2
         assert session._watching == {}
         waiter = background(lambda: locks.acquire("x", timeout=PATIENCE))
-        until(lambda: (status := locks.status("x")) is not None and status.waiters, "it waits", watching=[waiter])
+        until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiter])
         assert locks.break_lock("x")
         assert waiter.result().release(), "the watch that all of them share wakes it"
 
