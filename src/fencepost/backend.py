@@ -126,32 +126,27 @@ class Backend(ABC):
         self.driver = driver
 
     @abstractmethod
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         """Grant the lock, or join its queue and return None.
 
         With ``queue`` None the holder never joins: None then means that nothing was changed. Raises
         QueueFull when ``queue`` waiters are there already. On a fair backend a lock with live
         waiters is not granted past them.
+
+        With a ``limit`` a share is asked for, which is granted beside fewer than ``limit`` others, and past nobody
+        who waits. Only where ``promises.shared``; shares are renewed, released and left like any hold.
         """
 
     @abstractmethod
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         """Wait in the queue joined by ``take``; None once ``timeout`` has passed, still queued.
 
         A waiter that finds its entry gone joins again by itself.
         """
-
-    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        """Grant a share of the lock, or join its queue and return None, as ``take`` does.
-
-        A share is granted beside fewer than ``limit`` others, and past nobody who waits. Only asked for where
-        ``promises.shared``; shares are renewed, released and left like any hold.
-        """
-        raise NotImplementedError
-
-    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
-        """Wait in the queue joined by ``take_share``, as ``wait`` does."""
-        raise NotImplementedError
 
     @abstractmethod
     async def leave(self, name: str, holder: str) -> None:

@@ -229,10 +229,7 @@ class Core(Generic[L]):
         queued = False
         try:
             most = self.queue_limit if queue else None
-            if limit is None:
-                asked = backend.take(name, holder, ttl, most)
-            else:
-                asked = backend.take_share(name, holder, ttl, limit, most)
+            asked = backend.take(name, holder, ttl, most, limit)
             # Who asks once, with a timeout of 0, waits as long as the store does.
             grant = await (self._in_time(asked, until) if queue and until < inf else asked)
             if grant is None and queue:
@@ -248,10 +245,7 @@ class Core(Generic[L]):
                     return None
                 patience = None if left == inf else left
                 with waits.inside():
-                    if limit is None:
-                        wait = backend.wait(name, holder, ttl, patience)
-                    else:
-                        wait = backend.wait_share(name, holder, ttl, limit, patience)
+                    wait = backend.wait(name, holder, ttl, patience, limit)
                     grant = await (wait if patience is None else self._in_time(wait, until))
             return grant
         except (ConfigError, QueueFull, GeneratorExit):

@@ -37,15 +37,19 @@ class Faulty(Memory):
         self.left: list[str] = []
         self.batches: list[int] = []
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         self._fail(self.before, "take")
-        grant = await super().take(name, holder, ttl, queue)
+        grant = await super().take(name, holder, ttl, queue, limit)
         self._fail(self.after, "take")
         return grant and self.granted(grant)
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         self._fail(self.before, "wait")
-        return await super().wait(name, holder, ttl, timeout)
+        return await super().wait(name, holder, ttl, timeout, limit)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         step = min(len(self.batches), len(self.renewing) - 1)

@@ -39,13 +39,17 @@ class Frozen(Faulty):
             self.hanging.append(method)
             await self._thawed.wait()
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         await self._hang("take")
-        return await super().take(name, holder, ttl, queue)
+        return await super().take(name, holder, ttl, queue, limit)
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         await self._hang("wait")
-        return await super().wait(name, holder, ttl, timeout)
+        return await super().wait(name, holder, ttl, timeout, limit)
 
     async def leave(self, name: str, holder: str) -> None:
         await self._hang("leave")

@@ -230,50 +230,37 @@ class Memory(Backend):
         self._name = address.hosts[0][0] if address.hosts else ""
         self._store = _stores.setdefault(self._name, Store())
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         store = self._store
         with store.gate:
             now = self.driver.now()
             store.sweep(name, now)
-            lock = store.locks.get(name)
-            if lock is None:
-                return store.grant(name, holder, ttl, now)
-            self._join(name, lock, holder, Waiter(ttl, self.driver.signal()), queue)
-            return None
-
-    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        store = self._store
-        with store.gate:
-            now = self.driver.now()
-            store.sweep(name, now)
-            grant = store.share(name, holder, ttl, limit, now)
-            if grant is None:
-                self._join(name, store.locks[name], holder, Waiter(ttl, self.driver.signal(), limit), queue)
+            if limit is not None:
+                grant = store.share(name, holder, ttl, limit, now)
+            else:
+                grant = None if name in store.locks else store.grant(name, holder, ttl, now)
+            if grant is None and queue is not None:
+                lock = store.locks[name]
+                if len(lock.waiters) >= queue:
+                    lock.waiters = {each: waits for each, waits in lock.waiters.items() if not waits.gone}
+                if len(lock.waiters) >= queue:
+                    raise QueueFull(name, queue)
+                lock.waiters[holder] = Waiter(ttl, self.driver.signal(), limit)
             return grant
 
-    def _join(self, name: str, lock: Lock, holder: str, waiter: Waiter, queue: int | None) -> None:
-        if queue is not None:
-            if len(lock.waiters) >= queue:
-                lock.waiters = {each: waits for each, waits in lock.waiters.items() if not waits.gone}
-            if len(lock.waiters) >= queue:
-                raise QueueFull(name, queue)
-            lock.waiters[holder] = waiter
-
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        return await self._wait(name, holder, ttl, None, timeout)
-
-    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
-        return await self._wait(name, holder, ttl, limit, timeout)
-
-    async def _wait(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         try:
-            return await self._granted(name, holder, ttl, limit, timeout)
+            return await self._granted(name, holder, ttl, timeout, limit)
         except GeneratorExit:
             self._forsake(name, holder)
             raise
 
     async def _granted(
-        self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None
     ) -> Grant | None:
         store = self._store
         until = None if timeout is None else self.driver.now() + timeout

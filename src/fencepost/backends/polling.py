@@ -16,14 +16,18 @@ class Polling(Backend):
         """Begin without waiters; a subclass calls this when it is made and after a fork."""
         self._lines = Lines()
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
             return grant
         if queue is not None and not self._lines.join(name, holder, queue):
             raise QueueFull(name, queue)
         return None
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self._lines.await_turn(name, holder, self.driver.signal())

@@ -189,7 +189,7 @@ def test_who_shares_nothing_pays_nothing(own_redis: Own) -> None:
 async def test_who_leaves_frees_the_key_at_once_and_lets_in_those_behind_it(own_redis: Own) -> None:
     async with aio.connect(own_redis.url) as locks:
         backend = locks._core.backend
-        assert await backend.take_share("a", "one", 300, 2, None)
+        assert await backend.take("a", "one", 300, None, 2)
         await backend.leave("a", "one")
         assert own_redis.keys() == set()
         reader = await locks.shared("a").acquire()

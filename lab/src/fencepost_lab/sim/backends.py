@@ -42,7 +42,9 @@ class Remote(Backend):
         if wake := self._wakes.get(message.body):
             wake.set()
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         sent = self.driver.now()
         answer = await self._channel.ask(self._store, "take", name, holder, ttl, queue)
         if answer[0] == "full":
@@ -53,7 +55,9 @@ class Remote(Backend):
             self._wakes[holder] = self._virtual.signal()
         return None
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         now = self.driver.now
         until = None if timeout is None else now() + timeout
         wake = self._wakes.setdefault(holder, self._virtual.signal())
@@ -159,7 +163,9 @@ class Quorum(Backend):
         await done
         return list(answers)
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         sent = self.driver.now()
         self._attempts[holder] = self._attempts.get(holder, 0) + 1
         value = self._value(holder)
@@ -180,7 +186,9 @@ class Quorum(Backend):
         """What the nodes know a holder by: each attempt goes by a name of its own."""
         return f"{holder}.{self._attempts.get(holder, 0)}"
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         now = self.driver.now
         until = None if timeout is None else now() + timeout
         while True:
@@ -235,13 +243,17 @@ class Embedded(Memory):
         self._service = service
         self._store = service.memory
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        grant = await super().take(name, holder, ttl, queue)
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
+        grant = await super().take(name, holder, ttl, queue, limit)
         self._service.observe()
         return grant
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        grant = await super().wait(name, holder, ttl, timeout)
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
+        grant = await super().wait(name, holder, ttl, timeout, limit)
         self._service.observe()
         return grant
 

@@ -1,6 +1,6 @@
 """Locks in etcd, in the layout of etcd's own Mutex: ``etcdctl lock`` and Go's concurrency package mix with these."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from fencepost.address import Address
@@ -62,13 +62,20 @@ class Etcd(Backend):
         self._watches = Watches(self._back)
         self._sessions = Sessions(self._rpc, self._back, self.driver, lambda *lost: self.report(*lost))
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        if self._back is not self._rpc:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
+        if limit is None and self._back is not self._rpc:
             self._watches.listen()
+        if limit is not None and queue is None and keys.blocking(await view.line(self._rpc, name), limit):
+            return None  # a key that comes and goes would be in the way of other sharers
         while True:
-            entry = await self._sessions.enter(name, holder, ttl)
+            entry = await self._sessions.enter(name, holder, ttl, limit)
             try:
-                grant = await (self._ask(entry) if queue is None else self._join(entry, queue))
+                if limit is not None:
+                    grant = await self._join_share(entry, queue)
+                else:
+                    grant = await (self._ask(entry) if queue is None else self._join(entry, queue))
             except GeneratorExit:
                 self._sessions.abandon(entry)
                 raise
@@ -123,34 +130,32 @@ class Etcd(Backend):
                 raise QueueFull(name, int(queue))
         return None
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        async def rejoin(entry: Entry | None) -> Grant | None:
-            return await self._rejoin(entry, name, holder, ttl)
+    async def _join_share(self, entry: Entry, queue: float | None) -> Grant | None:
+        """Put this sharer's key in line; a grant if nobody before it is in its way."""
+        await self._stand(entry)
+        found = await self._look(entry)
+        if isinstance(found, Grant) or found is None:
+            return found
+        line = view.waiting(await view.line(self._rpc, entry.name))
+        before = sum(kv.create_revision < entry.revision for kv in line)
+        if queue is None or before >= queue:
+            await self._remove(entry)
+        if queue is not None and before >= queue:
+            raise QueueFull(entry.name, int(queue))
+        return None
 
-        return await self._wait(holder, timeout, self._look, rejoin)
-
-    async def _wait(
-        self,
-        holder: str,
-        timeout: float | None,
-        look: Callable[[Entry], Awaitable[Found]],
-        rejoin: Callable[[Entry | None], Awaitable[Grant | None]],
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
     ) -> Grant | None:
         try:
-            return await self._turn(holder, timeout, look, rejoin)
+            return await self._turn(name, holder, ttl, timeout, limit)
         except GeneratorExit:
             entry = self._sessions.find(holder)
             if entry is not None:
                 self._sessions.abandon(entry)
             raise
 
-    async def _turn(
-        self,
-        holder: str,
-        timeout: float | None,
-        look: Callable[[Entry], Awaitable[Found]],
-        rejoin: Callable[[Entry | None], Awaitable[Grant | None]],
-    ) -> Grant | None:
+    async def _turn(self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self.driver.signal()
@@ -161,12 +166,12 @@ class Etcd(Backend):
             signal.clear()
             try:
                 if entry is None or entry.session.gone or not entry.revision:
-                    grant = await rejoin(entry)
+                    grant = await self._rejoin(entry, name, holder, ttl, limit)
                     if grant is not None:
                         return grant
                     continue
                 entry.signal = signal
-                found = await look(entry)
+                found = await self._look(entry)
                 if isinstance(found, Grant):
                     return found
                 if found is not None:
@@ -192,36 +197,6 @@ class Etcd(Backend):
             await self.driver.sleep(min(pause, left))
             pause = min(2 * pause, 1.0)
 
-    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        if queue is None and keys.blocking(await view.line(self._rpc, name), limit):
-            return None
-        while True:
-            entry = await self._sessions.enter(name, holder, ttl, limit)
-            try:
-                await self._stand(entry)
-                found = await self._look_share(entry)
-                if entry.session.gone or found is None:
-                    continue
-                if isinstance(found, Grant):
-                    return found
-                line = await view.line(self._rpc, name)
-            except GeneratorExit:
-                self._sessions.abandon(entry)
-                raise
-            except LeaseGone:
-                self._sessions.lose(entry.session, "etcd no longer knows its session")
-                continue
-            except BackendError as error:
-                self._failed(entry, error)
-                raise
-            waiting = [kv for kv in view.waiting(line) if kv.create_revision < entry.revision]
-            if queue is not None and len(waiting) < queue:
-                return None
-            await self._remove(entry)
-            if queue is None:
-                return None
-            raise QueueFull(name, queue)
-
     async def _stand(self, entry: Entry) -> pb.TxnResponse:
         """Put a contender's key in line; or find the one that an earlier try put there after all."""
         answer = await self._put(entry, keys.join(entry.name, entry.key, entry.value, entry.session.id))
@@ -236,14 +211,7 @@ class Etcd(Backend):
         elif not error.ambiguous:
             self._sessions.leave(entry)
 
-    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
-        async def rejoin(entry: Entry | None) -> Grant | None:
-            return await self.take_share(name, holder, ttl, limit, 2**62)
-
-        return await self._wait(holder, timeout, self._look_share, rejoin)
-
-    async def _look_share(self, entry: Entry) -> Found:
-        self._sessions.freshen(entry.session)
+    async def _look_share(self, entry: Entry, limit: int) -> Found:
         answer = await self._rpc.call(TXN, keys.look_all(entry.name))
         start = keys.prefix(entry.name)
         line = [kv for kv in answer.responses[0].response_range.kvs if keys.contends(kv, start)]
@@ -251,8 +219,6 @@ class Etcd(Backend):
         if mine is None or mine.create_revision != entry.revision:
             self._sessions.leave(entry)
             return None
-        limit = keys.limit(entry.key)
-        assert limit is not None, "a sharer's key tells its limit"
         blocking = keys.blocking([kv for kv in line if kv.create_revision < entry.revision], limit)
         revision = answer.header.revision + 1
         if not blocking:
@@ -261,20 +227,22 @@ class Etcd(Backend):
             return blocking[-1].key, b"", revision
         return start, keys.end(start), revision
 
-    async def _rejoin(self, entry: Entry | None, name: str, holder: str, ttl: float) -> Grant | None:
+    async def _rejoin(self, entry: Entry | None, name: str, holder: str, ttl: float, limit: int | None) -> Grant | None:
         """Stand in line again, at its end; or find out what became of the last attempt to."""
         if entry is None or entry.session.gone:
-            return await self.take(name, holder, ttl, 2**62)
+            return await self.take(name, holder, ttl, 2**62, limit)
         try:
-            return await self._join(entry, inf)
+            return await (self._join(entry, inf) if limit is None else self._join_share(entry, inf))
         except LeaseGone:
             self._sessions.lose(entry.session, "etcd no longer knows its session")
             return None
 
     async def _look(self, entry: Entry) -> Found:
         """A grant; or else the key before ours, and the revision to watch it from; None to look again."""
-        session, start = entry.session, keys.prefix(entry.name)
-        self._sessions.freshen(session)
+        self._sessions.freshen(entry.session)
+        if (limit := keys.limit(entry.key)) is not None:
+            return await self._look_share(entry, limit)
+        start = keys.prefix(entry.name)
         answer = await self._rpc.call(TXN, keys.look(entry.name, entry.key, entry.revision))
         mine, before = (list(part.response_range.kvs) for part in answer.responses[:2])
         if not mine or mine[0].create_revision != entry.revision:

@@ -118,9 +118,6 @@ class Postgres(Backend):
             return await self._join(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
         return self._granted(answer, sent, ttl)
 
-    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        return await self.take(name, holder, ttl, queue, limit)
-
     async def _join(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
         """Take the lock or a place in its queue; the place that one has already is kept."""
         while (process := self._ear.expect(waiter)) is None:
@@ -204,9 +201,6 @@ class Postgres(Backend):
             raise
         finally:
             self._lines.leave(name, holder)
-
-    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
-        return await self.wait(name, holder, ttl, timeout, limit)
 
     async def leave(self, name: str, holder: str) -> None:
         self._ear.forget(holder)

@@ -135,12 +135,6 @@ class Redis(Backend):
             raise QueueFull(name, queue)
         return None
 
-    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        return await self.take(name, holder, ttl, queue, limit)
-
-    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
-        return await self.wait(name, holder, ttl, timeout, limit)
-
     async def wait(
         self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
     ) -> Grant | None:

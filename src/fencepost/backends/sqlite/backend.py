@@ -66,33 +66,24 @@ class SQLite(Backend):
 
     # The contract
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         try:
-            return await self._offload(self._take, name, holder, ttl, queue, self._alive())
+            if limit is None:
+                return await self._offload(self._take, name, holder, ttl, queue, self._alive())
+            found = await self._offload(self._take_share, name, holder, ttl, queue, limit, self._alive())
+            return found if isinstance(found, Grant) else None
         except GeneratorExit:
             self._mailbox.forsake(name, holder)
             raise
-
-    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        try:
-            asked = await self._offload(self._take_share, name, holder, ttl, limit, queue, self._alive())
-        except GeneratorExit:
-            self._mailbox.forsake(name, holder)
-            raise
-        return asked if isinstance(asked, Grant) else None
 
     def _alive(self) -> Signal | None:
         """What shows, where there is an event loop, whether that has been closed; it may be before the wait begins."""
         return None if self.driver.blocking else self.driver.signal()
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        return await self._wait(name, holder, timeout, self._look, name, holder, ttl)
-
-    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
-        return await self._wait(name, holder, timeout, self._look_share, name, holder, ttl, limit)
-
-    async def _wait(
-        self, name: str, holder: str, timeout: float | None, look: Callable[..., Grant | float], *args: object
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
     ) -> Grant | None:
         now = self.driver.now
         until = None if timeout is None else now() + timeout
@@ -102,7 +93,7 @@ class SQLite(Backend):
         try:
             while True:
                 signal.clear()
-                found = await self._offload(look, *args)
+                found = await self._offload(self._look, name, holder, ttl, limit)
                 if isinstance(found, Grant):
                     return found
                 if until is not None and now() >= until:
@@ -203,8 +194,10 @@ class SQLite(Backend):
         else:
             self._wake(wakes)
 
-    def _look(self, name: str, holder: str, ttl: float) -> Grant | float:
+    def _look(self, name: str, holder: str, ttl: float, limit: int | None) -> Grant | float:
         """This waiter's grant, or else the instant at which the present holder's lease expires."""
+        if limit is not None:
+            return self._look_share(name, holder, ttl, limit)
         for token, expires, owner, queued in self._file.read(_LOOK, holder, name):
             if owner == holder:
                 self._file.cover(token)
@@ -212,14 +205,14 @@ class SQLite(Backend):
             if queued and self.driver.now() < expires:
                 return float(expires)
         # The holder is overdue, or this waiter's own entry is gone: repair it, then look again.
-        return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl)
+        return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl, limit)
 
     def _joined(self, name: str, holder: str, alive: Signal | None) -> None:
         if alive is not None:
             self._mailbox.expect(name, holder, alive)
 
     def _take_share(
-        self, name: str, holder: str, ttl: float, limit: int, queue: int | None, alive: Signal | None = None
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int, alive: Signal | None = None
     ) -> Grant | float:
         """A share, or a place in line: then the instant at which the first of the present holders expires."""
         wakes: Wakes = []
@@ -251,7 +244,7 @@ class SQLite(Backend):
         for _, expires, owner, queued in self._file.read(_LOOK, holder, name):
             if queued and owner != SHARED and self.driver.now() < expires:
                 return float(expires)
-        return self._take_share(name, holder, ttl, limit, 2**62)
+        return self._take_share(name, holder, ttl, 2**62, limit)
 
     def _release(self, name: str, holder: str, token: int) -> bool:
         if self._file.write(_FREE, name, token, holder, self.driver.now()):

@@ -67,13 +67,9 @@ class ZooKeeper(Backend):
 
     # The contract
 
-    async def take(self, name: str, holder: str, ttl: float, queue: int | None) -> Grant | None:
-        return await self._take(name, holder, ttl, None, queue)
-
-    async def take_share(self, name: str, holder: str, ttl: float, limit: int, queue: int | None) -> Grant | None:
-        return await self._take(name, holder, ttl, limit, queue)
-
-    async def _take(self, name: str, holder: str, ttl: float, limit: int | None, queue: int | None) -> Grant | None:
+    async def take(
+        self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
+    ) -> Grant | None:
         session = await self._session(ttl)
         if queue is None and names.blocking(await nodes(session, self._folder(name)), limit):
             return None  # a node that comes and goes would be in the way of sharers
@@ -103,21 +99,17 @@ class ZooKeeper(Backend):
             return None
         raise QueueFull(name, queue)
 
-    async def wait(self, name: str, holder: str, ttl: float, timeout: float | None) -> Grant | None:
-        return await self._wait(name, holder, ttl, None, timeout)
-
-    async def wait_share(self, name: str, holder: str, ttl: float, limit: int, timeout: float | None) -> Grant | None:
-        return await self._wait(name, holder, ttl, limit, timeout)
-
-    async def _wait(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
+    async def wait(
+        self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
+    ) -> Grant | None:
         try:
-            return await self._turn(name, holder, ttl, limit, timeout)
+            return await self._turn(name, holder, ttl, timeout, limit)
         except GeneratorExit:
             if place := self._places.get(holder):
                 place.forsaken = True
             raise
 
-    async def _turn(self, name: str, holder: str, ttl: float, limit: int | None, timeout: float | None) -> Grant | None:
+    async def _turn(self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         place = self._places.get(holder)
