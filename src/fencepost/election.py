@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from fencepost import check, holders
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import Scope
 from fencepost.errors import BackendError
 from fencepost.lease import BaseLease, Grant
@@ -67,7 +68,7 @@ class Candidate(Generic[T]):
         await self.resign()
         self._core.check_open()
         self._scope.check()
-        pause, longest = _RETRY
+        pauses = Backoff(*_RETRY)
         while True:
             try:
                 term: T | None = await self._core.acquire(
@@ -89,9 +90,8 @@ class Candidate(Generic[T]):
             except BackendError as error:
                 if not self._elected:
                     raise
-                _log.warning("election of %r: %s; running again in %g s", self._name, error, pause)
-            await self._core.waiting(self._core.driver.sleep(pause), self._scope)
-            pause = min(2 * pause, longest)
+                _log.warning("election of %r: %s; running again in %g s", self._name, error, pauses.pause)
+            await self._core.waiting(self._core.driver.sleep(pauses.next()), self._scope)
 
     async def resign(self) -> None:
         """Give the term back, if there is one; a store that does not answer lets it expire."""

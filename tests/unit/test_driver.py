@@ -9,6 +9,7 @@ from contextvars import copy_context
 import pytest
 
 from fencepost import driver
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import Closed, Scope, deadline
 from fencepost.driver.tasks import Asyncio, TaskSignal
 from fencepost.driver.threads import Blocking, ThreadSignal
@@ -241,3 +242,13 @@ async def test_background_work_started_in_a_request_does_not_end_with_its_deadli
 
     await tasks.within(PATIENCE, request())
     assert seen == [None]
+
+
+def test_pauses_grow_up_to_the_longest_and_begin_again() -> None:
+    pauses = Backoff(0.1, 0.5)
+    assert [pauses.next() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    pauses.reset()
+    assert pauses.pause == pauses.next() == 0.1
+    drawn = [Backoff(1.0, 1.0, jitter=True).next() for _ in range(200)]
+    assert 0.5 <= min(drawn) < 0.7
+    assert 1.3 < max(drawn) <= 1.5

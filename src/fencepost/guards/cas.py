@@ -1,7 +1,6 @@
 """The loop of every guard whose store can only compare and swap: read, judge, write unless it changed meanwhile."""
 
 import hashlib
-import random
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -10,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 from fencepost import check
+from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.envelope import Content
@@ -195,9 +195,10 @@ class Guard(ABC):
         )
 
     def _tries(self, resource: str) -> Iterable[int]:
+        pauses = Backoff(0.001, _NAP, jitter=True)
         for attempt in range(_TRIES):
             if attempt:
-                time.sleep(random.uniform(0, min(_NAP, 0.001 * 2**attempt)))
+                time.sleep(pauses.next())
             yield attempt
         raise BackendError(
             f"{resource!r} was changed by others {_TRIES} times in a row; its lock is not held by one, or try again",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError, ConfigError
@@ -118,7 +119,7 @@ def patiently(
 
     SQLite does not wait at all for some statements, such as the change to WAL of a file that others open too.
     """
-    pause = 0.00005
+    pauses: Backoff | None = None
     until = 0.0
     while True:
         try:
@@ -127,5 +128,5 @@ def patiently(
             until = until or time.monotonic() + patience(busy)
             if not is_busy(error) or time.monotonic() > until:
                 raise
-        sleep(pause)
-        pause = min(pause * 1.5, 0.002)
+        pauses = pauses or Backoff(0.00005, 0.002, factor=1.5)
+        sleep(pauses.next())

@@ -18,6 +18,7 @@ from fencepost.backends.consul.watch import Watch
 from fencepost.backends.expiry import Overdue
 from fencepost.backends.polling import Polling
 from fencepost.driver import Driver
+from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
@@ -87,7 +88,7 @@ class Consul(Polling):
 
     async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
         """Wait, as the first of this process, until the key can be locked; None once ``until`` has passed."""
-        now, index, pause = self.driver.now, 0, 0.05
+        now, index, pauses = self.driver.now, 0, Backoff(0.05, 1.0)
         while (left := until - now()) > 0:
             try:
                 if lost := self._held.get(holder):  # an attempt that was cut off: it must not succeed any more
@@ -96,7 +97,8 @@ class Consul(Polling):
                 answer = await self._look(name, index, min(left, LONGEST_WAIT))
                 if _session(answer):
                     # An index that went back means that the servers' history did.
-                    index, pause = (answer.at if answer.at >= index else 0), 0.05
+                    index = answer.at if answer.at >= index else 0
+                    pauses.reset()
                     continue
                 if grant := await self._attempt(name, holder, ttl):
                     return grant
@@ -106,8 +108,7 @@ class Consul(Polling):
                 pass  # a waiter outlives connections and leaders; only its timeout ends it
             # Free, and yet refused: somebody was faster, or a lost session's lock-delay is not over.
             index = 0
-            await self.driver.sleep(max(min(pause, until - now()), 0.0))
-            pause = min(2 * pause, 1.0)
+            await self.driver.sleep(max(min(pauses.next(), until - now()), 0.0))
         return None
 
     async def leave(self, name: str, holder: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from fencepost.backends.consul.http import LONGEST_WAIT, Forbidden, Http
 from fencepost.backends.consul.sessions import Session
 from fencepost.driver import Driver
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import Closed, Scope
 from fencepost.errors import BackendError
 
@@ -58,7 +59,7 @@ class Watch:
             self.start()
 
     async def _follow(self) -> None:
-        index, pause = 0, _PAUSE
+        index, pauses = 0, Backoff(_PAUSE, _LONGEST_PAUSE)
         followed: Session | None = None
         while (session := self._held()) is not None:
             if session is not followed:
@@ -66,7 +67,8 @@ class Watch:
             try:
                 answer = await self._http.look(f"session/info/{session.id}", index, LONGEST_WAIT)
                 if answer.json:
-                    first, index, pause = not index, answer.at, _PAUSE
+                    first, index = not index, answer.at
+                    pauses.reset()
                     if first:
                         continue
                 else:
@@ -75,5 +77,5 @@ class Watch:
             except Forbidden:
                 raise
             except BackendError:
-                index, pause = 0, min(2 * pause, _LONGEST_PAUSE)
-            await self._driver.sleep(pause)
+                index = 0
+            await self._driver.sleep(pauses.next())

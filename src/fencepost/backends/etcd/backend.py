@@ -16,6 +16,7 @@ from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
 from fencepost.driver import Driver
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, QueueFull
 from fencepost.lease import Grant
@@ -159,7 +160,7 @@ class Etcd(Backend):
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self.driver.signal()
-        pause = 0.05
+        pauses = Backoff(0.05, 1.0)
         while True:
             entry = self._sessions.find(holder)
             watch = None
@@ -183,7 +184,7 @@ class Etcd(Backend):
                 if watch is not None:
                     await signal.wait(None if left == inf else left)
                 if watch is None or not watch.refused:
-                    pause = 0.05
+                    pauses.reset()
                     continue
             except Outage:
                 pass  # it goes on when the store does: its place in line is kept for as long as its session lives
@@ -194,8 +195,7 @@ class Etcd(Backend):
             left = until - now()
             if left <= 0:
                 return None
-            await self.driver.sleep(min(pause, left))
-            pause = min(2 * pause, 1.0)
+            await self.driver.sleep(min(pauses.next(), left))
 
     async def _stand(self, entry: Entry) -> pb.TxnResponse:
         """Put a contender's key in line; or find the one that an earlier try put there after all."""

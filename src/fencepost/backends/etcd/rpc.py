@@ -11,6 +11,7 @@ from fencepost.backends.etcd.channels import Wires, forks
 from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.driver import Driver, run
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
@@ -44,7 +45,7 @@ class Rpc:
         limit = patience(self.timeout if timeout is None else timeout)
         until = self._driver.now() + limit
         share = max(limit / len(wires.hosts), 0.3)
-        pause, logins, ambiguous = 0.02, 0, False
+        pauses, logins, ambiguous = Backoff(0.02, 0.5), 0, False
         while True:
             place, dial = wires.place, wires.dial
             try:
@@ -68,12 +69,11 @@ class Rpc:
                 self.forget_login()
                 logins += 1
                 continue
-            if not fault.passing or wires.closed or self._driver.now() + pause >= until:
+            if not fault.passing or wires.closed or self._driver.now() + pauses.pause >= until:
                 kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
                 raise kind(f"etcd at {wires.hosts[place]}: {fault.words}", backend="etcd", ambiguous=ambiguous)
             wires.turn(place)
-            await self._driver.sleep(pause)
-            pause = min(2 * pause, 0.5)
+            await self._driver.sleep(pauses.next())
 
     async def once(self, method: Method[Q, R], request: Q, place: int, timeout: float, sent: Sent | None = None) -> R:
         """Ask one member, once; grpc.RpcError if it does not answer."""

@@ -19,6 +19,7 @@ from fencepost.backends.postgres.doctor import examine
 from fencepost.backends.postgres.listener import Ear, Waiter
 from fencepost.backends.postgres.pool import Links
 from fencepost.driver import Driver
+from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
@@ -166,7 +167,7 @@ class Postgres(Backend):
         until = None if timeout is None else now() + timeout
         waiter = self._ear.find(holder) or Waiter(name, holder, self.driver.signal(), limit, doubtful=True)
         self._lines.await_turn(name, holder, waiter.signal)
-        pause = 0.0
+        pause, pauses = 0.0, Backoff(*_RETRY)
         try:
             while True:
                 waiter.signal.clear()
@@ -180,11 +181,12 @@ class Postgres(Backend):
                         if grant := await self._join(waiter, ttl, _ANY_QUEUE):
                             return grant
                         pause = 0.0
+                        pauses.reset()
                     except BackendError as error:
                         if not _passing(error):
                             raise
                         waiter.doubtful = True
-                        pause = min(max(2 * pause, _RETRY[0]), _RETRY[1])
+                        pause = pauses.next()
                 nap = None if until is None else until - now()
                 if nap is not None and nap <= 0:
                     return None

@@ -14,6 +14,7 @@ import psycopg
 
 from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled
 from fencepost.driver import Driver, Signal, abandoned, boottime, run
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience as within
 from fencepost.errors import BackendError
 
@@ -139,7 +140,7 @@ class Ear:
     # On the thread
 
     def _live(self, stopped: socket.socket) -> None:
-        pause, longest = _RETRY
+        pauses = Backoff(*_RETRY)
         with stopped:
             while True:
                 try:
@@ -152,11 +153,10 @@ class Ear:
                         _log.exception("listening for grants failed")
                     if self.id is not None:
                         _log.info("the session that listens for grants broke, opening another: %s", error)
-                        pause = _RETRY[0]
+                        pauses.reset()
                     self.id, self._trouble = None, str(error)
-                if _readable(stopped, pause):
+                if _readable(stopped, pauses.next()):
                     return
-                pause = min(2 * pause, longest)
 
     def _hear(self, link: BlockingLink, stopped: socket.socket) -> None:
         listens = self._listen if self._listen is not None else not run(pooled(link))

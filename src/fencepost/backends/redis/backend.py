@@ -22,6 +22,7 @@ from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
 from fencepost.backends.redis.waiters import Line, Lines, Waiter
 from fencepost.driver import Driver
+from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
@@ -192,19 +193,20 @@ class Redis(Backend):
         await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, wire=wire)
 
     def _later(self, name: str, holder: str, entry: str, token: str = "") -> None:
-        self.driver.spawn(self._leave_later(name, holder, entry, token, 0.1), "fencepost-redis-leave")
+        self.driver.spawn(self._leave_later(name, holder, entry, token, late=True), "fencepost-redis-leave")
 
-    async def _leave_later(self, name: str, holder: str, entry: str, token: str, pause: float) -> None:
+    async def _leave_later(self, name: str, holder: str, entry: str, token: str, *, late: bool) -> None:
         """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""
         until = self.driver.now() + _GONE / 1000
-        late = pause > 0
+        pauses = Backoff(0.1, 2.0)
+        if late:
+            await self.driver.sleep(pauses.next())
         while self.driver.now() < until and not self._closed:
-            await self.driver.sleep(pause)
             try:
                 await self._leave(name, holder, entry, late=late, token=token)
                 break
             except BackendError:
-                pause = min(2 * pause + 0.1, 2.0)
+                await self.driver.sleep(pauses.next())
 
     def _forsake(self, name: str, holder: str, token: str) -> None:
         """The queue handed the lock to one of ours who is done, as after a failover: the next one gets it."""
@@ -218,7 +220,7 @@ class Redis(Backend):
 
     async def _give_up(self, name: str, holder: str, token: str) -> None:
         try:
-            await self._leave_later(name, holder, "", token, 0.0)
+            await self._leave_later(name, holder, "", token, late=False)
         finally:
             self._forsaking.discard(holder)
 

@@ -15,6 +15,7 @@ from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, lim
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import run
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
 from fencepost.driver.threads import Flag
 from fencepost.errors import BackendError
@@ -241,7 +242,7 @@ class Ear:
 
     def _run(self) -> None:
         node = self._node
-        pause = 0.0
+        pauses = Backoff(0.01, 1.0)
         while not self._closed:
             try:
                 self.socket = wire = Socket(node.dial, run(node.locate()))
@@ -257,12 +258,11 @@ class Ear:
                 return
             if self.up.is_set():
                 self.up.clear()
-                pause = 0.0
+                pauses.reset()
             elif self.refused:
                 self.settled.set()
             node.failed(node)
-            time.sleep(pause)
-            pause = min(pause * 2 + 0.05, 1.0)
+            time.sleep(pauses.next())
 
     def _listen(self, wire: Socket) -> None:
         node = self._node

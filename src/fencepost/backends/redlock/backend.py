@@ -1,7 +1,6 @@
 """Locks in a majority of independent Redis or Valkey servers."""
 
 import dataclasses
-import random
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from fencepost.backends.redis.inspect import held
 from fencepost.backends.redis.scripts import MARK, Keys, Layout, kept, remains
 from fencepost.backends.redlock.members import Call, Member, Members, shares
 from fencepost.driver import Driver, Signal
+from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
@@ -80,7 +80,7 @@ class Redlock(Polling):
 
     async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
         """Ask, as the first of this process, until the lock is granted; None once ``until`` has passed."""
-        now, pause = self.driver.now, _SOON
+        now, pauses = self.driver.now, Backoff(_SOON, _LATEST, jitter=True)
         self._standing[name] = signal = self.driver.signal()
         try:
             while (left := until - now()) > 0:
@@ -91,12 +91,10 @@ class Redlock(Polling):
                 except Exhausted:
                     raise
                 except BackendError:
-                    pause = _LATEST  # a waiter outlives connections and servers; only its timeout ends it
+                    pass  # a waiter outlives connections and servers; only its timeout ends it
                 left = until - now()
-                # Those who collided must not meet again.
-                if await signal.wait(max(min(left, pause * random.uniform(0.5, 1.5)), 0.0)):
-                    pause = _SOON
-                pause = min(2 * pause, _LATEST)
+                if await signal.wait(max(min(left, pauses.next()), 0.0)):
+                    pauses.reset()
             return None
         finally:
             if self._standing.get(name) is signal:

@@ -12,6 +12,7 @@ from fencepost.backends.redis.scripts import Script, build, scripts
 from fencepost.backends.redis.topology import fixed
 from fencepost.backends.redlock.broadcast import ask, connect
 from fencepost.driver import Driver
+from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError
 
 _SOON, _LATEST = 0.1, 1.0  # seconds between two looks at a node that is out
@@ -62,7 +63,7 @@ class Member:
         self.place = place
         self.out: BackendError | None = None
         self.look_at = 0.0
-        self.pause = _SOON
+        self.pauses = Backoff(_SOON, _LATEST)
         self.looking = False
         self.owed: dict[Call, float] = {}
         """What it must still be told, and until when that matters: whose share to free, and whom to refuse."""
@@ -196,8 +197,8 @@ class Members:
         for member, answer in heard.items():
             if isinstance(answer, BackendError):
                 if member.out is None:
-                    member.pause = _SOON
-                    member.look_at = now + member.pause
+                    member.pauses.reset()
+                    member.look_at = now + member.pauses.pause
                 member.out = answer
             elif member.out is not None and not member.owed:
                 member.out = None
@@ -238,14 +239,14 @@ class Members:
                 for call in told:
                     member.owed.pop(call, None)
                 if not member.owed:
-                    member.out, member.pause = None, _SOON
+                    member.out = None
+                    member.pauses.reset()
                     return
                 if told:
                     continue
             else:
                 member.out = answer
-            member.look_at = self._driver.now() + member.pause
-            member.pause = min(2 * member.pause, _LATEST)
+            member.look_at = self._driver.now() + member.pauses.next()
             if not member.owed:
                 return
             await self._driver.sleep(member.look_at - self._driver.now())
