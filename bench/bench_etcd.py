@@ -42,13 +42,13 @@ def bare(server: Etcd) -> Iterator[Callable[[], object]]:
 
 @bench("etcd: acquire + release vs two bare transactions", aim=1.3, iterations=60, rounds=25)
 def against_bare() -> Iterator[Sides]:
-    with Etcd() as server, fencepost.connect(server.url) as locks, bare(server) as pair:
+    with Etcd(fsync=True) as server, fencepost.connect(server.url) as locks, bare(server) as pair:
         yield {"fencepost": lambda: locks.acquire("bench").release(), "two bare transactions": pair}
 
 
 @bench("etcd: asyncio acquire + release vs two bare transactions", iterations=60, rounds=25)
 def asynchronous() -> Iterator[Sides]:
-    with Etcd() as server, bare(server) as pair, asyncio.Runner() as runner:
+    with Etcd(fsync=True) as server, bare(server) as pair, asyncio.Runner() as runner:
         locks = aio.connect(server.url)
 
         async def cycle() -> None:
@@ -64,7 +64,7 @@ if importlib.util.find_spec("aetcd"):
     def against_aetcd() -> Iterator[Sides]:
         import aetcd
 
-        with Etcd() as server, fencepost.connect(server.url) as plain, asyncio.Runner() as runner:
+        with Etcd(fsync=True) as server, fencepost.connect(server.url) as plain, asyncio.Runner() as runner:
             locks = aio.connect(server.url)
 
             async def connect() -> Any:
@@ -97,7 +97,7 @@ if importlib.util.find_spec("etcd3gw"):
     def against_etcd3gw() -> Iterator[Sides]:
         import etcd3gw
 
-        with Etcd() as server, fencepost.connect(server.url) as locks:
+        with Etcd(fsync=True) as server, fencepost.connect(server.url) as locks:
             client = etcd3gw.client(host=server.address.split(":")[0], port=server.port, api_path="/v3/")
 
             def theirs() -> None:
@@ -110,7 +110,7 @@ if importlib.util.find_spec("etcd3gw"):
 
 def hot(size: int) -> Iterator[Sides]:
     """Everybody waits for the same lock at once and takes it once. etcdctl brings a process for each waiter."""
-    with Etcd() as server, fencepost.connect(server.url) as locks:
+    with Etcd(fsync=True) as server, fencepost.connect(server.url) as locks:
         rounds = count()
 
         def ours() -> None:

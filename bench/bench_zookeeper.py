@@ -25,7 +25,7 @@ def kazoo(server: ZooKeeper) -> Iterator[KazooClient]:
 
 @contextmanager
 def sides() -> Iterator[dict[str, Callable[[], object]]]:
-    with ZooKeeper() as server, fencepost.connect(f"{server.url}/locks") as locks, kazoo(server) as client:
+    with ZooKeeper(fsync=True) as server, fencepost.connect(f"{server.url}/locks") as locks, kazoo(server) as client:
         client.ensure_path("/bare")
         lock = client.Lock("/native/bench")
 
@@ -54,7 +54,7 @@ def against_kazoo() -> Iterator[Sides]:
 
 @bench("zookeeper: asyncio acquire + release vs one create + one delete", iterations=60, rounds=25)
 def asynchronous() -> Iterator[Sides]:
-    with ZooKeeper() as server, kazoo(server) as client, asyncio.Runner() as runner:
+    with ZooKeeper(fsync=True) as server, kazoo(server) as client, asyncio.Runner() as runner:
         locks = aio.connect(f"{server.url}/locks")
         client.ensure_path("/bare")
 
@@ -78,7 +78,7 @@ def crowd(size: int, turn: Callable[[], object]) -> None:
 
 
 def hot(size: int) -> Iterator[Sides]:
-    with ZooKeeper() as server, fencepost.connect(f"{server.url}/locks") as locks, kazoo(server) as client:
+    with ZooKeeper(fsync=True) as server, fencepost.connect(f"{server.url}/locks") as locks, kazoo(server) as client:
 
         def native() -> None:
             with client.Lock("/native/hot"):

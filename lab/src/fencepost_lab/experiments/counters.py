@@ -33,7 +33,7 @@ def run(settings: Settings, room: Room) -> Outcome:
     outcome = Outcome()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(Redis(args=["--save", ""]))
-        etcd = stack.enter_context(Etcd(args=QUICK_ETCD))
+        etcd = stack.enter_context(Etcd(args=QUICK_ETCD, fsync=True))
         room.stores |= {"redis": Store("redis", server.url, server), "etcd": Store("etcd", etcd.url, etcd)}
         room.say("what a token costs")
         _cost(outcome, server, etcd, settings)

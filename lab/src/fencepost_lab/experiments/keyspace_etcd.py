@@ -44,7 +44,7 @@ def etcd(outcome: Outcome, settings: Settings, room: Room) -> None:
     keys, ttl, cycles = settings["etcd_keys"], settings["etcd_ttl"], settings["etcd_cycles"]
     room.say(f"{keys:,} leases in etcd")
     stages: dict[str, dict[str, int]] = {}
-    with Etcd(args=[*QUICK_ETCD, "--auto-compaction-retention", "0"]) as server:
+    with Etcd(args=[*QUICK_ETCD, "--auto-compaction-retention", "0"], fsync=True) as server:
         room.stores["etcd"] = Store("etcd", server.url, server)
         stages["empty"] = _look(server)
         with Watch(server.url, every=0.5) as watch:

@@ -109,10 +109,11 @@ QUICK_ETCD = ("--heartbeat-interval", "50", "--election-timeout", "500")
 
 @dataclass(kw_only=True, eq=False)
 class Etcd(Server):
-    """One etcd member; alone it is its own cluster."""
+    """One etcd member; alone it is its own cluster. Without `fsync` a power loss would lose data; a kill does not."""
 
     name: str = "alone"
     peers: Sequence[Etcd] = ()
+    fsync: bool = False
 
     port_count = 2
 
@@ -138,6 +139,7 @@ class Etcd(Server):
                 "--initial-cluster-token",
                 f"fencepost-{(self.peers or [self])[0].port}",
             ),
+            *(() if self.fsync else ("--unsafe-no-fsync",)),
             *self.args,
         ]
 
@@ -147,9 +149,13 @@ class Etcd(Server):
 
 @dataclass(kw_only=True, eq=False)
 class ZooKeeper(Server):
-    """One ZooKeeper server; alone it is standalone. No session may be shorter than two `tick` (ms)."""
+    """One ZooKeeper server; alone it is standalone. No session may be shorter than two `tick` (ms).
+
+    Without `fsync` a power loss would lose data; a kill does not.
+    """
 
     tick: int = 200
+    fsync: bool = False
     number: int = 1
     peers: Sequence[ZooKeeper] = ()
 
@@ -188,6 +194,7 @@ class ZooKeeper(Server):
                 "-XX:TieredStopAtLevel=1",
                 "-Djava.net.preferIPv4Stack=true",
             ),
+            f"-Dzookeeper.forceSync={'yes' if self.fsync else 'no'}",
             *("-Dzookeeper.jmx.log4j.disable=true", "-cp", program("ZOOKEEPER_CLASSPATH"), *self.args),
             *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self.folder / "zoo.cfg")),
         ]
@@ -321,8 +328,11 @@ class Postgres(Server):
 class EtcdCluster(Cluster[Etcd]):
     """A cluster of etcd members, three unless `size` says otherwise."""
 
-    def __init__(self, *, size: int = 3, args: Sequence[str] = ()) -> None:
-        super().__init__(lambda number, peers: Etcd(name=f"member-{number}", peers=peers, args=args), size=size)
+    def __init__(self, *, size: int = 3, args: Sequence[str] = (), fsync: bool = False) -> None:
+        def member(number: int, peers: Sequence[Etcd]) -> Etcd:
+            return Etcd(name=f"member-{number}", peers=peers, args=args, fsync=fsync)
+
+        super().__init__(member, size=size)
 
 
 class ZooKeeperEnsemble(Cluster[ZooKeeper]):

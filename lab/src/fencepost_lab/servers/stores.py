@@ -33,8 +33,8 @@ def _redlock() -> AbstractContextManager[Running]:
 SERVERS: dict[str, Callable[[], AbstractContextManager[Running]]] = {
     "redis": Redis,
     "redlock": _redlock,
-    "etcd": lambda: EtcdCluster(args=QUICK_ETCD),
-    "zookeeper": ZooKeeper,
+    "etcd": lambda: EtcdCluster(args=QUICK_ETCD, fsync=True),
+    "zookeeper": lambda: ZooKeeper(fsync=True),
     # A waiter is one connection, and Consul lets one address have 200 unless told otherwise.
     "consul": lambda: Consul(args=["-hcl", "limits { http_max_conns_per_client = 4096 }"]),
     "postgres": Postgres,
