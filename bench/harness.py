@@ -84,7 +84,7 @@ def fact(name: str, *, aim: float) -> Callable[[Callable[[], float]], Callable[[
 def measure(
     subject: Bench, *, rounds: int, order: random.Random, clock: Callable[[], float] = time.perf_counter
 ) -> list[Result]:
-    """Run every side `rounds` times after one warm-up round, the order of the sides drawn anew each round."""
+    """Run every side `rounds` times after one warm-up round, the order of the sides drawn again each round."""
     with subject.sides() as sides:
         names = list(sides)
         for name in names:

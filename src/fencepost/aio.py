@@ -155,7 +155,7 @@ class Lock:
         return lease
 
     async def try_acquire(self) -> Lease | None:
-        """A lease if it is to be had at this moment, else None."""
+        """A lease if the lock is free at this moment, else None."""
         return await self._locks._core.acquire(self.name, **self._options | {"timeout": 0})
 
     async def __aenter__(self) -> Lease:

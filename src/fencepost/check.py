@@ -62,10 +62,10 @@ def wait(value: float | timedelta | None, what: str) -> float:
 
 
 def ttl(value: float | timedelta) -> float:
-    """Return a ttl in seconds; raises ConfigError unless it is positive: no lease is for ever."""
+    """Return a ttl in seconds; raises ConfigError unless it is positive: every lease ends."""
     value = seconds(value, "ttl")
     if value <= 0:
-        raise ConfigError("ttl must be greater than 0 seconds: no lease is for ever")
+        raise ConfigError("ttl must be greater than 0 seconds: every lease ends")
     return value
 
 

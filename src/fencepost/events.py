@@ -14,7 +14,7 @@ __all__ = ["Event", "Hook"]
 Kind: TypeAlias = Literal[
     "attempt",  # an acquire began
     "acquired",  # seconds: how long it took
-    "timeout",  # seconds: how long it waited in vain
+    "timeout",  # seconds: how long it waited
     "abandoned",  # an acquire was cancelled or failed, and was cleaned up after
     "renewed",  # ratio: the share of the ttl that was left when it was renewed
     "unrenewed",  # the store did not answer a renewal; the old deadline stands

@@ -205,10 +205,10 @@ class Core(Generic[L]):
             self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
         try:
             self._renewals.watch(lease)
-        except BaseException:  # such as that no thread is to be had that renews it
+        except BaseException:  # for example, no thread can be started that renews it
             await self._release_quietly(lease)
             raise
-        if self._closed:  # just now: whoever closed them may not have seen this lease
+        if self._closed:  # just now: close() may not have seen this lease
             await self._release_quietly(lease, Reason.CLOSED)
             raise _closed()
         return lease

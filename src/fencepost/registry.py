@@ -49,7 +49,7 @@ SCHEMES: dict[str, Entry] = {
 
 
 LAB_HINT = "pip install 'fencepost-lab[stage]'"
-"""How to get the commands of the laboratory."""
+"""How to get the commands of the lab."""
 
 
 def ours(error: ModuleNotFoundError) -> bool:

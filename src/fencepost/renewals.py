@@ -206,7 +206,7 @@ class Renewals(Generic[L]):
     def _look(self) -> list[L]:
         """End what is over; return what is to be renewed now."""
         now = self._driver.now()
-        self._wake = wake = inf  # from here on, whoever arms a lease nudges too
+        self._wake = wake = inf  # from here on, arming a lease nudges too
         while self._reports:
             holder, why = self._reports.popleft()
             ref = self._leases.get(holder)

@@ -143,7 +143,7 @@ class Lock:
         return lease
 
     def try_acquire(self) -> Lease | None:
-        """A lease if it is to be had at this moment, else None."""
+        """A lease if the lock is free at this moment, else None."""
         return self._ask(self._options | {"timeout": 0})
 
     def _ask(self, options: dict[str, Any]) -> Lease | None:

@@ -1,4 +1,4 @@
-"""The laboratory of fencepost: real servers, real faults, experiments, a checker and a simulator.
+"""The lab of fencepost: real servers, real faults, experiments, a checker and a simulator.
 
 ::
 

@@ -7,7 +7,7 @@ from typing import Any
 def sever(raw: Any) -> None:
     """Let go of a parent's socket, or the parent would seem alive for as long as the child is.
 
-    The descriptor itself stays taken, so that whoever closes it later closes nothing else, and takes
+    The descriptor itself stays taken, so that a later close closes nothing else, and takes
     nothing from an event loop that both processes share.
     """
     if raw is not None and (descriptor := raw.fileno()) >= 0:

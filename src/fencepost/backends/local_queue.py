@@ -36,7 +36,7 @@ class Lines:
             return next(iter(self._lines[name])) == holder
 
     def leave(self, name: str, holder: str) -> None:
-        """Give the place up, and tell whoever is first then."""
+        """Leave the queue, and wake the new first."""
         with self._gate:
             line = self._lines.get(name)
             if line is None or holder not in line:

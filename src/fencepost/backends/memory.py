@@ -219,7 +219,7 @@ class Memory(Backend):
         token="one counter for all locks",
         wakeup="the releasing thread wakes the next waiter; the first in line also wakes at the holder's deadline",
         shared=True,
-        observe="whoever changes the lock tells its observers",
+        observe="each change of the lock wakes its observers",
     )
 
     def __init__(self, address: Address, driver: Driver) -> None:
@@ -293,7 +293,7 @@ class Memory(Backend):
             with store.gate:
                 store.leave(name, holder, self.driver.now())
         except BackendError:
-            pass  # it was collected inside another request of this thread: whoever comes next skips it
+            pass  # it was collected inside another request of this thread: the next hand-over skips it
 
     async def leave(self, name: str, holder: str) -> None:
         with self._store.gate:

@@ -1,6 +1,6 @@
 """Commands that are loaded by name: our own, those of fencepost-lab, and those of other packages.
 
-Our own come first, then the laboratory's by a table, so that neither costs a search through what is installed, and no
+Our own come first, then the lab's by a table, so that neither costs a search through what is installed, and no
 other package can replace them. Others register in the entry point group ``fencepost.commands``; a name with a space,
 such as ``fleet sim``, is a command of a group.
 """
@@ -99,7 +99,7 @@ def _missing(name: str, help: str, why: str) -> TyperCommand:
 
 
 def _same_version() -> None:
-    """ConfigError if the laboratory was installed for another version of fencepost."""
+    """ConfigError if fencepost-lab was installed for another version of fencepost."""
     try:
         lab, ours = version("fencepost-lab"), version("fencepost")
     except PackageNotFoundError:  # not installed, or run from its sources

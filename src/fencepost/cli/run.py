@@ -18,7 +18,7 @@ def run(
     name: Annotated[str, typer.Argument(help="The lock.")],
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     ttl: Annotated[float, Duration(help="How long the lease lasts unless renewed, which it is.")] = 15.0,
-    timeout: Annotated[float | None, Duration(help="How long to wait for the lock; default: for ever.")] = None,
+    timeout: Annotated[float | None, Duration(help="How long to wait for the lock; default: without a limit.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Give up at once if somebody holds it.")] = False,
     grace: Annotated[float, Duration(help="After losing the lease: time from SIGTERM to SIGKILL.")] = 5.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr what happens.")] = False,

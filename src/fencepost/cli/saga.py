@@ -103,7 +103,7 @@ def skip(
     backend: Backend = None,
     as_json: Json = False,
 ) -> None:
-    """Take a stuck step as undone, by somebody's hand, and go on undoing the others. Ends with 1 if it is stuck."""
+    """Take a stuck step as undone by hand, and go on undoing the others. Ends with 1 if it is stuck."""
     from fencepost.saga import Compensated
 
     try:

@@ -246,7 +246,7 @@ class Group(Generic[L, P]):
         return max(min([self._period, *others]), self._period / 10)
 
     def _plan(self, found: plan.View) -> list[int]:
-        """The partitions to take or keep; whoever serves another is told to stop."""
+        """The partitions to take or keep; the owner of any other is told to stop."""
         slots = self._slots.copy()
         # What the listing says of this worker may be old; it knows itself.
         mine = {number for number, slot in slots.items() if slot.owned is not None and not slot.owned.lease.reason}
@@ -267,7 +267,7 @@ class Group(Generic[L, P]):
         return wanted
 
     def _orphans(self, found: plan.View, mine: set[int]) -> list[int]:
-        """The partitions that nobody has taken for a whole period: whoever should is in trouble too, so anybody may."""
+        """The partitions that were free for a whole period: any member may take them, as the right one does not."""
         now = self._core.driver.now()
         free = [number for number in range(self.count) if number not in found.held and number not in mine]
         self._free = {number: self._free.get(number, now) for number in free}
@@ -293,7 +293,7 @@ class Group(Generic[L, P]):
         name = plan.partition(self.group, number)
 
         def more() -> float:
-            # Whoever left the line to ask whether it is still wanted could be missed by every look of the owner.
+            # A member that left the queue to ask whether it is still wanted could be missed by every look of the owner.
             return 0.0 if slot.signal.is_set() else self._patience
 
         while not slot.signal.is_set() and not self._core._closed:

@@ -17,7 +17,7 @@ def shares(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int
     """The partitions each member should own, by member, given those it owns now, in ascending order.
 
     Sizes differ by at most one, and no more partitions move than that takes. Carrying the plan out, in
-    any order, does not change it: whoever looks while partitions are on the move plans the same.
+    any order, does not change it: a member that looks while partitions are on the move plans the same.
     """
     low, extra = divmod(count, len(owned))
     members = sorted(owned)

@@ -92,7 +92,7 @@ def read(
 ) -> dict[str, Any]:
     """The row that ``key`` finds, locked until the transaction ends; refused if a newer token was there.
 
-    Raises as ``write`` does. Write in the same transaction: after it, the row is open to whoever comes. ConfigError
+    Raises as ``write`` does. Write in the same transaction: after it, the row is open to any writer. ConfigError
     outside one.
     """
     access = Judgement("column", _resource(table, key), lease, "enter", hooks, policy)

@@ -153,7 +153,7 @@ class EtcdGuard(cas.Guard):
             for key, revision in zip((mark, data), revisions, strict=True)
         ]
         success: list[Json] = []
-        # Whoever watches the key is not told of those who only enter.
+        # Watchers of the key are not told of an enter.
         if content.value != before:
             # A value that expires with an etcd lease goes on doing so.
             leased = {"ignore_lease": True} if before is not None else {}

@@ -64,7 +64,7 @@ def share(mode: str) -> float:
 
 
 def place(resource: str) -> float:
-    """Where a resource stands between 0 and 1, for ever: a canary takes those below its share."""
+    """A number from 0 to 1 that is always the same for a resource: a canary takes those below its share."""
     return int.from_bytes(hashlib.sha256(resource.encode(errors="surrogatepass")).digest()[:7], "big") / 2**56
 
 
@@ -152,7 +152,7 @@ class Policy:
         It is logged, told to the hooks, and so is every access that it lets pass.
         """
         if not why.strip():
-            raise ConfigError("an override needs a reason that whoever reads the log will understand")
+            raise ConfigError("an override needs a reason, for the readers of the log")
         seconds = check.seconds(seconds, "override")
         self._override = (time.monotonic() + seconds, why)
         _log.warning("guards are overridden for %g s: %s", seconds, why)

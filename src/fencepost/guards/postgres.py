@@ -6,7 +6,7 @@
 
 ``conn`` is a connection of psycopg or Django, or a Connection or Session of SQLAlchemy; `fencepost.guards.aio.postgres`
 is for asyncio ones, which are refused here. The database is prepared once, by ``fencepost guard install`` or
-``install``: no statement here creates anything inside somebody's transaction. Errors of the driver come through as
+``install``: no statement here creates anything inside the caller's transaction. Errors of the driver come through as
 they are, for the transaction, and the decision to run it again, are the caller's.
 """
 
@@ -67,7 +67,7 @@ def admit(
 
     One round trip, two on first use and on refusal; it locks the mark's row until the transaction ends.
     Without a lease, the lease of the ``with lock:`` around here is taken. Without a payload every repeated
-    stamp is refused, so whoever gets past this line may write. With the write's payload, a retry of the same
+    stamp is refused, so code that gets past this line may write. With the write's payload, a retry of the same
     write is recognised: True means write, False means that it is in the database already, and must not be
     made again.
 

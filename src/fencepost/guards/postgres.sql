@@ -2,7 +2,7 @@
 --
 -- 'fencepost guard install URL' runs this, or a migration of yours does; running it again changes nothing.
 -- The role of a guarded program needs:  GRANT SELECT, INSERT, UPDATE ON fencepost_mark TO app; and where it runs
--- something once, or sagas, the same on fencepost_run and fencepost_saga, with DELETE for whoever purges.
+-- something once, or sagas, the same on fencepost_run and fencepost_saga, with DELETE for the user that purges.
 -- Everything is made in the first schema of the search_path, and the functions find each other and the marks there,
 -- whatever their caller's search_path says. No percent sign may stand here: drivers would take it for a parameter.
 
@@ -132,7 +132,7 @@ BEGIN
         EXIT WHEN _open = 0 OR _close < _open;
         _column := substr(_template, _open + 1, _close - _open - 1);
         IF _row ->> _column IS NULL THEN
-            -- A resource without a name would be nobody's to guard.
+            -- A resource without a name cannot be guarded.
             RAISE EXCEPTION USING ERRCODE = 'FP428',
                 MESSAGE = 'no fencing token can be asked for: the row has nothing in ' || quote_literal(_column),
                 HINT = 'Install the trigger with a column that is there and is never null.';

@@ -61,7 +61,7 @@ def admit(
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
     Without a lease, the lease of the ``with lock:`` around here is taken. Without a payload every
-    repeated stamp is refused, so whoever gets past this line may write. With the write's payload, a
+    repeated stamp is refused, so code that gets past this line may write. With the write's payload, a
     retry of the same write is recognised: True means write, False means that it is in the database
     already, and must not be made again.
 

@@ -26,7 +26,7 @@ class Instrument(NamedTuple):
 INSTRUMENTS: dict[str, Instrument] = {
     "lock_acquire_attempts_total": Instrument("Acquires begun."),
     "lock_acquire_success_total": Instrument("Acquires that got the lock."),
-    "lock_acquire_timeouts_total": Instrument("Acquires that waited in vain."),
+    "lock_acquire_timeouts_total": Instrument("Acquires that timed out."),
     "lock_acquire_latency_seconds": Instrument("How long getting a lock took.", _LATENCY),
     "lock_held_seconds": Instrument("How long locks were held until their release.", _HELD),
     "lock_renew_total": Instrument(

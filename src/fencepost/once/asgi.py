@@ -29,7 +29,7 @@ class Once:
 
     ``open`` gives an asyncio connection to SQLite or Postgres, for ``async with``. ``key`` names the run of a request,
     or None to serve it unremembered; without it every request that writes must carry an Idempotency-Key. Give one that
-    names the client too where clients do not trust each other: whoever sends the same request under the same key
+    names the client too where clients do not trust each other: a client that sends the same request under the same key
     gets the same answer. Answers: 400 without a key, 409 while an earlier one is at work for too long, 413 above
     ``largest`` bytes, 422 for a key that belongs to another request. An answer of 400 and above, or an error, rolls
     everything back, so that the request can be tried again.

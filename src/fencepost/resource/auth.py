@@ -42,7 +42,7 @@ class Client:
 
 
 ANYBODY = Client("anybody", ("",))
-"""Whoever reaches a service that asks for no token."""
+"""The client of a service that asks for no token."""
 
 
 class Clients:

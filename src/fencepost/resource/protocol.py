@@ -106,7 +106,7 @@ class Connection(HttpToolsProtocol):
             self._timer.cancel()
 
     def _watch(self) -> None:
-        """Set the deadline anew when what we wait for changes; not at each byte, or a trickle would last for ever."""
+        """Set a new deadline when what we wait for changes; not at each byte, or a trickle would never end."""
         working = self.cycle is not None and not self.cycle.response_complete
         if working is self._working:
             return

@@ -85,7 +85,7 @@ class Saga:
         return self._face(conn, self._held(locks, conn, id, ..., {}, moves.turn_back))
 
     def skip(self, locks: Any, conn: Any, id: str, step: str) -> Any:
-        """Take a stuck step as undone, by somebody's hand, and go on undoing the others. Raises as ``run`` does."""
+        """Take a stuck step as undone by hand, and go on undoing the others. Raises as ``run`` does."""
 
         def skip(record: Record) -> None:
             if record.state != "stuck" or record.step != step:

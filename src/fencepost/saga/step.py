@@ -22,7 +22,7 @@ class Compensated(FencepostError):
 
 
 class Stuck(FencepostError):
-    """An undo failed: what is left needs somebody's hand."""
+    """An undo failed: what is left has to be undone by hand."""
 
     def __init__(self, saga: str, id: str, error: str) -> None:
         super().__init__(

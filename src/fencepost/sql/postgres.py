@@ -55,7 +55,7 @@ async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: boo
 
 
 def unprepared(error: Exception) -> ConfigError | None:
-    """What to tell whoever asks a database that was not prepared; None if an error of its driver says otherwise."""
+    """The hint for a database that was not prepared; None if an error of its driver says otherwise."""
     if state(error) not in _MISSING or "fencepost" not in str(error):
         return None
     return ConfigError(

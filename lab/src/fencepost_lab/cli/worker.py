@@ -26,7 +26,7 @@ def worker(
     key: Annotated[str, typer.Option(help="The resource's key, and the lock's name.")] = "demo",
     name: Annotated[str, typer.Option(help="What this worker calls itself.")] = "worker",
     ttl: Annotated[float, Duration(help="How long each lease lasts unless renewed.")] = 2.0,
-    timeout: Annotated[float | None, Duration(help="How long to wait for the lock; default: for ever.")] = None,
+    timeout: Annotated[float | None, Duration(help="How long to wait for the lock; default: without a limit.")] = None,
     work: Annotated[float, Duration(help="How long to work between reading and writing.")] = 0.0,
     pause: Annotated[float, Duration(help="How long to pause in each round; 0: not at all.")] = 0.0,
     pause_mode: Annotated[

@@ -17,7 +17,7 @@ class Order(NamedTuple):
     turns: int
     pairs: int
     inversions: int
-    """Pairs of which the one who came later was served first."""
+    """Pairs of which the later one was served first."""
     overtakes: int
     """Those of them who came later by more than the tolerance: not just a race on the wire."""
     tau: float | None

@@ -228,7 +228,7 @@ def _listen(stop: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started us says when to stop
     orders = json.loads(sys.stdin.readline())
     try:
         Process(Plan(**orders["plan"]).part(orders["number"]), Path(orders["folder"])).main()

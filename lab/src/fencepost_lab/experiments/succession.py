@@ -109,7 +109,7 @@ async def play(scene: Scene, views: Views, faults: Faults, *, fence: bool) -> Pl
 
 
 def judge(outcome: Outcome, scene: str, off: Play, on: Play) -> None:
-    """Two holders without the guard lose an update; with it, the one who was replaced is refused."""
+    """Two holders without the guard lose an update; with it, the replaced holder is refused."""
     bare, guarded = off.figures, on.figures
     outcome.figures[scene] = {"fence_off": bare, "fence_on": guarded}
     outcome.claim(

@@ -36,7 +36,7 @@ class _Pair:
 
 
 class Proxy:
-    """Carries bytes both ways. What it holds back it delivers in order when it is mended.
+    """Carries bytes both ways. What it holds back it delivers in order when it is healed.
 
     With ``faults`` it records what it did: cut, heal, slow, drop when told to; lose and repeat when they
     happen. A request is recognised by bytes that it contains; it has to arrive in one piece.

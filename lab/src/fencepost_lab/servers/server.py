@@ -135,7 +135,7 @@ class Server:
 
         def settled() -> bool:
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-                # Still running after it answered: otherwise the answer came from whoever took our port.
+                # Still running after it answered: otherwise the answer came from another program that took our port.
                 return (self.ping() and self.running) or not self.running
             return not self.running
 

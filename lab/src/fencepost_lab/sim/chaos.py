@@ -31,7 +31,7 @@ def chaos(seed: int, *, fencing: str = "enter", calm: bool = False) -> Scenario:
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
     ttl = rng.choice((0.5, 1.0, 2.0))
     until = 8 * ttl
-    # Work that outlasts its lease, or answers that come too late, need no fault to go on for ever.
+    # Work that outlasts its lease, or answers that come too late, need no fault to go on without end.
     slowest = ttl * rng.choice((0.01, 0.05, 0.02 if calm else 0.2))
     settings: dict[str, Any] = {
         "backend": kind,

@@ -26,7 +26,7 @@ class Network:
     """Carries messages between named machines.
 
     Each message takes a delay of its own, so later ones overtake earlier ones. A request that the
-    network repeats is handled twice, but only its first copy is answered: whoever repeated it keeps
+    network repeats is handled twice, but only its first copy is answered: its sender keeps
     the other answer.
     """
 

@@ -8,7 +8,7 @@ from fencepost.fleet.plan import View
 
 
 class Worker(Protocol):
-    """A worker as the one who harms it knows it."""
+    """A worker, as the source of faults knows it."""
 
     @property
     def fit(self) -> bool:
@@ -57,7 +57,7 @@ class Watch:
         owner = view.owner(number)
         worker = workers.get(owner.name) if owner else None
         if view.held.get(number) and (worker is None or worker.hit is None):
-            # Whoever holds without being a member finishes its work before it leaves.
+            # A holder that is no member finishes its work before it leaves.
             if number in self.unserved:
                 self.gaps.append(now - self.unserved.pop(number))
             self._served[number] = now

@@ -250,7 +250,7 @@ def promises(scenario: Scenario) -> list[str]:
     """What must hold in this run, whatever happens; a check holds the trace to it.
 
     data: nothing is lost or overwritten. order: tokens are distinct and grow. exclusion: at most one
-    holder's deadline lies in the future. owner: nobody's hold is ended by others. left: who left stays out.
+    holder's deadline lies in the future. owner: no hold is ended by others. left: who left stays out.
     told: who is told of its loss knows it. deadline: no holder counts on more than its store gave.
     """
     settings = scenario.settings

@@ -116,7 +116,7 @@ def try_many(
 
 
 def keep(failure: Failure, folder: Path) -> Path:
-    """Write a failing scenario where the tests will run it again, for ever."""
+    """Write a failing scenario where the tests will always run it again."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = failure.scenario.settings
     path = folder / f"{settings.backend}-{settings.fencing}-{failure.scenario.seed}.json"

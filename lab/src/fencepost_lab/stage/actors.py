@@ -179,7 +179,7 @@ class Stage:
         return await together(*(self.actor(name, tell, *options, backend=backend) for name in names))
 
     async def _start(self, *command: str, backend: str = "") -> Process:
-        # A group of its own: Ctrl-C is for the one who directs, and what a worker starts ends with it.
+        # A group of its own: Ctrl-C is for the director, and what a worker starts ends with it.
         with self._errors.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "fencepost", *command),

@@ -1,6 +1,6 @@
 """A history made of what the workers of a stage said, for the checks that every history gets.
 
-The one who directs lets one access happen at a time, so the order of the answers is the order in which the
+The director lets one access happen at a time, so the order of the answers is the order in which the
 resource saw them, and an accepted write's version is its place in that order.
 """
 

@@ -34,7 +34,7 @@ class Forks:
     """Keeps calls and forks apart.
 
     A child forked while gRPC is at work in some thread can neither use gRPC nor be sure to live. So a
-    fork waits for the calls under way, and hangs up all connections; both sides connect anew. (That
+    fork waits for the calls under way, and hangs up all connections; both sides connect again. (That
     is why asyncio code, too, is served by grpc and not by grpc.aio, whose threads cannot be stopped.)
     """
 
@@ -157,7 +157,7 @@ class Wires:
             self.place = (place + 1) % len(self.hosts)
 
     def hang_up(self, dial: int | None = None) -> None:
-        """End every call and stream, unless that was done since ``dial``; what comes next connects anew."""
+        """End every call and stream, unless that was done since ``dial``; the next call connects again."""
         with self._gate:
             if dial not in (None, self.dial):
                 return

@@ -112,7 +112,7 @@ async def _lines(rpc: Rpc, prefix: str) -> tuple[dict[str, list[keys.KV]], dict[
 
 
 async def break_lock(rpc: Rpc, name: str) -> Status | None:
-    """Delete the holder's key, whoever it is, or those of all sharers; the hold that this ended."""
+    """Delete the key of the holder, or those of all sharers; the hold that this ended."""
     for found in await status(rpc, name, ""):
         ended = False
         base = await _base(rpc, name)

@@ -134,7 +134,7 @@ class Keeper:
         if self._stream is None:
             try:
                 self._stream = Stream(self._back, KEEP_ALIVE, self._heard, self._over)
-            except RuntimeError:  # no thread is to be had just now
+            except RuntimeError:  # no thread can be started just now
                 session.due = now + _RETRY
                 self._nudge.set()
                 return
@@ -220,7 +220,7 @@ class Keeper:
                         work = threading.Thread(target=self._clean, args=(late, idle, stray), daemon=True)
                         try:
                             work.start()
-                        except RuntimeError:  # no thread is to be had just now
+                        except RuntimeError:  # no thread can be started just now
                             self._cleaning = False
             for session in over:
                 self.lose(session, "etcd did not delete one of its keys, so it was left to expire")

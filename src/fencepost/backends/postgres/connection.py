@@ -137,7 +137,7 @@ Link: TypeAlias = BlockingLink | AsyncioLink
 
 
 async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Link:
-    """A new connection; BackendError if there is none to be had."""
+    """A new connection; BackendError if the server gives none."""
     try:
         opened: Any = interruptible(partial(kind.connect, **info, autocommit=True, prepare_threshold=None))
         link: Link = await settle(opened)

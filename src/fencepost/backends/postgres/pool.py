@@ -33,7 +33,7 @@ from fencepost.errors import BackendError
 T = TypeVar("T")
 
 # A statement that failed so changed nothing, and may well succeed when it is tried again: where transactions are
-# serializable, whoever had to wait for a row fails, and behind a pooler that cannot be helped.
+# serializable, a transaction that had to wait for a row fails, and behind a pooler that cannot be helped.
 _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
 
 _parents: list[Link] = []  # never closed: a connection inherited through a fork is the parent's
@@ -274,7 +274,7 @@ class Links:
             await settle(link.close())
 
     def forked(self) -> None:
-        """Open anew, in a forked child, on next use."""
+        """In a forked child: open new connections on next use."""
         _parents.extend(self._idle)
         self._gate = threading.Lock()
         self._idle, self._open, self._queue, self._stranded, self._unfinished = [], 0, deque(), [], 0

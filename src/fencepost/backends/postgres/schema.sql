@@ -239,7 +239,7 @@ DECLARE
     _lock fencepost.lock;
     _token bigint;
 BEGIN
-    -- An update that had to wait for the row evaluates itself anew on what it finds there.
+    -- An update that had to wait for the row is evaluated again on what it finds there.
     UPDATE fencepost.lock
         SET token = fencepost.mint(token, floor), holder = _holder,
             expires = clock_timestamp() + _ttl * interval '1 second'

@@ -342,7 +342,7 @@ class Redis(Backend):
     # Waiting
 
     async def _look(self, line: Line, waiter: Waiter) -> None:
-        """Ask how a waiter stands; whoever finds an expired lock hands it to the first in the queue."""
+        """Ask whether a waiter was granted the lock; an expired lock is handed to the first in the queue."""
         keys, holder = line.keys, waiter.holder
         node = self._nodes.only or await self._nodes.at(keys.lock)
         if node is not line.node:

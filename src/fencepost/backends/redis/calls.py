@@ -49,7 +49,7 @@ class Calls:
                 node, once = self.nodes.moved(text, node)
             else:
                 if (away or text.startswith(LATER)) and self._driver.now() < until:
-                    if not text.startswith("BUSY"):  # a server that runs somebody's script for long is the right one
+                    if not text.startswith("BUSY"):  # a server that is busy with a long script is the right one
                         self.nodes.forget()
                     await self._driver.sleep(0.1)
                     redirections = 0

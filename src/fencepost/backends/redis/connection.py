@@ -18,7 +18,7 @@ from fencepost.errors import BackendError
 Place = tuple[str, int | None]
 """Host and port, or the path of a Unix socket and None."""
 Locate = Callable[[], Coroutine[Any, Any, Place]]
-"""Finds the server to connect to, each time anew."""
+"""Finds the server to connect to, at each connect."""
 
 pack = cast("Callable[[tuple[Any, ...]], bytes]", pack_command)  # its stub knows but one argument
 NOTHING = object()

@@ -37,7 +37,7 @@ class View:
         return [each for each in found if each and (each.token or self._layout.prefix)]
 
     async def break_lock(self, name: str) -> Status | None:
-        """Hand the lock on, whoever holds it; the hold that this ended."""
+        """Hand the lock on by force; the hold that this ended."""
         keys = self._layout.keys(name)
         return _seen(name, await self._calls.run(self._scripts.break_lock, (keys.lock, keys.queue, keys.counter)))
 

@@ -59,7 +59,7 @@ class Node(ABC):
         """Return once messages arrive, or once they do for every request sent after this."""
 
     def close(self) -> None:
-        """Drop the connections; what comes next connects anew."""
+        """Drop the connections; the next request opens another."""
         if self.wire is not None:
             self.wire.close()
 

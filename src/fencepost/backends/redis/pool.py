@@ -90,7 +90,7 @@ class Socket:
         self._send(request)
 
     def shut(self) -> None:
-        """Make whoever reads stop."""
+        """Make the reader stop."""
         try:
             self.raw.shutdown(socket.SHUT_RDWR)
         except OSError:

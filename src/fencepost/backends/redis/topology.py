@@ -73,7 +73,7 @@ class Single:
         )
 
     def forget(self) -> None:
-        """Something is not where it was: find it anew."""
+        """Something is not where it was: look for it again."""
         now = self._driver.now()
         if now - self._forgotten > _FORGET:  # what was asked before the last time says nothing about what came after it
             self._forgotten = now

@@ -190,7 +190,7 @@ class Lines:
     def stands(self, waiter: Waiter, reply: list[int]) -> bool:
         """The server's answer: the holder's time left, the place in the queue, whether the holder is foreign.
 
-        False if the waiter does not wait any more, so that its place is nobody's.
+        False if the waiter does not wait any more; its queue entry must be removed.
         """
         left, place, foreign = reply
         line = waiter.line

@@ -243,7 +243,7 @@ class Redlock(Polling):
             raise self._nodes.lacking(errors, ambiguous=True)
 
     async def _status(self, name: str, script: Any) -> Status | None:
-        """The lock as the nodes see it: held by whoever may have a majority, counting those that do not answer."""
+        """The lock as the nodes see it. A holder counts that may have a majority, with the nodes that do not answer."""
         keys: Keys = self.layout.keys(name)
         wanted = (keys.lock, keys.queue) if script is shares().status else (keys.lock, keys.queue, keys.counter)
         said = await self._nodes.one(Call(script, wanted))

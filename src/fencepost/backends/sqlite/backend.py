@@ -167,7 +167,7 @@ class SQLite(Backend):
                 self._line.sweep(db, name, since, wakes)
                 token = self._line.grant(db, name, holder, since + ttl)
             if not token:
-                # A waiter that mends its place in the line may find that it was just handed the lock.
+                # A waiter that joins the queue again may find that it was just handed the lock.
                 row = db.execute(
                     "SELECT token, expires FROM lock WHERE name = ? AND holder = ?", (name, holder)
                 ).fetchone()

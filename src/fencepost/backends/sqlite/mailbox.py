@@ -116,7 +116,7 @@ class Mailbox:
             self._end()
 
     def forked(self) -> None:
-        """Let go, in a forked child, of the parent's socket, or the parent would seem alive for ever."""
+        """Let go, in a forked child, of the parent's socket, or the parent would seem alive after its end."""
         if self._socket is not None:
             self._socket.close()
         leave = self._leave()

@@ -30,7 +30,7 @@ class ZooKeeper(Backend):
     """``zk://host:2181,host:2181/path``: each lock is a node below ``path``, each contender a child of it.
 
     ``?layout=`` names our children as ``kazoo`` (the default), ``curator`` or ``zookeeper`` (the Java
-    recipe) does, so that its clients count us; we count every sequential child, whoever made it. A
+    recipe) does, so that its clients count us; we count every sequential child, of any client. A
     lock's own node is removed by the server when it was idle for a while; a kazoo ``Lock`` object that
     is kept for longer does not expect that: ``?parents=keep``. ``ca=``, ``cert=`` and ``key=`` are files for
     TLS, as is ``tls=1``. With ``user:password@`` all nodes are that user's alone, unless ``?acl=open``.

@@ -199,7 +199,7 @@ class Place:
 
 
 class Contender(NamedTuple):
-    """Somebody's node in a line, and what it says of its holder; sorted, they stand in their order."""
+    """A contender's node in the queue, and what it says of its holder; sorted, they stand in their order."""
 
     zxid: int
     path: str

@@ -168,7 +168,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
 
 class Session:
-    """One session, kept alive by kazoo, and begun anew by it under a new ``era`` after it was lost."""
+    """One session, kept alive by kazoo; after a loss kazoo opens another one, under a new ``era``."""
 
     def __init__(self, settings: Settings, timeout: float, driver: Driver) -> None:
         self.hosts = settings.hosts

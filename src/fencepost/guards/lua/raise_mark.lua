@@ -1,4 +1,4 @@
--- Refuse every token up to one, that one included, whoever has it. Never lowers the mark.
+-- Refuse every token up to one, that one included, of any holder. Never lowers the mark.
 -- KEYS: the mark
 -- ARGV: token
 local seen, token = redis.call('HGET', KEYS[1], 'token') or '0', ARGV[1]

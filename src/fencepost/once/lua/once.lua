@@ -1,6 +1,6 @@
 -- Carry out a run's commands and remember its result, in one step, unless it was made before.
 -- KEYS: the run, then the keys of the commands.
--- ARGV: the result, how long to remember it in ms ('' for ever), then for each command how many parts it has, and they.
+-- ARGV: the result, how long to remember it in ms ('' without end), then for each command how many parts it has, and they.
 -- Answers whether this attempt made it, the result, what broke it off, and the commands' replies.
 local kept = redis.call('HMGET', KEYS[1], 'result', 'error')
 if kept[1] or kept[2] then return {0, kept[1], kept[2], {}} end

@@ -1,4 +1,4 @@
--- Take the lock from whoever holds it, also from a client that is not ours, or from all who share it, and hand it on.
+-- Take the lock from its holder, also from a client that is not ours, or from all who share it, and hand it on.
 -- KEYS: lock, queue, counter
 -- Answers: what status.lua does, as it was.
 -- needs: clock, mint, alive, cover, hand_over, seen
