@@ -92,7 +92,9 @@ class Store:
                 self.tidy(now)
             lock = self.locks[name] = Lock(SHARED, token, now + ttl)
         lock.sharers[holder] = Share(token, now + ttl)
-        self.settle(name, lock)
+        lock.token, lock.expires = token, min(lock.expires, now + ttl)
+        if self.observers:
+            self.tell(name)
         return Grant(token, ttl, now)
 
     def settle(self, name: str, lock: Lock) -> None:
@@ -301,7 +303,7 @@ class Memory(Backend):
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         store = self._store
-        answers = []
+        answers, shared = [], dict[str, Lock]()
         with store.gate:
             now = self.driver.now()
             for name, holder, token, ttl in holds:
@@ -312,10 +314,12 @@ class Memory(Backend):
                 if held and held.token == token and now < held.expires:
                     held.expires = now + ttl
                     if lock and held is not lock:
-                        lock.expires = min(share.expires for share in lock.sharers.values())
+                        shared[name] = lock
                     answers.append(Renewal.RENEWED)
                 else:
                     answers.append(Renewal.LOST)
+            for lock in shared.values():  # once, however many sharers were renewed
+                lock.expires = min(share.expires for share in lock.sharers.values())
         return answers
 
     async def release(self, name: str, holder: str, token: int) -> bool:

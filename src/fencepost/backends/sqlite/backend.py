@@ -287,19 +287,22 @@ class SQLite(Backend):
 
     def _renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         with self._file.writing() as db:
-            now = self.driver.now()
-            return [Renewal.RENEWED if self._extend(db, hold, now) else Renewal.LOST for hold in holds]
+            now, shared = self.driver.now(), set[str]()
+            answers = [Renewal.RENEWED if self._extend(db, hold, now, shared) else Renewal.LOST for hold in holds]
+            for name in shared:  # once, however many sharers were renewed
+                self._line.settle(db, name)
+            return answers
 
-    def _extend(self, db: sqlite3.Connection, hold: Hold, now: float) -> bool:
+    def _extend(self, db: sqlite3.Connection, hold: Hold, now: float, shared: set[str]) -> bool:
         name, holder, token, ttl = hold
         only = "SET expires = ? WHERE name = ? AND token = ? AND holder = ? AND expires > ?"
         args = (now + ttl, name, token, holder, now)
         if db.execute(f"UPDATE lock {only}", args).rowcount:
             return True
-        shared = db.execute(f"UPDATE share {only}", args).rowcount > 0
-        if shared:
-            self._line.settle(db, name)
-        return shared
+        if not db.execute(f"UPDATE share {only}", args).rowcount:
+            return False
+        shared.add(name)
+        return True
 
     def _status(self, name: str | None, prefix: str) -> list[Status]:
         # Not ?1: Python 3.12 takes it for a name.

@@ -50,10 +50,9 @@ class Line:
 
     def _seat(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
         """One more sharer of a lock that is free or shared; its token."""
-        db.execute("DELETE FROM lock WHERE name = ?", (name,))
-        token = self.grant(db, name, SHARED, expires)
+        shared = db.execute("DELETE FROM lock WHERE name = ? RETURNING expires", (name,)).fetchone()
+        token = self.grant(db, name, SHARED, min(expires, *shared) if shared else expires)
         db.execute("INSERT INTO share VALUES (?, ?, ?, ?)", (name, holder, token, expires))
-        self.settle(db, name)
         return token
 
     def settle(self, db: sqlite3.Connection, name: str) -> None:
