@@ -7,6 +7,7 @@ The core and the backends are ``async def``. ``run`` drives such a coroutine in 
 
 import functools
 import inspect
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple
@@ -17,11 +18,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# Seconds since boot, which wall-clock jumps do not move. It counts suspend, as CLOCK_MONOTONIC does not on
-# Linux: a lease must not survive a closed lid.
-boottime: Callable[[], float] = functools.partial(
-    time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-)
+
+def _boot_clock() -> Callable[[], float]:
+    """Seconds since the host booted, which wall-clock jumps do not move.
+
+    It counts suspend, as CLOCK_MONOTONIC does not on Linux: a lease must not survive a closed lid. In a time namespace
+    the clock is set off: processes in several of them share the embedded store, so take that away.
+    """
+    clock = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    offset = _clock_offset()
+    return (lambda: clock() - offset) if offset else clock
+
+
+def _clock_offset() -> float:
+    try:
+        if os.readlink("/proc/self/ns/time") != os.readlink("/proc/self/ns/time_for_children"):
+            return 0.0  # the file tells of the children's, and this process came from a namespace of its parent's
+        with open("/proc/self/timens_offsets", encoding="ascii") as offsets:
+            found = {clock: int(seconds) + int(rest) / 1e9 for clock, seconds, rest in map(str.split, offsets)}
+    except (OSError, ValueError):
+        return 0.0
+    return found.get("boottime", 0.0)
+
+
+boottime: Callable[[], float] = _boot_clock()
 
 NAP = 2.0
 """The ``nap`` of real time: so late may the news of a loss be after a suspend."""

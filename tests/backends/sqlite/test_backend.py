@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,35 @@ def test_a_reboot_frees_every_lock_and_keeps_the_tokens(path: Path, monkeypatch:
             assert new.token > lease.token
             before.close()  # while it is held: a waiter of before the reboot would get it otherwise
             waiter.result()
+
+
+HOLD_ONE_LOOK_AT_ANOTHER = """
+import sys, fencepost
+with fencepost.connect(f"sqlite://{sys.argv[1]}", ttl=600) as locks:
+    print(locks.status("theirs").remaining, flush=True)
+    with locks.lock("mine"):
+        print(open("/proc/self/timens_offsets").read().split()[4], flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [100_000, -30])
+def test_a_container_with_a_clock_of_its_own_agrees_with_the_host_about_deadlines(path: Path, ahead: int) -> None:
+    """A time namespace sets the boot clock off: locks seemed to have expired, or to be held for a day."""
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    inside = ["unshare", *as_root, "--time", "--boottime", ahead, "--fork", sys.executable, "-c"]
+    with (
+        fencepost.connect(f"sqlite://{path}", ttl=600) as locks,
+        locks.lock("theirs"),
+        Child([*inside, HOLD_ONE_LOOK_AT_ANOTHER, path]) as child,
+    ):
+        assert 0 < float(child.line()) <= 600
+        assert int(child.line()) == ahead, "its clock is set off"
+        held = locks.status("mine")
+        assert held is not None
+        assert 0 < held.remaining <= 600
+        child.tell("done")
 
 
 def test_a_reboot_frees_every_seat_of_a_semaphore(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
