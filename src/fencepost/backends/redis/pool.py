@@ -2,7 +2,6 @@
 
 import select
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +20,6 @@ from fencepost.errors import BackendError
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 _IDLE = 0.02  # seconds after which to look whether the server is still there before asking it
-_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 
 class Socket:
@@ -112,17 +110,10 @@ class Socket:
         """Whether the server has not closed an idle connection in the meantime."""
         if monotonic() - self.used < _IDLE:
             return True
-        if isinstance(self.raw, ssl.SSLSocket):
-            poll = select.poll()
-            poll.register(self.raw, select.POLLIN)
-            return not poll.poll(0)
-        try:
-            self.raw.recv(1, _PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        # Not by a recv() that does not wait: with gevent's sockets every recv() does.
+        poll = select.poll()
+        poll.register(self.raw, select.POLLIN)
+        return not poll.poll(0)
 
 
 class Pool:
