@@ -49,6 +49,7 @@ def run(request: pytest.FixtureRequest, crew: Crew, tmp_path: Path) -> Iterator[
         yield run
 
 
+@pytest.mark.slow
 def test_a_guard_loses_no_update_and_without_it_the_same_run_does(run: Run) -> None:
     tally = run("strict", enters=True)
     assert tally.zombies == ["stale"] * STOPS

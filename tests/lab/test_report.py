@@ -20,6 +20,8 @@ from tests.sim.browser import Browser
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parent.parent.parent / "docs" / "lab"
 
 

@@ -223,6 +223,7 @@ def test_a_body_that_is_far_too_large_is_answered_early_and_does_not_go_on_for_e
         assert time.monotonic() < end, "it was cut off"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "token", "status"), [(900_000, None, 428), (2_000_000, "5", 413)], ids=["no token", "too large"]
 )

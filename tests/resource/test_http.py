@@ -391,6 +391,7 @@ def refuses(port: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_its_first_line_says_where_it_is_and_it_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
     store = tmp_path / "new" / "folder" / "store.sqlite3"
