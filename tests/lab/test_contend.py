@@ -1,6 +1,7 @@
 """Contention on real servers, with real processes."""
 
 import json
+import queue
 import re
 import signal
 import sys
@@ -8,12 +9,13 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fencepost.errors import BackendError, ConfigError
-from fencepost_lab.contend import clients, report
+from fencepost_lab.contend import clients, report, run
 from fencepost_lab.contend.plan import Plan
 from fencepost_lab.contend.run import contend
 from fencepost_lab.history import checks
@@ -203,6 +205,24 @@ def test_peers_meet_the_same_load(client: str, server: str, request: pytest.Fixt
     assert told["failures"] == {}
     assert checks.check(load(path)).ok
     assert any("throughput" in row for row in report.rows(told))
+
+
+def test_the_pipes_of_a_run_are_closed_once_they_were_read_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(queue.SimpleQueue[Any]):
+        """Leaves time to end the run between the last word of a process and the end of its pipe."""
+
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            super().put(item)
+            time.sleep(0.1)
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(run, "queue", SimpleNamespace(SimpleQueue=Slow, Empty=queue.Empty))
+    told = found(backend=f"sqlite://{tmp_path}/locks.db", contenders=2, processes=2, duration=0.2, warmup=0)
+    assert told["sections"] > 0
+    for each in set(threading.enumerate()) - before:  # one that still reads fails this test by what it raises
+        each.join(PATIENCE)
 
 
 def test_one_who_barges_in_is_seen(redis_server: Endpoint) -> None:

@@ -123,6 +123,7 @@ class Crew:
         self._progress = progress
         self._said: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[str]] = []
+        self._listeners: list[threading.Thread] = []
         self._ticks: list[dict[int, tuple[int, int]]] = [{} for _ in range(plan.processes)]
         self.done: dict[int, dict[str, Any]] = {}
 
@@ -136,7 +137,9 @@ class Crew:
                 start_new_session=True,  # Ctrl-C is ours to pass on
             )
             self._processes.append(process)
-            threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
+            listener = threading.Thread(target=self._listen, args=(number, process), daemon=True)
+            listener.start()
+            self._listeners.append(listener)
             self._order(number, {"plan": self._plan.data(), "number": number, "folder": str(self._folder)})
         return self
 
@@ -145,17 +148,22 @@ class Crew:
             if process.poll() is None:
                 process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except BrokenPipeError:
+                pass
+        for listener in self._listeners:
+            listener.join()
 
     def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self._said.put((number, json.loads(line)))
+        with process.stdout as said:
+            for line in said:
+                try:
+                    self._said.put((number, json.loads(line)))
+                except ValueError:
+                    break  # it was killed in the middle of a line
         self._said.put((number, None))
 
     def _order(self, number: int, order: dict[str, Any]) -> None:
