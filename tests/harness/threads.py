@@ -58,8 +58,8 @@ def background(job: Callable[[], T]) -> Background[T]:
 def known_to_wait(locks: sync.Locks | aio.Locks) -> int:
     """How many acquires of these locks wait and know it.
 
-    A place stands in the store's line before its answer has come, so whoever breaks the connection as soon as
-    ``status`` shows the waiter may hit a request that is still on its way, and that is an error of its own.
+    A waiter is in the store's queue before the answer to its request has come. A test that breaks the connection as
+    soon as ``status`` shows the waiter may hit that request, which is an error of its own.
     """
     return locks._core._waits._inside
 
