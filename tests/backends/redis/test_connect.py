@@ -297,6 +297,23 @@ def test_a_server_that_is_no_redis_is_named_and_nothing_is_printed(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@pytest.mark.parametrize("end", ["client", "server"])
+def test_an_idle_connection_that_was_closed_is_not_used_again(own_redis: Own, end: str) -> None:
+    with fencepost.connect(own_redis.url) as locks:
+        assert locks.acquire("a").release()
+        backend: Any = locks._core.backend
+        pool = backend._nodes.only.wire
+        (idle,) = pool._idle
+        if end == "client":
+            idle.raw.close()
+        else:
+            assert own_redis.client.client_kill_filter(_type="normal", skipme=True)
+        idle.used = 0.0
+        until(lambda: not idle.fresh(), "it is known to be closed")
+        assert locks.acquire("a").release()
+        assert idle not in pool._idle
+
+
 @isolated
 def forked_child(url: str, port: int) -> None:
     client: Any = redis.Redis(port=port, decode_responses=True)

@@ -112,8 +112,11 @@ class Socket:
             return True
         # Not by a recv() that does not wait: with gevent's sockets every recv() does.
         poll = select.poll()
-        poll.register(self.raw, select.POLLIN)
-        return not poll.poll(0)
+        try:
+            poll.register(self.raw, select.POLLIN)
+            return not poll.poll(0)
+        except (OSError, ValueError):  # another thread has closed it meanwhile
+            return False
 
 
 class Pool:
