@@ -4,11 +4,7 @@ import threading
 
 import pytest
 
-from fencepost.backends.expiry import Overdue
-from fencepost.driver import boottime
-from fencepost.driver.threads import Blocking
 from tests.harness.child import Child
-from tests.harness.waiting import until
 
 # Room for everything but one more stack.
 _LIMIT = """
@@ -112,19 +108,3 @@ class Unstartable:
             start(thread)
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-def test_holds_that_are_overdue_are_ended_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = []
-
-    async def end(holder: str) -> None:
-        ended.append(holder)
-
-    overdue = Overdue(Blocking(), end)
-    fault = Unstartable(monkeypatch, "fencepost-overdue")
-    with pytest.raises(RuntimeError):
-        overdue.put("first", boottime() + 60)
-    assert not fault.left
-    overdue.put("second", boottime())
-    until(lambda: ended == ["second"], "the second is ended")
-    overdue.close()

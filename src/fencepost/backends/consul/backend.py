@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,14 @@ from fencepost.backends.consul.doctor import examine
 from fencepost.backends.consul.http import BATCH, LONGEST_WAIT, Answer, Forbidden, Http
 from fencepost.backends.consul.sessions import Session, Sessions
 from fencepost.backends.consul.watch import Watch
-from fencepost.backends.expiry import Overdue
 from fencepost.backends.polling import Polling
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
+from fencepost.driver.timer import Timer
 from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
+_log = logging.getLogger("fencepost")
 # What `consul lock` marks its keys with; it refuses to touch a key that has another mark.
 _FLAGS = 0x2DDCCBC058A50C18
 _LOCK = "/.lock"
@@ -81,7 +83,7 @@ class Consul(Polling):
         super()._start()
         self._sessions = Sessions(self._http, self.driver, self._lock_delay)
         self._held: dict[str, _Held] = {}  # by holder
-        self._overdue = Overdue(self.driver, self._expired)
+        self._expiry = Timer(self.driver, self._expired, "fencepost-expiry")
         self._watch = Watch(self._http, self.driver, self._any_session, self._look_at_holds)
 
     # The contract
@@ -116,7 +118,7 @@ class Consul(Polling):
         held = self._held.pop(holder, None)
         if held is None:
             return
-        self._overdue.forget(holder)
+        self._expiry.cancel(holder)
         await self._end(held)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
@@ -135,7 +137,7 @@ class Consul(Polling):
         for (index, _), yes in zip(bad, still, strict=True):
             answers[index] = Renewal.UNKNOWN if yes else Renewal.LOST
         for index in good:
-            if self._overdue.extend(holds[index].holder, now + holds[index].ttl):
+            if self._expiry.extend(holds[index].holder, now + holds[index].ttl):
                 answers[index] = Renewal.RENEWED
         return answers
 
@@ -157,15 +159,15 @@ class Consul(Polling):
         held = self._mine(name, holder, token)
         if held is None:
             return False
-        left = self._overdue.left(holder) or 0.0
-        in_time = self._overdue.forget(holder)
+        left = self._expiry.left(holder) or 0.0
+        in_time = self._expiry.cancel(holder)
         del self._held[holder]
         try:
             return await self._end(held) and in_time
         except BaseException:
             held.unconfirmed = True
             self._held[holder] = held  # it may be tried again, and ends in time if it is not
-            self._overdue.put(holder, self.driver.now() + left)
+            self._expiry.set(holder, self.driver.now() + left)
             raise
 
     async def _end(self, held: _Held) -> bool:
@@ -216,7 +218,7 @@ class Consul(Polling):
             if await self._remove(name, index):
                 if held := self._mine(name, status.holder, status.token):
                     del self._held[status.holder]
-                    self._overdue.forget(status.holder)
+                    self._expiry.cancel(status.holder)
                     self._sessions.give_back(held.session)
                     self.report(status.holder, "it was evicted")
                 return status
@@ -237,7 +239,7 @@ class Consul(Polling):
         return await examine(self._http, self.promises.min_ttl, self._lock_delay)
 
     async def close(self) -> None:
-        self._overdue.close()
+        self._expiry.close()
         await self._watch.close()
         await self._sessions.close()
         self._http.close()
@@ -286,7 +288,7 @@ class Consul(Polling):
                 except BackendError as error:
                     error.ambiguous = True  # the key is locked, and has to be left
                     raise
-                self._overdue.put(holder, session.renewed + ttl)
+                self._expiry.set(holder, session.renewed + ttl)
                 self._watch.start()
                 return Grant(held.token, ttl, session.renewed)
             del self._held[holder]
@@ -322,14 +324,17 @@ class Consul(Polling):
         held = self._held.get(holder)
         return held if held and held.token == token and held.name == name else None
 
-    async def _expired(self, holder: str) -> None:
-        held = self._held.get(holder)
-        if held is not None:
-            await self.leave(held.name, holder)
+    async def _expired(self, holders: list[str]) -> None:
+        for holder in holders:
+            if held := self._held.get(holder):
+                try:
+                    await self.leave(held.name, holder)
+                except BackendError as error:
+                    _log.warning("a hold that was not renewed is left to its session: %s", error)
 
     def _hold(self, name: str, pair: dict[str, Any], base: Base) -> tuple[Status, int]:
         holder, ttl = _owner(pair)
-        left = self._overdue.left(holder)
+        left = self._expiry.left(holder)
         index = int(pair["ModifyIndex"])
         return Status(name, holder, base.token(index), ttl if left is None else left, ()), index
 

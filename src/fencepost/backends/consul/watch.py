@@ -7,6 +7,7 @@ from fencepost.backends.consul.sessions import Session
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import Closed, Scope
+from fencepost.driver.service import Run, Service
 from fencepost.errors import BackendError
 
 _PAUSE, _LONGEST_PAUSE = 1.0, 5.0  # seconds between two queries: Consul also answers when other sessions change
@@ -28,35 +29,28 @@ class Watch:
         self._held = held
         self._ended = ended
         self._scope = Scope()
-        self._running = False
+        self._service = Service(driver, self._run, "fencepost-consul-watch")
 
     def start(self) -> None:
-        """Watch as long as something is held."""
-        if self._running or self._scope.over:
-            return
-        self._running = True
-        try:
-            self._driver.spawn(self._run(), "fencepost-consul-watch")
-        except (RuntimeError, MemoryError):  # no thread can be started just now: the next renewal tells of a loss
-            self._running = False
+        """Watch as long as something is held. If no thread can be started, the next renewal tells of a loss."""
+        self._service.ensure()
 
     async def close(self) -> None:
+        self._service.close()
         await self._scope.end(self._driver, _PARTING)
 
-    async def _run(self) -> None:
+    async def _run(self, run: Run) -> None:
         self._scope.enter()
         try:
             with self._scope.inside():
-                await self._follow()
+                while not run.ends(lambda: self._held() is None):
+                    await self._follow()
         except Closed:
             pass
         except Forbidden:
             return  # it may never look at sessions: the renewals tell of a loss
         finally:
             self._scope.leave()
-            self._running = False
-        if self._held() is not None:  # since just now, when this seemed to run still
-            self.start()
 
     async def _follow(self) -> None:
         index, pauses = 0, Backoff(_PAUSE, _LONGEST_PAUSE)

@@ -1,5 +1,6 @@
 """The independent nodes of a Redlock: who answers, who is out, and what is owed to those who did not answer."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from fencepost.backends.redis.topology import fixed
 from fencepost.backends.redlock.broadcast import ask, connect
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
+from fencepost.driver.service import Run, Service
 from fencepost.errors import BackendError
 
 _SOON, _LATEST = 0.1, 1.0  # seconds between two looks at a node that is out
@@ -64,7 +66,6 @@ class Member:
         self.out: BackendError | None = None
         self.look_at = 0.0
         self.pauses = Backoff(_SOON, _LATEST)
-        self.looking = False
         self.owed: dict[Call, float] = {}
         """What it must still be told, and until when that matters: whose share to free, and whom to refuse."""
 
@@ -88,6 +89,10 @@ class Members:
         self.all = [
             Member(kind(dial, fixed(place), "", lambda node, push: None, lambda node: None), place) for place in places
         ]
+        self._looks = {
+            member: Service(driver, functools.partial(self._look, member), "fencepost-redlock-look")
+            for member in self.all
+        }
         self.quorum = len(self.all) // 2 + 1
         self.longest = 0.0
         """The longest ttl that was asked for."""
@@ -207,23 +212,18 @@ class Members:
                 self._look_after(member)
 
     def _look_after(self, member: Member) -> None:
-        if not member.looking and not self._closed:
-            member.looking = True
-            try:
-                self._driver.spawn(self._look(member), "fencepost-redlock-look")
-            except (RuntimeError, MemoryError):  # no thread can be started just now; the next request tries again
-                member.looking = False
+        self._looks[member].ensure()  # if no thread can be started just now, the next request tries again
 
-    async def _look(self, member: Member) -> None:
+    async def _look(self, member: Member, run: Run) -> None:
         """See whether a member answers again, and tell it what it missed; while that is owed, until it does."""
         try:
-            await self._tell_owed(member)
+            while not self._closed:
+                await self._tell_owed(member)
+                if run.ends(lambda: not member.owed):
+                    return
         finally:
-            member.looking = False
             if self._closed:
                 member.node.close()  # it may have been connected after everything was closed
-        if member.owed:  # since just now, when this seemed to be on its way still
-            self._look_after(member)
 
     async def _tell_owed(self, member: Member) -> None:
         while not self._closed:

@@ -11,7 +11,6 @@ from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, S
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import exposure
-from fencepost.backends.expiry import Overdue
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import read
 from fencepost.backends.zookeeper.contender import Place, base, changed, contenders, nodes, raise_base
@@ -19,6 +18,7 @@ from fencepost.backends.zookeeper.doctor import examine
 from fencepost.backends.zookeeper.session import SHARE, Reply, Session, sets
 from fencepost.driver import Driver
 from fencepost.driver.threads import Blocking
+from fencepost.driver.timer import Timer
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
@@ -63,7 +63,7 @@ class ZooKeeper(Backend):
         self._places: dict[str, Place] = {}  # by holder
         self._unconfirmed: dict[str, Place] = {}  # released in time, but the answer was lost; by holder
         # On a thread, like the session: an event loop may end without a release, and the session lives on.
-        self._overdue = Overdue(Blocking(self.driver.now), self._expired)
+        self._expiry = Timer(Blocking(self.driver.now), self._expired, "fencepost-expiry")
 
     # The contract
 
@@ -187,14 +187,14 @@ class ZooKeeper(Backend):
             return Renewal.UNKNOWN
         if reply.value is None or reply.value[1].czxid != place.zxid:
             return Renewal.LOST
-        return Renewal.RENEWED if self._overdue.extend(place.holder, until) else Renewal.LOST
+        return Renewal.RENEWED if self._expiry.extend(place.holder, until) else Renewal.LOST
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         place = self._held(name, holder, token)
         if place is None:
             return await self._release_again(name, holder, token)
         path, place.ended = place.path, True
-        in_time = self._overdue.forget(holder)
+        in_time = self._expiry.cancel(holder)
         try:
             [deleted] = await place.session.ask(Delete(path, -1))
             there = not isinstance(deleted.error, NoNodeError)
@@ -262,7 +262,7 @@ class ZooKeeper(Backend):
 
     async def close(self) -> None:
         self._closed = True
-        self._overdue.close()
+        self._expiry.close()
         threads = [session.close() for session in self._sessions.values()]
         self._sessions, self._places, self._unconfirmed = {}, {}, {}
         until = self.driver.now() + 2.0
@@ -315,14 +315,14 @@ class ZooKeeper(Backend):
             await self.leave(place.name, place.holder)
             return None
         place.token = base.token(place.zxid)
-        self._overdue.put(place.holder, since + place.ttl)
+        self._expiry.set(place.holder, since + place.ttl)
         return Grant(place.token, place.ttl, since)
 
     def _held(self, name: str, holder: str, token: int) -> Place | None:
         place = self._places.get(holder)
         if place is None or place.ended or place.name != name or not place.path or place.token != token:
             return None
-        return place if self._overdue.left(holder) is not None else None
+        return place if self._expiry.left(holder) is not None else None
 
     def _dropped(self, place: Place, gone: bool) -> None:
         if gone and self._places.get(place.holder) is place:
@@ -331,22 +331,22 @@ class ZooKeeper(Backend):
     def _drop(self, place: Place) -> None:
         place.drop(lambda gone: self._dropped(place, gone))
 
-    async def _expired(self, holder: str) -> None:
-        place = self._places.get(holder)
-        if place is not None:
-            self._drop(place)
+    async def _expired(self, holders: list[str]) -> None:
+        for holder in holders:
+            if place := self._places.get(holder):
+                self._drop(place)
 
     def _lost(self, place: Place, why: str) -> None:
         """A hold is gone for good; its holder learns it at once."""
         place.ended = True
         self._dropped(place, True)
-        self._overdue.forget(place.holder)
+        self._expiry.cancel(place.holder)
         self.report(place.holder, why)
 
     def _session_lost(self, session: Session) -> None:
         for place in list(self._places.values()):
             if place.session is session:
-                if self._overdue.left(place.holder) is not None:
+                if self._expiry.left(place.holder) is not None:
                     self._lost(place, "its ZooKeeper session expired")
                 elif place.ended:
                     self._dropped(place, True)
@@ -356,7 +356,7 @@ class ZooKeeper(Backend):
     def _session_beat(self, session: Session) -> None:
         """Drop the waiters whose event loop is closed, as one may be without leaving: the session lives on."""
         for place in list(self._places.values()):
-            if place.session is session and place.abandoned and self._overdue.left(place.holder) is None:
+            if place.session is session and place.abandoned and self._expiry.left(place.holder) is None:
                 self._drop(place)
 
     def _session_connected(self, session: Session) -> None:
@@ -373,7 +373,7 @@ class ZooKeeper(Backend):
         split = len(line) - names.waiting(nodes)
         holding, waiters = line[:split], tuple(each.holder for each in line[split:])
         sharers = tuple(each.holder for each in holding) if names.limit(nodes[0]) else ()
-        remaining = max(each.ttl if (left := self._overdue.left(each.holder)) is None else left for each in holding)
+        remaining = max(each.ttl if (left := self._expiry.left(each.holder)) is None else left for each in holding)
         token = (await base(await self._session(), name, self._folder(name))).token(holding[-1].zxid)
         status = Status(name, holding[0].holder, token, remaining, waiters, sharers)
         return [(status, [each.path for each in holding])]

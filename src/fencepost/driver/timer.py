@@ -1,0 +1,160 @@
+"""Keys that are due at their time: leases to renew, holds to end, queues to look at."""
+
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Generic, TypeVar
+
+from fencepost.driver import Driver, wait_until
+from fencepost.driver.service import Run, Service
+
+K = TypeVar("K")
+
+_log = logging.getLogger("fencepost")
+_SPARE = 64  # entries of the heap that may be stale before it is made new
+
+
+class Timer(Generic[K]):
+    """Calls ``fire(keys)`` with the keys that are due, on one thread or task, which runs only while there are any.
+
+    A key is gone before it is fired, so from then on it can neither be extended nor cancelled. ``fire`` is awaited
+    before the next call: no key is fired twice at a time. What it raises is logged and ends nothing. At most ``most``
+    keys are fired in one call. The thread lingers for a while: keys that come and go need not start it each time.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        fire: Callable[[list[K]], Awaitable[None]],
+        name: str,
+        *,
+        linger: float = 10.0,
+        most: int = 500,
+    ) -> None:
+        self._driver = driver
+        self._fire = fire
+        self._linger = linger
+        self._most = most
+        self._service = Service(driver, self._run, name)
+        self._due: dict[K, float] = {}
+        # What is set and cancelled soon costs no more than this: only what is left at the next turn goes to the heap.
+        self._new: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._order = itertools.count()  # keys that are due together are fired in the order they were set
+        self._next = -inf  # when the run looks again; what is due earlier has to nudge it
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def set(self, key: K, at: float) -> None:
+        """Fire ``key`` at that instant, and not at an earlier one that was set before.
+
+        RuntimeError or MemoryError, and the key is not set, if no thread runs and none can be started.
+        """
+        with self._service.gate:
+            before = self._due.get(key)
+            self._due[key] = self._new[key] = at
+            nudge = at < self._next
+        try:
+            self._service.start()
+        except (RuntimeError, MemoryError):
+            with self._service.gate:
+                if before is None:
+                    self._due.pop(key, None)
+                    self._new.pop(key, None)
+                else:
+                    self._due[key] = self._new[key] = before
+            raise
+        if nudge:
+            self._service.wake()
+
+    def offer(self, key: K, at: float) -> bool:
+        """The same, from any thread, without an error. False: it is set, but nobody runs; a later call starts it."""
+        with self._service.gate:
+            self._due[key] = self._new[key] = at
+            nudge = at < self._next
+        if nudge:
+            self._service.wake()
+        return self._service.ensure()
+
+    def extend(self, key: K, at: float) -> bool:
+        """Fire a key later; False, and nothing changed, if it is not set or is due already."""
+        with self._service.gate:
+            if self._driver.now() >= self._due.get(key, -inf):
+                return False
+            self._due[key] = self._new[key] = at
+            return True
+
+    def cancel(self, key: K) -> bool:
+        """Do not fire a key; whether it was set, and not due yet."""
+        with self._service.gate:
+            self._new.pop(key, None)
+            return self._driver.now() < self._due.pop(key, -inf)
+
+    def left(self, key: K) -> float | None:
+        """Seconds until a key is due; None if it is not set."""
+        at = self._due.get(key)
+        return None if at is None else at - self._driver.now()
+
+    def ensure(self) -> bool:
+        """Start the thread or task again, if there are keys and it could not be started before."""
+        return not self._due or self._service.ensure()
+
+    def close(self) -> None:
+        """Fire nothing any more."""
+        with self._service.gate:
+            self._due.clear()
+            self._new.clear()
+            self._heap.clear()
+        self._service.close()
+
+    def forked(self) -> None:
+        """In a forked child: the keys were the parent's."""
+        self._service.forked()
+        self._due, self._new, self._heap, self._next = {}, {}, [], -inf
+
+    async def _run(self, run: Run) -> None:
+        now = self._driver.now
+        until = now() + self._linger
+        while run.current:
+            run.nudge.clear()
+            keys = self._turn(run)
+            if keys:
+                try:
+                    await self._fire(keys)
+                except Exception:
+                    _log.exception("what was due could not be seen to")
+                continue
+            if self._due:
+                until = now() + self._linger
+            elif now() >= until and run.ends(lambda: not self._due):
+                return
+            await wait_until(self._driver, run.nudge, min(self._next, until if not self._due else inf))
+
+    def _turn(self, run: Run) -> list[K]:
+        """Take the keys that are due, and note when the next one is."""
+        with self._service.gate:
+            if not run.current:
+                return []
+            heap, due = self._heap, self._due
+            for key, at in self._new.items():
+                heappush(heap, (at, next(self._order), key))
+            self._new.clear()
+            if len(heap) > 2 * len(due) + _SPARE:
+                heap[:] = [entry for entry in heap if due.get(entry[2]) == entry[0]]
+                heapify(heap)
+            now, keys = self._driver.now(), list[K]()
+            while heap and len(keys) < self._most:
+                at, _, key = heap[0]
+                if due.get(key) != at:
+                    heappop(heap)  # cancelled, or set to another time
+                elif at <= now:
+                    heappop(heap)
+                    del due[key]
+                    keys.append(key)
+                else:
+                    break
+            self._next = heap[0][0] if heap else inf
+            return keys

@@ -1,0 +1,339 @@
+"""Keys that are due at their time, on threads and in event loops; and the one run of a service."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from fencepost.driver import Driver
+from fencepost.driver.service import Run, Service
+from fencepost.driver.tasks import Asyncio
+from fencepost.driver.threads import Blocking
+from fencepost.driver.timer import Timer
+from tests.harness.isolated import in_fork, isolated
+from tests.harness.waiting import PATIENCE, run, until, until_async
+from tests.unit.test_no_threads import Unstartable
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.parametrize("driver", [Blocking(), Asyncio()], ids=["threads", "tasks"])
+
+
+async def soon(condition: Callable[[], Any], what: str) -> None:
+    await until_async(condition, what)
+
+
+class Fired:
+    """Notes what is fired."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+        self.before: Callable[[list[Any]], Awaitable[None]] | None = None
+
+    async def __call__(self, keys: list[Any]) -> None:
+        self.calls.append(keys)
+        if self.before is not None:
+            await self.before(keys)
+
+    @property
+    def keys(self) -> list[Any]:
+        return [key for call in self.calls for key in call]
+
+
+def test_keys_are_fired_when_they_are_due_in_order(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        now = driver.now()
+        for key, wait in (("later", 0.3), ("sooner", 0.1), ("never", 60.0), ("at once", 0.0)):
+            timer.set(key, now + wait)
+        assert timer.left("sooner") is not None
+        await soon(lambda: len(fired.keys) == 3, "three are due")
+        assert fired.keys == ["at once", "sooner", "later"]
+        assert timer.left("sooner") is None
+        timer.close()
+        assert len(timer) == 0
+
+    run(scene())
+
+
+def test_keys_that_are_due_together_are_fired_in_one_call_in_the_order_they_were_set(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test", most=4)
+        at = driver.now() + 0.1
+        for key in range(10):
+            timer.set(key, at)
+        await soon(lambda: len(fired.keys) == 10, "all are due")
+        assert fired.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_that_is_set_again_moves_both_ways(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        timer.set("earlier", driver.now() + 60)
+        timer.set("later", driver.now() + 0.1)
+        await asyncio.sleep(0.02)
+        timer.set("later", driver.now() + 60)
+        timer.set("earlier", driver.now() + 0.05)
+        await soon(lambda: fired.keys, "one is due")
+        await asyncio.sleep(0.15)
+        assert fired.keys == ["earlier"]
+        timer.close()
+
+    run(scene())
+
+
+def test_what_was_handed_over_can_neither_be_extended_nor_cancelled(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        timer.set("due", driver.now())
+        timer.set("kept", driver.now() + 60)
+        await soon(lambda: fired.keys, "one is due")
+        assert not timer.extend("due", driver.now() + 60)
+        assert not timer.cancel("due")
+        assert timer.extend("kept", driver.now() + 120)
+        assert timer.cancel("kept")
+        assert not timer.cancel("kept")
+        assert not timer.extend("kept", driver.now() + 60), "a key that is not set is not extended"
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_that_is_due_cannot_be_extended_although_it_was_not_fired_yet(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        held = asyncio.Event() if not driver.blocking else threading.Event()
+
+        async def busy(keys: list[Any]) -> None:
+            if keys == ["first"]:
+                if driver.blocking:
+                    assert held.wait(PATIENCE)  # type: ignore[call-arg]
+                else:
+                    await held.wait()  # type: ignore[misc]
+
+        fired.before = busy
+        timer.set("first", driver.now())
+        await soon(lambda: fired.keys, "it is busy")
+        timer.set("second", driver.now() + 0.01)
+        await asyncio.sleep(0.05)
+        assert not timer.extend("second", driver.now() + 60)
+        assert not timer.cancel("second")
+        held.set()
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_is_not_fired_twice_at_a_time(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        inside, most = 0, 0
+
+        async def again(_: list[Any]) -> None:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            if len(fired.calls) < 3:
+                timer.set("key", driver.now())
+            await driver.sleep(0.02)
+            inside -= 1
+
+        fired.before = again
+        timer.set("key", driver.now())
+        await soon(lambda: len(fired.calls) == 3 and not inside, "it was fired three times")
+        assert most == 1
+        timer.close()
+
+    run(scene())
+
+
+def test_an_action_that_raises_ends_nothing(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+
+        async def fail(keys: list[Any]) -> None:
+            if keys == ["first"]:
+                raise LookupError("as told")
+
+        fired.before = fail
+        timer.set("first", driver.now())
+        await soon(lambda: fired.keys, "the first is due")
+        timer.set("second", driver.now())
+        await soon(lambda: fired.keys == ["first", "second"], "and the second")
+        assert "as told" in caplog.text
+        timer.close()
+
+    run(scene())
+
+
+def test_an_idle_timer_ends_and_starts_again(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test", linger=0.05)
+        for number in range(3):
+            timer.set(number, driver.now() + 0.01)
+            await soon(lambda number=number: number in fired.keys, "it is due")
+            await soon(lambda: not timer._service.running, "it ends")
+        timer.close()
+
+    run(scene())
+
+
+def test_keys_that_come_while_it_ends_are_not_forgotten(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test", linger=0.0)
+        for number in range(300):
+            timer.set(number, driver.now())
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+        await soon(lambda: len(fired.keys) == 300, "all are due")
+        timer.close()
+
+    run(scene())
+
+
+def test_a_hundred_thousand_keys_that_are_cancelled_soon_leave_nothing(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, Fired(), "test")
+        for number in range(100_000):
+            timer.set(number, driver.now() + 60)
+            timer.cancel(number)
+        timer.set("last", driver.now() + 60)
+        assert len(timer) == 1
+        timer._service.wake()
+        await soon(lambda: not timer._new, "it has had its turn")
+        assert len(timer._heap) <= 2
+        for number in range(10_000):
+            timer.extend("last", driver.now() + 60 + number)
+            if number % 100 == 0:
+                timer._turn(timer._service._run)  # type: ignore[arg-type]
+        assert len(timer._heap) < 300, "stale entries are dropped"
+        timer.close()
+
+    run(scene())
+
+
+def test_a_service_that_was_cancelled_goes_on(driver: Driver) -> None:
+    if driver.blocking:
+        pytest.skip("nobody cancels a thread")
+
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        timer.set("key", driver.now() + 0.2)
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await soon(lambda: fired.keys, "it is fired all the same")
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_is_not_set_if_nobody_can_fire_it_and_the_next_one_starts_it(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test-timer")
+        with pytest.raises(RuntimeError):
+            timer.set("first", driver.now())
+        assert timer.left("first") is None
+        assert not fault.left
+        timer.set("second", driver.now())
+        await soon(lambda: fired.keys == ["second"], "the second is due")
+        timer.close()
+
+    if driver.blocking:
+        fault = Unstartable(monkeypatch, "test-timer")
+        run(scene())
+
+
+def test_an_offered_key_is_fired_once_a_thread_can_be_started(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test-timer")
+        assert timer.offer("first", driver.now()) is not driver.blocking
+        assert timer.offer("second", driver.now())
+        await soon(lambda: sorted(fired.keys) == ["first", "second"], "both are due")
+        timer.close()
+
+    Unstartable(monkeypatch, "test-timer")
+    run(scene())
+
+
+async def _awaited(job: Awaitable[T]) -> T:
+    return await job
+
+
+@isolated
+def test_a_forked_child_starts_its_own_and_fires_nothing_of_its_parents(driver: Driver) -> None:
+    if not driver.blocking:
+        return  # an event loop does not survive a fork
+    timer = Timer(driver, fired := Fired(), "test")
+    timer.set("parents", driver.now() + 0.3)
+
+    async def child() -> None:
+        timer.forked()
+        assert len(timer) == 0
+        timer.set("childs", driver.now())
+        until(lambda: fired.keys, "the child's is due")
+        time.sleep(0.4)
+        assert fired.keys == ["childs"]
+
+    run(_awaited(in_fork(child, PATIENCE)))
+    until(lambda: fired.keys == ["parents"], "the parent's is due")
+    timer.close()
+
+
+def test_a_service_whose_event_loop_was_closed_starts_again(driver: Driver) -> None:
+    runs: list[Run] = []
+
+    async def job(this: Run) -> None:
+        runs.append(this)
+        await this.nudge.wait()
+
+    service = Service(driver, job, "test")
+
+    async def begin(count: int) -> None:
+        assert service.ensure()
+        assert service.ensure(), "it runs already"
+        await soon(lambda: len(runs) == count, "it runs")
+
+    if driver.blocking:
+        run(begin(1))
+    else:
+        for count in (1, 2):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(begin(count))
+            left = asyncio.all_tasks(loop)
+            loop.close()
+            for task in left:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            assert not service.running
+    service.close()
+    assert not service.ensure()
+
+
+def test_a_service_that_fails_is_started_again(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    begun = []
+
+    async def job(this: Run) -> None:
+        begun.append(this)
+        if len(begun) == 1:
+            raise LookupError("as told")
+        await this.nudge.wait()
+
+    async def scene() -> None:
+        service = Service(driver, job, "test")
+        assert service.ensure()
+        await soon(lambda: begun and not service.running, "it has failed")
+        assert service.ensure()
+        await soon(lambda: len(begun) == 2, "it runs again")
+        assert service.running
+        service.close()
+
+    run(scene())
+    assert "as told" in caplog.text
