@@ -70,10 +70,12 @@ class Service:
             if self.running or self._closed:
                 return
             run = self._run = Run(self, self._driver)
+        work = self._work(run)
         try:
-            self._driver.spawn(self._work(run), self._name)
+            self._driver.spawn(work, self._name)
         except (RuntimeError, MemoryError):
             # Not for an interrupt: that is raised when the thread runs already.
+            work.close()
             self._forget(run)
             raise
 

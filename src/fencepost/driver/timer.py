@@ -48,6 +48,11 @@ class Timer(Generic[K]):
     def __len__(self) -> int:
         return len(self._due)
 
+    @property
+    def busy(self) -> bool:
+        """Whether there are keys, or a run that may be firing some."""
+        return bool(self._due) or self._service.running
+
     def set(self, key: K, at: float) -> None:
         """Fire ``key`` at that instant, and not at an earlier one that was set before.
 

@@ -6,10 +6,10 @@ nobody, the message or the queue itself was lost) is found by looking, on the se
 lock when the holder's lease expires, and every now and then.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from math import inf
 from typing import Any
 
 from fencepost.backends.redis.connection import Denied
@@ -18,6 +18,7 @@ from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import Keys
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import Driver, Signal
+from fencepost.driver.timer import Timer
 from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
@@ -28,7 +29,6 @@ FOREIGN = 0.1  # the same, while a client holds the lock that will not tell us o
 _LATE = 0.002  # Redis expires on whole milliseconds
 _STEP, _STEPS = 0.01, 50  # each place in the queue looks a little later, so that not all look at once
 _PATIENCE = 10.0  # seconds of denied looks after which the waiters are told; an outage only delays them
-_LINGER = 10.0
 _SLOW = 0.5  # seconds that a look takes to fail, after which the other locks of that server are not asked for
 _PARTED = 10_000  # former waiters to remember
 
@@ -59,14 +59,13 @@ class Waiter:
 class Line:
     """This process's waiters for one lock, in the order they came."""
 
-    __slots__ = ("audit", "due", "failing", "keys", "name", "node", "waiters")
+    __slots__ = ("audit", "failing", "keys", "name", "node", "waiters")
 
     def __init__(self, name: str, keys: Keys, node: Node) -> None:
         self.name = name
         self.keys = keys
         self.node = node
         self.waiters: dict[str, Waiter] = {}
-        self.due = inf
         self.audit = False
         """Messages may have been missed: look for every waiter, not for the first only."""
         self.failing: float | None = None
@@ -75,15 +74,6 @@ class Line:
         """It lives at ``node`` now, and messages may have been missed."""
         self.node = node
         self.audit = True
-
-
-class Lookout:
-    """The one thread or task that looks for the waiters at one server."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.nudge = driver.signal()
-        self.wake = inf
-        self.minding = False
 
 
 class Lines:
@@ -105,7 +95,8 @@ class Lines:
         self._gate = threading.Lock()
         self._early: dict[str, tuple[int, float] | None] = {}
         self._parted: dict[str, tuple[str, str]] = {}
-        self._lookouts: dict[Node, Lookout] = {}
+        self._lookouts: dict[Node, Timer[Line]] = {}
+        """What looks for the waiters at each server, so that one that hangs delays no others."""
         self._closed = False
         self.lines: dict[str, Line] = {}
         """By the name of the lock; only while somebody here waits for it."""
@@ -200,14 +191,15 @@ class Lines:
         rest = FOREIGN if foreign else min(POLL, max(waiter.ttl / 2, 0.05))
         if left >= 0:
             rest = min(rest, left / 1000 + _LATE + min(place, _STEPS) * _STEP)
-        due = self._driver.now() + rest
-        self.plan(line, min(line.due, due) if line.audit else due)
+        lookout = self._lookout(line.node)
+        planned = lookout.left(line) if line.audit else None
+        lookout.set(line, self._driver.now() + (rest if planned is None else min(rest, planned)))
         return True
 
     def audit(self, line: Line) -> None:
         """Look for every waiter of the line soon."""
         line.audit = True
-        self.plan(line, self._driver.now())
+        self._lookout(line.node).offer(line, self._driver.now())
 
     def missed(self, name: str) -> None:
         """One of this lock's waiters may have been handed it without being told."""
@@ -215,78 +207,37 @@ class Lines:
         if line is not None:
             self.audit(line)
 
-    def plan(self, line: Line, due: float) -> None:
-        """Look for the line's waiters at ``due``."""
-        line.due = due
-        with self._gate:
-            lookout = self._lookouts.get(line.node)
-            if lookout is None:
-                lookout = self._lookouts[line.node] = Lookout(self._driver)
-        if due < lookout.wake:
-            lookout.wake = due
-            lookout.nudge.set()
-        if not lookout.minding and not self._closed:
-            with self._gate:
-                if lookout.minding:
-                    return
-                lookout.minding = True
-            try:
-                self._driver.spawn(self._mind(line.node, lookout), "fencepost-redis-lookout")
-            except BaseException:
-                lookout.minding = False  # or nobody would ever look again
-                raise
-
     def lost(self, node: Node) -> None:
         """Messages from a server may have been missed, and grants with them; the next may be another server's."""
-        for line in self._at(node):
-            line.moved(node)
-            self.plan(line, self._driver.now())
-
-    def _at(self, node: Node) -> list[Line]:
         with self._gate:
-            return [line for line in self.lines.values() if line.node is node]
+            lines = [line for line in self.lines.values() if line.node is node]
+        for line in lines:
+            self.audit(line)
 
-    async def _mind(self, node: Node, lookout: Lookout) -> None:
-        try:
-            await self._mind_all(node, lookout)
-        finally:
-            lookout.nudge = self._driver.signal()  # the next one may run in another event loop
-            lookout.wake = inf
-            lookout.minding = False
-        lines = self._at(node)
-        for line in lines:  # one that came just now took this for its look-out
-            self.plan(line, line.due)
+    def _lookout(self, node: Node) -> Timer[Line]:
         with self._gate:
-            if not lines and not lookout.minding and self._lookouts.get(node) is lookout:
-                del self._lookouts[node]
+            found = self._lookouts.get(node)
+            if found is None:
+                # Those of servers that are gone, as after a failover, have nothing to do any more.
+                self._lookouts = {other: timer for other, timer in self._lookouts.items() if timer.busy}
+                found = Timer(self._driver, functools.partial(self._look_at, node), "fencepost-redis-lookout")
+                if self._closed:
+                    found.close()
+                self._lookouts[node] = found
+            return found
 
-    async def _mind_all(self, node: Node, lookout: Lookout) -> None:
-        now = self._driver.now
-        idle = now()
-        while not self._closed:
-            lookout.nudge.clear()
-            lookout.wake = wake = inf  # from here on, each look that is planned nudges too
-            lines = self._at(node)
-            failure: Exception | None = None
-            for line in lines:
-                if line.due <= now():
-                    failure = await self._look_for(line, failure)
-                if line.node is not node:
-                    self.plan(line, line.due)
-                elif line.waiters:
-                    wake = min(wake, line.due)
-            if lines:
-                idle = now()
-            elif now() - idle > _LINGER:
-                return
-            lookout.wake = wake = min(wake, lookout.wake, now() + _LINGER)
-            await lookout.nudge.wait(max(wake - now(), 0.0))
+    async def _look_at(self, node: Node, lines: list[Line]) -> None:
+        failure: Exception | None = None
+        for line in lines:
+            if line.node is not node:
+                self.audit(line)
+            elif line.waiters:
+                failure = await self._look_for(line, failure)
 
     async def _look_for(self, line: Line, failure: Exception | None) -> Exception | None:
         """Look for a line's waiters; why that failed, if the others at this server would only learn the same later."""
         now = self._driver.now
         begun = now()
-        line.due = inf
         audit, line.audit = line.audit, False
         with self._gate:
             waiters = list(line.waiters.values())
@@ -311,15 +262,17 @@ class Lines:
                     # To each its own: what raises an error adds to its traceback.
                     waiter.error = Denied(str(failure), backend=failure.backend, ambiguous=failure.ambiguous)
                     waiter.signal.set()
-            line.due = now() + min(1.0, 0.05 + (now() - line.failing) / 4)
-        if line.due == inf:
-            line.due = now() + FOREIGN  # the first was granted the lock meanwhile: the next one looks
+            self._lookout(line.node).offer(line, now() + min(1.0, 0.05 + (now() - line.failing) / 4))
+        elif line.waiters and (lookout := self._lookout(line.node)).left(line) is None:
+            lookout.offer(line, now() + FOREIGN)  # the first was granted the lock meanwhile: the next one looks
         return failure if slow else None
 
     def close(self) -> None:
-        self._closed = True
-        for lookout in list(self._lookouts.values()):
-            lookout.nudge.set()
+        with self._gate:
+            self._closed = True
+            lookouts = list(self._lookouts.values())
+        for lookout in lookouts:
+            lookout.close()
 
     def forked(self) -> None:
         self.__init__(self._driver, self._look, self._forsake)  # type: ignore[misc]
