@@ -6,14 +6,17 @@ from fencepost.errors import (
     BackendError,
     ConfigError,
     FencepostError,
+    ForgedToken,
     LateWrite,
     LeaseLost,
     MissingToken,
     NotAcquired,
     QueueFull,
     Refused,
+    ReplayMismatch,
     StaleToken,
     TokenClash,
+    TokenLeap,
 )
 from fencepost.events import Event
 from fencepost.lease import Access, BaseLease, Reason
@@ -27,6 +30,7 @@ __all__ = [
     "Election",
     "Event",
     "FencepostError",
+    "ForgedToken",
     "LateWrite",
     "Lease",
     "LeaseLost",
@@ -37,9 +41,11 @@ __all__ = [
     "QueueFull",
     "Reason",
     "Refused",
+    "ReplayMismatch",
     "StaleToken",
     "Term",
     "TokenClash",
+    "TokenLeap",
     "aio",
     "connect",
 ]

@@ -132,7 +132,7 @@ class TokenClash(Refused):
 
 
 class ReplayMismatch(Refused):
-    """Another write with the very same stamp, but other bytes, was admitted before."""
+    """A write with the very same stamp was admitted before, and it is not known to be this one: its bytes differ."""
 
     verdict = Verdict.REPLAY
 

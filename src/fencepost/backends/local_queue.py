@@ -2,27 +2,32 @@
 
 import threading
 
-from fencepost.driver import Signal
+from fencepost.driver import Signal, abandoned
 
 
 class Lines:
     """One line for each name that somebody waits for."""
 
     def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._lines: dict[str, dict[str, Signal | None]] = {}
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+        self._lines: dict[str, dict[str, Signal]] = {}
 
     def busy(self, name: str) -> bool:
         """Whether somebody waits already."""
-        return name in self._lines
+        if name not in self._lines:
+            return False
+        with self._gate:
+            self._skip_abandoned(name)
+            return name in self._lines
 
-    def join(self, name: str, holder: str, limit: int) -> bool:
+    def join(self, name: str, holder: str, limit: int, signal: Signal) -> bool:
         """Take the last place; False if ``limit`` wait already."""
         with self._gate:
+            self._skip_abandoned(name)
             line = self._lines.get(name, {})
             if len(line) >= limit:
                 return False
-            self._lines.setdefault(name, line).setdefault(holder)
+            self._lines.setdefault(name, line).setdefault(holder, signal)
             return True
 
     def await_turn(self, name: str, holder: str, signal: Signal) -> Signal:
@@ -33,6 +38,7 @@ class Lines:
 
     def first(self, name: str, holder: str) -> bool:
         with self._gate:
+            self._skip_abandoned(name)
             return next(iter(self._lines[name])) == holder
 
     def leave(self, name: str, holder: str) -> None:
@@ -44,5 +50,11 @@ class Lines:
             del line[holder]
             if not line:
                 del self._lines[name]
-            elif signal := next(iter(line.values())):
-                signal.set()
+            else:
+                next(iter(line.values())).set()
+
+    def _skip_abandoned(self, name: str) -> None:
+        """Forget those whose event loop was closed: nobody can wake them, and they leave nothing."""
+        line = self._lines.get(name, {})
+        for holder in [holder for holder, signal in line.items() if abandoned(signal)]:
+            self.leave(name, holder)

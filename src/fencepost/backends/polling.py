@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from math import inf
 
-from fencepost.backend import Backend
+from fencepost.backend import LOOK, Backend
 from fencepost.backends.local_queue import Lines
 from fencepost.errors import QueueFull
 from fencepost.lease import Grant
@@ -21,7 +21,7 @@ class Polling(Backend):
     ) -> Grant | None:
         if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
             return grant
-        if queue is not None and not self._lines.join(name, holder, queue):
+        if queue is not None and not self._lines.join(name, holder, queue, self.driver.signal()):
             raise QueueFull(name, queue)
         return None
 
@@ -31,12 +31,17 @@ class Polling(Backend):
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self._lines.await_turn(name, holder, self.driver.signal())
-        while (left := until - now()) > 0:
-            if not self._lines.first(name, holder):
-                await signal.wait(None if left == inf else left)
-            elif grant := await self._stand(name, holder, ttl, until):
-                self._lines.leave(name, holder)
-                return grant
+        try:
+            while (left := until - now()) > 0:
+                if not self._lines.first(name, holder):
+                    # Whose event loop is closed does not tell those behind it.
+                    await signal.wait(min(left, LOOK))
+                elif grant := await self._stand(name, holder, ttl, until):
+                    self._lines.leave(name, holder)
+                    return grant
+        except GeneratorExit:
+            self._lines.leave(name, holder)
+            raise
         return None
 
     @abstractmethod

@@ -23,7 +23,7 @@ _REFUSALS = {
     Verdict.STALE: "stale fencing token",
     Verdict.LATE: "late: a newer access of the same lease was here already; read again before you go on",
     Verdict.CLASH: "token clash: another holder came with the same token",
-    Verdict.REPLAY: "replay with another body: each write takes its own X-Fence-Seq",
+    Verdict.REPLAY: "this stamp was used before, for another write or an unknown one: each takes its own X-Fence-Seq",
     Verdict.MISSING: "missing fencing token: send X-Fence-Token",
     Verdict.FORGED: "forged fencing token: X-Fence-Signature is missing or wrong",
     Verdict.LEAP: "fencing token too far above the last one",

@@ -125,6 +125,18 @@ def test_doctor_tells_what_the_server_takes(server: Consul) -> None:
     assert any(finding.level == "risk" and "one server" in finding.what for finding in findings)
 
 
+@pytest.mark.parametrize(("host", "exposed"), [(HOST, False), ("0.0.0.0", True)])
+def test_doctor_tells_of_a_token_in_the_clear_and_of_the_way_back_after_a_restore(
+    server: Consul, host: str, exposed: bool
+) -> None:
+    backend = connect(f"consul://:s3cret@{host}:{server.port}", Blocking())
+    findings = run(backend.doctor())
+    run(backend.close())
+    told = [each.what for each in findings if "clear" in each.what]
+    assert told == (["the password goes to 0.0.0.0 in the clear"] if exposed else [])
+    assert any("fencepost bump" in each.means for each in findings)
+
+
 def test_an_acl_token_goes_where_a_password_goes() -> None:
     settings = {"acl": {"enabled": True, "default_policy": "deny", "tokens": {"master": "s3cret", "agent": "s3cret"}}}
     guarded = Guarded(args=["-hcl", json.dumps(settings)])

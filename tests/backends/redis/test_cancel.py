@@ -7,14 +7,22 @@ from typing import Any
 import pytest
 
 import fencepost
-from fencepost import aio
+from fencepost import aio, sync
+from fencepost.backends.redis import waiters
+from fencepost.backends.redis.backend import Redis
 from fencepost.errors import BackendError, NotAcquired
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
-from tests.harness.threads import known_to_wait
+from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
+
+
+def backend(locks: sync.Locks) -> Redis:
+    found = locks._core.backend
+    assert isinstance(found, Redis)
+    return found
 
 
 class Cancelled:
@@ -112,6 +120,29 @@ def test_a_request_that_arrives_after_its_holder_left_is_refused(own_redis: Own,
         until(lambda: own_redis.requests() == before + 1, "it was to arrive after all")
         assert own_redis.keys() == {"lock:a\x1fgone"}
         assert 0 < own_redis.client.pttl("lock:a\x1fgone") <= 60_000
+
+
+def test_a_look_that_arrives_after_its_waiter_has_left_takes_nothing(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It got no answer; the next one did, so that the waiter was sure of its place when its time was up."""
+    monkeypatch.setattr(waiters, "POLL", 0.2)
+    with Proxy(own_redis.server.port) as proxy, fencepost.connect(own_redis.url, ttl=300) as others:
+        held = others.acquire("a")
+        with fencepost.connect(f"redis://{proxy.address}?timeout=300ms", ttl=300) as locks:
+            waiting = background(lambda: locks.acquire("a", timeout=3))
+            until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
+            proxy.cut(newcomers=False)
+            (waiter,) = backend(locks)._lines.waiters.values()
+            until(lambda: waiter.doubtful, "a look got no answer", watching=[waiting])
+            until(lambda: waiter.line.failing is None, "the next one did", watching=[waiting])
+            with pytest.raises(NotAcquired):
+                waiting.result()
+            assert held.release()
+            before = own_redis.requests()
+            proxy.heal()
+            until(lambda: own_redis.requests() > before, "the first one arrives")
+            assert own_redis.keys() <= {"lock:a\x1fgone"}
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -504,6 +504,14 @@ def findings(url: str) -> dict[str, tuple[str, str]]:
     return {finding.what.split(",")[0]: (finding.level, finding.means) for finding in found}
 
 
+@pytest.mark.parametrize(("host", "exposed"), [(HOST, False), ("0.0.0.0", True)])
+def test_the_doctor_tells_of_a_password_in_the_clear(own_redis: Own, host: str, exposed: bool) -> None:
+    # A client that connects to 0.0.0.0 comes back to this machine; here it stands for any address.
+    own_redis.client.execute_command("ACL", "SETUSER", "app", "on", f">{SECRET}", "~*", "&*", "+@all")
+    found = findings(f"redis://app:open%3Asesame%401%2F2@{host}:{own_redis.server.port}")
+    assert ("the password goes to 0.0.0.0 in the clear" in found) is exposed
+
+
 def test_the_doctor_reads_the_settings_and_says_what_they_mean(own_redis: Own) -> None:
     found = findings(own_redis.url)
     assert found["appendonly no"][0] == "warn"

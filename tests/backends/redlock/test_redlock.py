@@ -270,6 +270,21 @@ async def test_many_contenders_that_split_the_votes_all_get_their_turn(five: Fiv
         assert served == sorted(set(served))
 
 
+@pytest.mark.parametrize("exposed", [False, True])
+def test_doctor_tells_of_a_password_in_the_clear(five: Five, exposed: bool) -> None:
+    hosts = ",".join(f"{'0.0.0.0' if exposed else '127.0.0.1'}:{member.port}" for member in five.members)
+    for index in range(5):
+        with five.at(index) as client:
+            client.execute_command("ACL", "SETUSER", "app", "on", ">s3cret", "~*", "&*", "+@all")
+
+    async def findings() -> list[Any]:
+        async with aio.connect(f"redlock://app:s3cret@{hosts}") as locks:
+            return await locks._core.backend.doctor()
+
+    told = [each.what for each in run(findings()) if "clear" in each.what]
+    assert told == (["the password goes to 0.0.0.0 in the clear"] if exposed else [])
+
+
 def test_doctor_speaks_of_each_node_also_of_one_that_is_down(five: Five) -> None:
     five.kill(1)
 

@@ -10,6 +10,7 @@ from typing import Any
 from fencepost import check
 from fencepost.address import Address
 from fencepost.backend import Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import exposure
 from fencepost.backends.base import Base
 from fencepost.backends.consul.address import decode, encode, read
 from fencepost.backends.consul.doctor import examine
@@ -76,6 +77,7 @@ class Consul(Polling):
             self.promises = dataclasses.replace(self.promises, min_ttl=settings.min_ttl)
         self._root = settings.root
         self._lock_delay = settings.lock_delay
+        self._encrypted = settings.tls is not None
         self._http = Http(settings, driver)
         self._start()
 
@@ -236,7 +238,8 @@ class Consul(Polling):
             raised = (await self._http.one("PUT", "txn", [{"KV": write}])).status == 200
 
     async def doctor(self) -> list[Finding]:
-        return await examine(self._http, self.promises.min_ttl, self._lock_delay)
+        findings = await examine(self._http, self.promises.min_ttl, self._lock_delay)
+        return findings + exposure.examine(self.address, encrypted=self._encrypted, remedy="use tls=1 or ca=")
 
     async def close(self) -> None:
         self._expiry.close()

@@ -46,7 +46,7 @@ async def examine(http: Http, min_ttl: float, lock_delay: float) -> list[Finding
         Finding(
             "warn",
             "tokens are the cluster's Raft indexes",
-            "they survive restarts and failover; a restored snapshot repeats them, and nobody can raise them",
+            "they survive restarts and failover; a restored snapshot repeats them: raise them with 'fencepost bump'",
         ),
     ]
     return findings

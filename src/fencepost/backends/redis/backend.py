@@ -10,6 +10,7 @@ from hiredis import ReplyError
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import exposure
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.calls import Calls
@@ -172,7 +173,8 @@ class Redis(Backend):
         if waiter is not None:
             entry = waiter.entry
         try:
-            await self._leave(name, holder, entry, earlier)
+            # A look of its that got no answer may still arrive, and take the lock.
+            await self._leave(name, holder, entry, earlier, late=waiter is not None and waiter.doubtful)
         except BackendError:
             self._later(name, holder, entry)
             raise
@@ -325,7 +327,8 @@ class Redis(Backend):
         findings: list[Finding] = []
         for node in await self._nodes.all():
             findings += await doctor.examine(await node.ready(), self.options)
-        return findings
+        encrypted = self.dial.tls is not None
+        return findings + exposure.examine(self.address, encrypted=encrypted, remedy="use rediss://")
 
     async def close(self) -> None:
         self._closed = True

@@ -27,7 +27,7 @@ NOTHING = object()
 # The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 ELSEWHERE = ("MOVED ", "ASK ")
-_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE", "would overflow")
+_NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE", "CROSSSLOT", "would overflow")
 
 
 # Redis 6 wraps what a command inside a script was refused with; from 7 on the refusal itself comes first.

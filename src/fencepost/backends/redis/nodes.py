@@ -169,7 +169,7 @@ class ThreadNode(Node):
     def __init__(self, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
         super().__init__(dial, locate, channel, hear, lost)
         self.wire = Pool(dial, locate, lambda: self.failed(self))
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._ear: Ear | None = None
         self._ended = False
 

@@ -92,7 +92,7 @@ class Lines:
         self._driver = driver
         self._look = look
         self._forsake = forsake
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._early: dict[str, tuple[int, float] | None] = {}
         self._parted: dict[str, tuple[str, str]] = {}
         self._lookouts: dict[Node, Timer[Line]] = {}

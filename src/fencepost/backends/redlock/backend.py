@@ -10,6 +10,7 @@ from typing import Any
 
 from fencepost.address import Address
 from fencepost.backend import Finding, Hold, Promises, Renewal, Status
+from fencepost.backends import exposure
 from fencepost.backends.polling import Polling
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options, patient
@@ -72,7 +73,7 @@ class Redlock(Polling):
         """Holders whose attempt is still waiting for a connection."""
         self._unsettled: set[str] = set()
         """Holders whose attempt is under way, or was cut off: any node may still carry it out."""
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._tried = 0
         """The largest token of an attempt that too few nodes remembered."""
 
@@ -165,7 +166,8 @@ class Redlock(Polling):
             except BackendError as error:
                 of_one = [Finding("risk", str(error), "one more that is down brings it closer to no majority")]
             findings += [dataclasses.replace(each, what=f"{spell(member.place)}: {each.what}") for each in of_one]
-        return findings
+        encrypted = self._dial.tls is not None
+        return findings + exposure.examine(self.address, encrypted=encrypted, remedy="use redlocks://")
 
     async def close(self) -> None:
         await self._nodes.close()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hiredis import ReplyError
 
-from fencepost.backends.redis.connection import LATER, Dial, Place, pack, refusal, spell
+from fencepost.backends.redis.connection import LATER, Dial, Place, cause, pack, refusal, spell
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.scripts import Script, build, scripts
 from fencepost.backends.redis.topology import fixed
@@ -253,7 +253,7 @@ class Members:
 
 
 def _passing(reply: Any) -> bool:
-    return reply.__class__ is ReplyError and str(reply).startswith(_PASSING)
+    return reply.__class__ is ReplyError and cause(reply).startswith(_PASSING)
 
 
 def _unknown(reply: Any) -> bool:

@@ -47,9 +47,12 @@ def read(address: Address) -> Settings:
         acl = OPEN_ACL_UNSAFE if options.get("acl") == "open" else CREATOR_ALL_ACL
     elif options.get("acl") == "creator":
         raise ConfigError("acl=creator needs somebody whom the nodes belong to: write zk://user:password@host")
+    if "key" in options and "cert" not in options:
+        raise ConfigError("key= is the key of a certificate: give cert= too")
     if options.get("tls") == "1" or options.keys() & {"ca", "cert", "key"}:
         client |= {"use_ssl": True, "check_hostname": True, "ca": options.get("ca")}
-        client |= {"certfile": options.get("cert"), "keyfile": options.get("key")}
+        # A certificate and its key may be in one file; kazoo uses neither unless it is given both.
+        client |= {"certfile": options.get("cert"), "keyfile": options.get("key", options.get("cert"))}
     hosts = [(host or "localhost", port or 2181) for host, port in address.hosts or (("", None),)]
     return Settings(
         hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts),

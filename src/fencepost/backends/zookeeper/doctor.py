@@ -37,7 +37,7 @@ def examine(session: Session, hosts: int, asked: float, counts: dict[str, int]) 
         Finding(
             "warn",
             "tokens are ZooKeeper's transaction ids",
-            "they survive restarts and failover; a restored backup repeats them, and nobody can raise them",
+            "they survive restarts and failover; a restored backup repeats them: raise them with 'fencepost bump'",
         )
     )
     return findings

@@ -1,0 +1,133 @@
+"""Waiters of one process whose store has no queue: the first of them asks, the others wait behind it."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from fencepost import aio
+from fencepost.address import Address
+from fencepost.backend import Hold, Promises, Renewal, Status
+from fencepost.backends.local_queue import Lines
+from fencepost.backends.polling import Polling
+from fencepost.driver import Driver
+from fencepost.driver.tasks import Asyncio
+from fencepost.driver.threads import Blocking
+from fencepost.lease import Grant
+from fencepost.locks import Core
+from tests.harness.threads import background, known_to_wait
+from tests.harness.waiting import PATIENCE, run, until_async
+
+_kept: list[object] = []  # for good: Python complains of a task that is destroyed while it is pending
+
+
+class Plain(Polling):
+    """A store that is one dict."""
+
+    scheme = "plain"
+    promises = Promises(
+        reach="", fair=False, consensus=False, failover="", clock="", token="", wakeup="", shared=False, observe=""
+    )
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(Address("plain"), driver)
+        self.held: dict[str, str] = {}
+        self.token = 0
+        self._start()
+
+    async def _attempt(self, name: str, holder: str, ttl: float) -> Grant | None:
+        if self.held.setdefault(name, holder) != holder:
+            return None
+        self.token += 1
+        return Grant(self.token, ttl, self.driver.now())
+
+    async def _stand(self, name: str, holder: str, ttl: float, until: float) -> Grant | None:
+        while self.driver.now() < until:
+            if grant := await self._attempt(name, holder, ttl):
+                return grant
+            await self.driver.sleep(0.01)
+        return None
+
+    async def leave(self, name: str, holder: str) -> None:
+        self._lines.leave(name, holder)
+        await self.release(name, holder, 0)
+
+    async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
+        return [Renewal.RENEWED] * len(holds)
+
+    async def release(self, name: str, holder: str, token: int) -> bool:
+        return self.held.get(name) == holder and bool(self.held.pop(name))
+
+    async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
+        return []
+
+    async def break_lock(self, name: str) -> Status | None:
+        return None
+
+    async def bump(self, name: str, above: int) -> None:
+        self.token = max(self.token, above)
+
+
+def connected() -> tuple[aio.Locks, Plain]:
+    driver = Asyncio()
+    backend = Plain(driver)
+    return aio.Locks(Core(backend, driver, aio.Lease, ttl=300, queue_limit=10, hooks=())), backend
+
+
+def test_one_whose_event_loop_was_closed_keeps_nobody_from_asking() -> None:
+    locks, store = connected()
+    store.held["a"] = "somebody"
+
+    async def wait() -> None:
+        task = asyncio.create_task(locks.acquire("a"))
+        _kept.append(task)
+        await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[task])
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(wait())
+    loop.close()
+
+    async def next_one() -> None:
+        assert await locks.try_acquire("a") is None
+        del store.held["a"]
+        assert await (await locks.acquire("a", timeout=PATIENCE)).release()
+        await locks.close()
+
+    run(next_one())
+
+
+async def test_those_behind_one_whose_coroutine_was_closed_go_on() -> None:
+    locks, store = connected()
+    store.held["a"] = "somebody"
+    waiting = locks.acquire("a")
+    first = asyncio.create_task(waiting)
+    await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[first])
+    behind = asyncio.create_task(locks.acquire("a", timeout=PATIENCE))
+    await until_async(lambda: known_to_wait(locks) == 2, "another one waits", watching=[behind])
+    waiting.close()
+    first.cancel()
+    with contextlib.suppress(asyncio.CancelledError, RuntimeError):  # it cannot be cancelled, being closed
+        await first
+    del store.held["a"]
+    assert await (await behind).release()
+    await locks.close()
+
+
+def test_many_threads_that_come_and_go_in_one_queue_see_one_first() -> None:
+    lines, driver, served = Lines(), Blocking(), list[str]()
+
+    def one(holder: str) -> None:
+        signal = driver.signal()
+        lines.await_turn("a", holder, signal)
+        while not lines.first("a", holder):
+            run_wait(signal)
+        served.append(holder)
+        lines.leave("a", holder)
+
+    def run_wait(signal: object) -> None:
+        signal._flag.wait(0.01)  # type: ignore[attr-defined]
+
+    for crowd in [[background(lambda n=n, r=r: one(f"{r}.{n}")) for n in range(20)] for r in range(5)]:
+        for each in crowd:
+            each.result()
+    assert len(served) == len(set(served)) == 100
+    assert not lines.busy("a")
