@@ -14,8 +14,10 @@ wild.
 
 import hmac
 import re
+import tomllib
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import ParamSpec, Self, TypeVar
 
 from fencepost.errors import ConfigError
 from fencepost.lease import BaseLease
@@ -53,6 +55,34 @@ class Keys:
         if self._current not in self._keys:
             raise ConfigError(f"there is no key {current!r} to sign with; there are {', '.join(self._keys)}")
         self._namespace = namespace
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The keys of a TOML file; ConfigError if it is not such a file.
+
+        current = "2026"            # the one that signs; default: the last
+        namespace = ""
+        [keys]
+        2026 = "<32 or more hexadecimal digits>"
+        """
+        try:
+            document = tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the file of keys {str(path)!r} cannot be read: {error}") from error
+        texts = document.pop("keys", None)
+        namespace, current = document.pop("namespace", ""), document.pop("current", None)
+        if document or not isinstance(texts, dict) or not all(isinstance(each, str) for each in texts.values()):
+            raise ConfigError(f"the file of keys {str(path)!r} has current, namespace, and a table [keys] of texts")
+        if not isinstance(namespace, str) or not isinstance(current, str | None):
+            raise ConfigError(f"current and namespace are texts in the file of keys {str(path)!r}")
+        try:
+            return cls({id: bytes.fromhex(text) for id, text in texts.items()}, namespace=namespace, current=current)
+        except ValueError as error:  # of fromhex, which would repeat nothing of the secret; ConfigError is one too
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"a key in {str(path)!r} is not hexadecimal; print one with: openssl rand -hex 32"
+            ) from None
 
     def sign(self, resource: str, stamp: Stamp) -> str:
         """The signature that says: this is an access to ``resource`` by the holder to whom its token was granted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ import pytest
 import trustme
 from typer.testing import CliRunner, Result
 
+import fencepost
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError
 from fencepost.resource import auth as clients
+from fencepost.signing import Keys
 from fencepost_lab.servers.processes import HOST
 from tests import ROOT
 from tests.harness.resource import Answer, Secure, Service
@@ -271,6 +274,48 @@ def test_a_new_token_is_printed_once_and_its_table_holds_only_its_hash(tmp_path:
     found = clients.load(tmp_path / "clients.toml").find(f"Bearer {token}", None)
     assert found is not None
     assert (found.name, found.prefixes) == ("billing", ("",))
+
+
+def test_with_keys_only_what_an_issuer_signed_is_admitted(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text(f'[keys]\n2026 = "{"ab" * 32}"\n')
+    keys = Keys.load(tmp_path / "keys.toml")
+    with (
+        Service(args=["--keys", str(tmp_path / "keys.toml")]) as service,
+        fencepost.connect("memory://keys", keys=keys) as locks,
+        fencepost.connect("memory://keys") as unsigned,
+    ):
+        with locks.lock("a") as lease:
+            assert service.ask("GET", "/r/a", headers=lease.access("a").headers).status == 404
+            assert service.ask("PUT", "/r/a", b"1", lease.access("a").headers).status == 200
+            wrong = {**lease.access("a").headers, "X-Fence-Signature": "2026.bad"}
+            for headers in (wrong, lease.access("b").headers, {"X-Fence-Token": str(lease.token + 1)}):
+                for method, body in (("PUT", b"2"), ("DELETE", None), ("GET", None)):
+                    answer = service.ask(method, "/r/a", body, headers)
+                    assert answer.status == 403
+                    assert b"forged" in answer.body
+        with unsigned.lock("a") as lease:
+            assert service.ask("PUT", "/r/a", b"3", lease.access("a").headers).status == 403
+        assert service.ask("GET", "/r/a").body == b"1"
+        assert b"fencing_reject_total{" in service.ask("GET", "/metrics").body
+        assert re.search(rb'verdict="forged"[^\n]*} 1[0-9]\.0', service.ask("GET", "/metrics").body)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "a table [keys]"),
+        ("[keys]\n2026 = 7\n", "a table [keys] of texts"),
+        ('[keys]\n2026 = "secret!"\n', "not hexadecimal"),
+        ('[keys]\n2026 = "abcd"\n', "at least 16 bytes"),
+        ('current = "2027"\n[keys]\n2026 = "' + "ab" * 16 + '"\n', "no key '2027'"),
+        ('[keys]\n2026 = "' + "ab" * 16, "cannot be read"),
+    ],
+)
+def test_a_file_that_holds_no_keys_is_refused_and_its_secrets_not_repeated(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "keys.toml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(why)) as refused:
+        Keys.load(tmp_path / "keys.toml")
+    assert "secret!" not in str(refused.value)
 
 
 @pytest.mark.parametrize("authorization", ["Bearer wrong", "Bearer ", "Basic dXNlcjpwYXNz"])

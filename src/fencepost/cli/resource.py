@@ -50,6 +50,9 @@ def resource(
     clients: Annotated[
         Path | None, typer.Option("--clients", "--tokens", help="File of those who may use it, and of their prefixes.")
     ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File of the keys that sign tokens: refuse an access that none of them signed.")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="The service's certificate, in PEM: serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, if it is not in the same file.")] = None,
     client_ca: Annotated[
@@ -93,6 +96,7 @@ def resource(
         max_connections=max_connections,
         timeout=timeout,
         clients=clients,
+        keys=keys,
         tls_cert=tls_cert,
         tls_key=tls_key,
         client_ca=client_ca,

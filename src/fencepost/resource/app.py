@@ -13,13 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError, Refused
+from fencepost.lease import Access
 from fencepost.resource import http as wire
 from fencepost.resource import openapi
 from fencepost.resource.auth import ANYBODY, Client, Clients
 from fencepost.resource.ledger import AGAIN
 from fencepost.resource.store import Store, Written
 from fencepost.resource.workers import never
-from fencepost.rule import Stamp
 
 MAX_BODY = 1 << 20
 MAX_WAITING = 256 << 20
@@ -185,8 +185,8 @@ class App:
         written = await self._store.write(key, None, self._writer(request, key), gone=_gone(request))
         return wire.answer(200, {"deleted": True, **_made(written)}, written.mark)
 
-    def _writer(self, request: Request, key: str) -> Stamp | None:
-        """The stamp of a write; MissingToken without one where the rule is enforced."""
+    def _writer(self, request: Request, key: str) -> Access | None:
+        """The access of a write; MissingToken without one where the rule is enforced."""
         offer = wire.offer(key, request.headers, reads=False)
         self._store.require(key, offer)
         return offer

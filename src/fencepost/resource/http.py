@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from fencepost import check
 from fencepost.errors import ConfigError, Refused
 from fencepost.guards import headers as http
+from fencepost.lease import Access
 from fencepost.rule import Stamp
 
 MAX_HEAD = 16 << 10
@@ -38,10 +39,9 @@ def key(raw: bytes) -> str:
     return check.name(text, "resource")
 
 
-def offer(key: str, headers: Headers, *, reads: bool) -> Stamp | None:
-    """The stamp in a request's headers, None without a token; ConfigError if it is malformed."""
-    found = http.access(key, headers.getlist, reads=reads)
-    return found.stamp if found else None
+def offer(key: str, headers: Headers, *, reads: bool) -> Access | None:
+    """The access that a request's headers tell of, None without a token; ConfigError if it is malformed."""
+    return http.access(key, headers.getlist, reads=reads)
 
 
 def too_large(scope: Scope) -> bool:

@@ -14,6 +14,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import sqlite
 from fencepost.guards.policy import Policy
+from fencepost.lease import Access
 from fencepost.rule import Stamp
 from fencepost.sql.sqlite import patiently
 
@@ -43,10 +44,10 @@ class Ledger(Protocol):
     def rollback(self) -> None:
         """Undo everything since ``begin``."""
 
-    def admit(self, key: str, offer: Stamp, data: bytes, hook: Hook, policy: Policy | None) -> bool:
+    def admit(self, key: str, offer: Stamp | Access, data: bytes, hook: Hook, policy: Policy | None) -> bool:
         """Whether to keep ``data``, or False if it is kept already. Raises the Refused of the verdict."""
 
-    def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
+    def enter(self, key: str, offer: Stamp | Access, hook: Hook, policy: Policy | None) -> None:
         """Raise the mark without writing. Raises the Refused of the verdict."""
 
     def keep(self, key: str, data: bytes | None) -> None:
@@ -108,10 +109,10 @@ class SqliteLedger:
         if self.conn.in_transaction:
             self.conn.execute("ROLLBACK")
 
-    def admit(self, key: str, offer: Stamp, data: bytes, hook: Hook, policy: Policy | None) -> bool:
+    def admit(self, key: str, offer: Stamp | Access, data: bytes, hook: Hook, policy: Policy | None) -> bool:
         return sqlite.admit(self.conn, key, offer, payload=data, hooks=(hook,), policy=policy)
 
-    def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
+    def enter(self, key: str, offer: Stamp | Access, hook: Hook, policy: Policy | None) -> None:
         sqlite.enter(self.conn, key, offer, hooks=(hook,), policy=policy)
 
     def keep(self, key: str, data: bytes | None) -> None:

@@ -11,6 +11,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import postgres
 from fencepost.guards.policy import Policy
+from fencepost.lease import Access
 from fencepost.resource.ledger import AGAIN, Found
 from fencepost.rule import Stamp
 
@@ -75,10 +76,10 @@ class PostgresLedger:
         else:
             self._link.execute("ROLLBACK")
 
-    def admit(self, key: str, offer: Stamp, data: bytes, hook: Hook, policy: Policy | None) -> bool:
+    def admit(self, key: str, offer: Stamp | Access, data: bytes, hook: Hook, policy: Policy | None) -> bool:
         return bool(postgres.admit(self._link, key, offer, payload=data, hooks=(hook,), policy=policy))
 
-    def enter(self, key: str, offer: Stamp, hook: Hook, policy: Policy | None) -> None:
+    def enter(self, key: str, offer: Stamp | Access, hook: Hook, policy: Policy | None) -> None:
         postgres.enter(self._link, key, offer, hooks=(hook,), policy=policy)
 
     def keep(self, key: str, data: bytes | None) -> None:

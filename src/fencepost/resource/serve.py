@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
     ) from error
 from fencepost.resource import auth as clients
 from fencepost.resource.store import Store, opener
+from fencepost.signing import Keys
 
 _GRACE = 10  # seconds that requests under way get to finish when the service is told to stop
 _SPARE = 64  # file descriptors that are not connections
@@ -65,6 +66,8 @@ class Options:
     timeout: float = 30.0
     """Seconds a client gets for the head of a request, then for its body, then to take the answer."""
     clients: Path | None = None
+    keys: Path | None = None
+    """The file of the keys that sign tokens: an access without a good signature is refused."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None
@@ -141,6 +144,7 @@ def open_store(options: Options, hooks: Iterable[Hook]) -> Store:
         ceiling=options.ceiling,
         max_jump=options.max_jump,
         max_first=options.max_first,
+        keys=Keys.load(options.keys) if options.keys else None,
         hooks=hooks,
     )
 

@@ -10,10 +10,12 @@ from fencepost.errors import ConfigError
 from fencepost.events import Hook, Hooks
 from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
+from fencepost.lease import Access
 from fencepost.registry import find
 from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
 from fencepost.resource.workers import GROUP, QUEUE, Reader, Writer, never
 from fencepost.rule import Stamp
+from fencepost.signing import Keys
 
 _DELETED = b"\0fencepost: deleted\0"  # what a delete's stamp stands for, so that its retry is known
 
@@ -43,7 +45,7 @@ class Store:
 
     With ``fence`` off every access passes, and what the rule says about it is only told to the hooks;
     the mark remains the largest stamp the rule admits. With ``ceiling`` off a token may be as high as it likes;
-    ``max_jump`` and ``max_first`` are the Policy's.
+    ``max_jump`` and ``max_first`` are the Policy's. With ``keys`` an access without a good signature is refused.
     Raises ConfigError if the store cannot be used.
     The coroutines raise the Refused of the verdict, and BackendError if the store failed. ``group`` is how many
     accesses share a commit at most, ``queue`` how many may wait for it. What ``gone()`` is not run when its turn comes.
@@ -57,6 +59,7 @@ class Store:
         ceiling: bool = True,
         max_jump: int | None = None,
         max_first: int | None = None,
+        keys: Keys | None = None,
         hooks: Iterable[Hook] = (),
         group: int = GROUP,
         queue: int = QUEUE,
@@ -68,6 +71,7 @@ class Store:
             ceiling="on" if ceiling else "off",
             max_jump=max_jump,
             max_first=max_first,
+            keys=keys,
         )
         ledger, view = open(), open()
         self.name = ledger.name
@@ -75,13 +79,13 @@ class Store:
         self._reader = Reader(view, limit=queue)
         self._checking: asyncio.Task[None] | None = None
 
-    def require(self, key: str, offer: Stamp | None) -> None:
+    def require(self, key: str, offer: Stamp | Access | None) -> None:
         """Return if a write with this offer is worth looking at; MissingToken if it carries none."""
         if self._fenced and offer is None:
             self._bare(key, self._hooks)
 
     async def write(
-        self, key: str, data: bytes | None, offer: Stamp | None, *, gone: Callable[[], bool] = never
+        self, key: str, data: bytes | None, offer: Stamp | Access | None, *, gone: Callable[[], bool] = never
     ) -> Written:
         """Keep ``data`` under ``key``, or nothing if it is None; returns once that and its mark are on disk."""
         payload = _DELETED if data is None else data
@@ -95,11 +99,12 @@ class Store:
             if fresh:
                 ledger.keep(key, data)
             # Enforced, what passed is the mark now; else the mark may be larger.
-            return Written(not fresh, offer if self._fenced else ledger.find(key).mark)
+            stamp = offer.stamp if isinstance(offer, Access) else offer
+            return Written(not fresh, stamp if self._fenced else ledger.find(key).mark)
 
         return await self._writer.run(key, access, gone)
 
-    async def enter(self, key: str, offer: Stamp, *, gone: Callable[[], bool] = never) -> Found:
+    async def enter(self, key: str, offer: Stamp | Access, *, gone: Callable[[], bool] = never) -> Found:
         """Enter ``key``, and read it in the same transaction."""
 
         def access(ledger: Ledger, hook: Hook) -> Found:

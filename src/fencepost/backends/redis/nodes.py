@@ -217,7 +217,7 @@ class ThreadNode(Node):
         self.wire.forked()
         if self._ear is not None and self._ear.socket is not None:
             sever(self._ear.socket.raw)
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()
         self._ear = None
 
 
