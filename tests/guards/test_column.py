@@ -162,6 +162,17 @@ def test_the_policy_holds_here_too(conn: Any, key: dict[str, str]) -> None:
     assert row(conn, key) == (50, 15)
 
 
+def test_a_token_that_no_issuer_can_have_come_to_is_refused_by_default(conn: Any, key: dict[str, str]) -> None:
+    before = row(conn, key)
+    for access in (
+        lambda: column.write(conn, "account", key, {"balance": 0}, MAX_TOKEN),
+        lambda: column.read(conn, "account", key, ["balance"], MAX_TOKEN),
+    ):
+        with pytest.raises(TokenLeap):
+            access()
+    assert row(conn, key) == before
+
+
 def test_a_key_that_finds_several_rows_is_no_stale_token(conn: Any, key: dict[str, str], thing: str) -> None:
     insert = f"INSERT INTO account (id, balance) VALUES ('{thing}-2', 100)"
     conn.execute(sqlalchemy.text(insert) if hasattr(conn, "exec_driver_sql") else insert)

@@ -407,6 +407,14 @@ def test_its_first_line_says_where_it_is_and_it_stops_in_order(tmp_path: Path, n
         assert (process.output[1:], process.errors) == ([], "")
 
 
+def test_its_store_may_be_named_in_the_environment(tmp_path: Path) -> None:
+    """Everybody on the host sees a command's arguments, and a store's URL may have a password."""
+    place = tmp_path / "values.sqlite3"
+    with Child.fencepost("resource", "--port", 0, "--json", env={"FENCEPOST_STORE": str(place)}) as process:
+        assert process.json()["store"] == str(place)
+    assert place.exists()
+
+
 @pytest.mark.slow
 def test_a_store_or_port_that_cannot_be_used_is_one_line_and_exit_code_2(service: Service, tmp_path: Path) -> None:
     (tmp_path / "not.sqlite3").write_bytes(b"this is no database" * 100)

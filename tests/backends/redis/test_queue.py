@@ -17,6 +17,7 @@ from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
+from tests.unit.test_no_threads import Unstartable
 
 QUEUE = "lock:a\x1fqueue"
 
@@ -382,3 +383,18 @@ def test_a_waiter_that_hears_late_of_its_grant_counts_on_no_more_than_is_left_of
         lease = waiting.result()
         assert lease.remaining <= 100
         assert lease.release()
+
+
+def test_a_waiter_finds_a_dead_holder_although_the_look_out_could_not_be_started_before(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Unstartable(monkeypatch, "fencepost-redis-lookout")
+    with fencepost.connect(own_redis.url, ttl=300) as locks, fencepost.connect(own_redis.url) as others:
+        held = others.acquire("a")
+        with pytest.raises(RuntimeError, match="thread"):
+            locks.acquire("a", timeout=PATIENCE)
+        assert not fault.left
+        assert own_redis.client.zcard(QUEUE) == 0, "it has left"
+        assert held.release()
+        others.acquire("a", ttl=0.5, renew=False)  # a holder that dies: nobody tells of the end of its lease
+        assert locks.acquire("a", timeout=PATIENCE).release()

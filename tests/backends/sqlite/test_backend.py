@@ -17,7 +17,9 @@ import pytest
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.sqlite import file as sqlite_file
+from fencepost.backends.sqlite.queue import Line
 from fencepost.driver import interrupts
+from fencepost.driver import run as driver_run
 from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
@@ -571,3 +573,25 @@ def test_tokens_of_a_file_that_took_the_place_of_another_are_reserved_there_too(
         ((reserved,),) = db.execute("SELECT reserved FROM issuer")
     db.close()
     assert reserved >= lease.token
+
+
+def test_renewing_all_sharers_of_a_lock_settles_it_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each settling reads all of them: for each of them, it would be the square."""
+    settled: list[str] = []
+    settle = Line.settle
+
+    def counted(line: Line, db: sqlite3.Connection, name: str) -> None:
+        settled.append(name)
+        settle(line, db, name)
+
+    with fencepost.connect(f"sqlite://{path}", ttl=600) as locks:
+        leases = [locks.shared(name, renew=False).acquire() for name in ("a", "b") for _ in range(10)]
+        before = locks.status("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Line, "settle", counted)
+            driver_run(locks._core._renewals.renew(leases))
+        after = locks.status("a")
+    assert sorted(settled) == ["a", "b"]
+    assert before is not None
+    assert after is not None
+    assert after.remaining > before.remaining
