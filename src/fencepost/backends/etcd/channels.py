@@ -1,6 +1,7 @@
 """The connections to an etcd cluster's members, which survive neither silence nor a fork."""
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -28,6 +29,15 @@ _CHANNEL = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 ]
+
+
+def _beside_gevent() -> None:
+    """In a program that gevent has patched, gRPC must wait as gevent does: its own way stops every greenlet."""
+    patched = sys.modules.get("gevent.monkey")
+    if patched is not None and patched.is_module_patched("threading"):
+        from grpc.experimental.gevent import init_gevent  # type: ignore[import-untyped]
+
+        init_gevent()
 
 
 class Forks:
@@ -95,6 +105,7 @@ class Wires:
     """One channel for each member, opened on first use; calls go to the member in ``place``."""
 
     def __init__(self, address: Address) -> None:
+        _beside_gevent()
         options = address.options(ca=_file, cert=_file, key=_file, tls=_flag, timeout=check.duration)
         if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
             raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")

@@ -1,0 +1,20 @@
+"""Every store in a program that gevent has patched."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.harness.child import Child
+
+SERVERS = ["redis_server", "etcd_server", "zookeeper_server", "consul_server", "postgres_server"]
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite", *SERVERS])
+def test_greenlets_wait_renew_lose_and_are_ended_without_stopping_each_other(
+    request: pytest.FixtureRequest, store: str, tmp_path: Path
+) -> None:
+    urls = {"memory": "memory://", "sqlite": f"sqlite://{tmp_path}/locks.db"}
+    url = urls.get(store) or request.getfixturevalue(store).url
+    with Child.python("-m", "tests.programs.in_gevent", url, f"gevent-{secrets.token_hex(4)}", 2) as child:
+        child.succeed()
