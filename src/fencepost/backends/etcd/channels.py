@@ -40,6 +40,18 @@ def _beside_gevent() -> None:
         init_gevent()
 
 
+def _close(channels: list[grpc.Channel]) -> None:
+    """Close channels apart: gRPC waits forever in it for a thread of its own that could not be started."""
+    closing = threading.Thread(
+        target=lambda: [channel.close() for channel in channels], name="fencepost-etcd-close", daemon=True
+    )
+    try:
+        closing.start()
+    except (RuntimeError, MemoryError):
+        return  # no thread can be started just now: they are closed when they are collected
+    closing.join(_FORK_GRACE)
+
+
 class Forks:
     """Keeps calls and forks apart.
 
@@ -174,8 +186,7 @@ class Wires:
                 return
             self.dial += 1
             channels, self._channels, self._calls = self._channels, {}, {}
-        for channel in channels.values():
-            channel.close()
+        _close(list(channels.values()))
 
     def quiesce(self) -> None:
         """Hang up before a fork, and wait until nobody listens any more."""

@@ -56,7 +56,7 @@ class Stream(Generic[Q, R]):
                 self._rpc.forget_login()
             elif not self._closed:
                 self._rpc.wires.turn(place)
-        except BackendError as error:
+        except (BackendError, RuntimeError, MemoryError) as error:  # gRPC needs a thread to send, too
             why = str(error)
         finally:
             self._rpc.wires.stream_over()

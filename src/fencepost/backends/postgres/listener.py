@@ -104,7 +104,12 @@ class Ear:
                 except OSError as error:
                     raise failure(error, ambiguous=False) from error
                 thread = threading.Thread(target=self._live, args=(stopped,), name="fencepost-ear", daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except (RuntimeError, MemoryError):  # no thread can be started just now
+                    stop.close()
+                    stopped.close()
+                    raise
                 self._stop, self._thread = stop, thread
             self._opening.append(signal)
         limit = within(2 * self._patience)

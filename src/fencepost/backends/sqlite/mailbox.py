@@ -69,7 +69,11 @@ class Mailbox:
             box.bind(path)
         box.settimeout(LOOK)
         # First: a mailbox that nobody empties would be taken for that of a live process.
-        threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
+        try:
+            threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
+        except (RuntimeError, MemoryError):  # no thread can be started just now
+            _end(box, self._folder / name, os.getpid())
+            raise
         self._socket, self.address = box, name
         self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
         self._end.atexit = False

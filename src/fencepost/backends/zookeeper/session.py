@@ -121,6 +121,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     on_over: Callable[[], None] = staticmethod(lambda: None)
     _due = 0.0
 
+    def start(self) -> None:
+        try:
+            super().start()
+        except (RuntimeError, MemoryError):  # no thread can be started just now: free the sockets that were made for it
+            self.connection_stopped.set()
+            self.close()
+            raise
+
     def zk_loop(self) -> None:
         try:
             super().zk_loop()

@@ -1,0 +1,94 @@
+"""A thread that cannot be started, at every start there is: each store goes on once threads can be started again."""
+
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost import sync
+from fencepost.errors import FencepostError
+from tests.harness.threads import background, known_to_wait
+from tests.harness.waiting import PATIENCE, until
+
+SERVERS = [
+    "redis_server",
+    "redis_cluster",
+    "redlock_servers",
+    "etcd_server",
+    "zookeeper_server",
+    "consul_server",
+    "postgres_server",
+]
+
+MORE = {"consul_server": "?session_ttl_min=500ms"}
+
+
+class NthStart:
+    """Lets the n-th thread that is not a test's own not start, once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.left = number
+        self.refused = ""
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if not thread.name.startswith("background"):
+                self.left -= 1
+                if self.left == 0:
+                    self.refused = thread.name
+                    raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def tried(call: Callable[[], object]) -> None:
+    """Make a call that may fail for want of a thread, and in no other way."""
+    try:
+        call()
+    except FencepostError:
+        pass
+    except RuntimeError as error:
+        if "thread" not in str(error):
+            raise
+
+
+def use(locks: sync.Locks, others: sync.Locks, name: str) -> None:
+    """Hold, wait, be handed the lock, have it renewed, give it back."""
+    held = others.acquire(name, timeout=PATIENCE)
+    waiter = background(lambda: locks.acquire(name, timeout=PATIENCE))
+    until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiter])
+    assert held.release()
+    lease = waiter.result()
+    before = lease.deadline
+    until(lambda: lease.deadline > before, "it is renewed", watching=[])
+    assert lease.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["memory", "sqlite", *SERVERS])
+def test_each_thread_that_cannot_be_started_costs_one_call_at_the_most(
+    request: pytest.FixtureRequest, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = []
+    for number in range(1, 40):
+        urls = {"memory": f"memory://{secrets.token_hex(4)}", "sqlite": f"sqlite://{tmp_path}/{number}.db"}
+        url = urls.get(store) or request.getfixturevalue(store).url + MORE.get(store, "")
+        name = f"threads-{secrets.token_hex(4)}"
+        with monkeypatch.context() as patch:
+            fault = NthStart(patch, number)
+            with fencepost.connect(url, ttl=3) as locks, fencepost.connect(url, ttl=3) as others:
+                tried(lambda: locks.acquire(name).release())  # noqa: B023
+                tried(lambda: use(locks, others, f"{name}/1"))  # noqa: B023
+                refused.append(fault.refused)
+                fault.left = 0
+                use(locks, others, f"{name}/2")
+                closing = background(lambda: (locks.close(), others.close()))
+                closing.result()
+        if not refused[-1]:
+            break
+    assert len(refused) > 1, "there are threads"
+    assert not refused[-1], "every start was refused once"
