@@ -56,8 +56,12 @@ class Stream(Generic[Q, R]):
                 self._rpc.forget_login()
             elif not self._closed:
                 self._rpc.wires.turn(place)
-        except (BackendError, RuntimeError, MemoryError) as error:  # gRPC needs a thread to send, too
+        except BackendError as error:
             why = str(error)
+        except (RuntimeError, MemoryError) as error:
+            # gRPC could not start a thread. It never tries again for this channel, so take another.
+            why = str(error)
+            self._rpc.wires.hang_up()
         finally:
             self._rpc.wires.stream_over()
             self._requests.put(None)
