@@ -131,6 +131,7 @@ class Timer(Generic[K]):
                     await self._fire(keys)
                 except Exception:
                     _log.exception("what was due could not be seen to")
+                until = now() + self._linger
                 continue
             if self._due:
                 until = now() + self._linger
