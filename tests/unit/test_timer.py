@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -43,13 +42,35 @@ class Fired:
         return [key for call in self.calls for key in call]
 
 
+class Clock:
+    """A clock that stands still until the test sets it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def reach(self, instant: float, timer: Timer[Any], fired: Fired) -> None:
+        """Set it, and have the timer look once."""
+        self.now = instant
+        timer.set("now", instant)
+        await soon(lambda: "now" in fired.keys, "it has looked")
+
+
+def stopped(driver: Driver) -> tuple[Driver, Clock]:
+    """Such a driver, by such a clock."""
+    clock = Clock()
+    return (Blocking(clock) if driver.blocking else Asyncio(clock)), clock
+
+
 def test_keys_are_fired_when_they_are_due_in_order(driver: Driver) -> None:
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test")
         now = driver.now()
-        for key, wait in (("later", 0.3), ("sooner", 0.1), ("never", 60.0), ("at once", 0.0)):
+        for key, wait in (("later", 0.3), ("sooner", 0.1), ("never", 600.0), ("at once", 0.0)):
             timer.set(key, now + wait)
-        assert timer.left("sooner") is not None
+        assert timer.left("never") is not None
         await soon(lambda: len(fired.keys) == 3, "three are due")
         assert fired.keys == ["at once", "sooner", "later"]
         assert timer.left("sooner") is None
@@ -61,12 +82,63 @@ def test_keys_are_fired_when_they_are_due_in_order(driver: Driver) -> None:
 
 def test_keys_that_are_due_together_are_fired_in_one_call_in_the_order_they_were_set(driver: Driver) -> None:
     async def scene() -> None:
-        timer = Timer(driver, fired := Fired(), "test", most=4)
-        at = driver.now() + 0.1
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test", most=4)
         for key in range(10):
-            timer.set(key, at)
-        await soon(lambda: len(fired.keys) == 10, "all are due")
-        assert fired.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+            timer.set(key, 101.0)
+        await clock.reach(102.0, timer, fired)
+        assert fired.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, "now"]]
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_that_may_be_early_is_fired_with_others_and_not_for_itself(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        timer.set("a little later", 112.0, early=2.0)
+        timer.set("later", 113.0, early=2.0)
+        timer.set("punctual", 110.5)
+        await clock.reach(109.0, timer, fired)
+        assert fired.calls == [["now"]]
+        fired.calls.clear()
+        await clock.reach(110.0, timer, fired)
+        assert fired.calls == [["now"]], "what stands before it in time is not due"
+        fired.calls.clear()
+        await clock.reach(110.5, timer, fired)
+        assert fired.calls == [["punctual", "now", "a little later"]]
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_can_be_posted_from_any_thread_and_only_if_it_is_set(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        timer.post("nobody's")
+        assert not timer._service.running, "that starts nothing"
+        timer.set("key", driver.now() + 600)
+        await soon(lambda: not timer._new, "it has had its turn")
+        poster = threading.Thread(target=lambda: (timer.post("nobody's"), timer.post("key")))
+        poster.start()
+        poster.join()
+        await soon(lambda: fired.keys == ["key"], "it is fired")
+        timer.close()
+
+    run(scene())
+
+
+def test_others_have_their_turn_between_two_slices(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test", most=10)
+        for key in range(100):
+            timer.set(key, driver.now())
+        seen = set[int]()
+        while len(fired.keys) < 100:
+            seen.add(len(fired.calls))
+            await asyncio.sleep(0)
+        assert driver.blocking or len(seen) >= 9
         timer.close()
 
     run(scene())
@@ -74,15 +146,16 @@ def test_keys_that_are_due_together_are_fired_in_one_call_in_the_order_they_were
 
 def test_a_key_that_is_set_again_moves_both_ways(driver: Driver) -> None:
     async def scene() -> None:
-        timer = Timer(driver, fired := Fired(), "test")
-        timer.set("earlier", driver.now() + 60)
-        timer.set("later", driver.now() + 0.1)
-        await asyncio.sleep(0.02)
-        timer.set("later", driver.now() + 60)
-        timer.set("earlier", driver.now() + 0.05)
-        await soon(lambda: fired.keys, "one is due")
-        await asyncio.sleep(0.15)
-        assert fired.keys == ["earlier"]
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        timer.set("earlier", 160.0)
+        timer.set("later", 110.0)
+        await clock.reach(101.0, timer, fired)
+        timer.set("later", 160.0)
+        timer.set("earlier", 110.0)
+        fired.calls.clear()
+        await clock.reach(111.0, timer, fired)
+        assert fired.keys == ["earlier", "now"]
         timer.close()
 
     run(scene())
@@ -219,9 +292,6 @@ def test_a_hundred_thousand_keys_that_are_cancelled_soon_leave_nothing(driver: D
 
 
 def test_a_service_that_was_cancelled_goes_on(driver: Driver) -> None:
-    if driver.blocking:
-        pytest.skip("nobody cancels a thread")
-
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test")
         timer.set("key", driver.now() + 0.2)
@@ -231,7 +301,8 @@ def test_a_service_that_was_cancelled_goes_on(driver: Driver) -> None:
         await soon(lambda: fired.keys, "it is fired all the same")
         timer.close()
 
-    run(scene())
+    if not driver.blocking:  # nobody cancels a thread
+        run(scene())
 
 
 def test_a_key_is_not_set_if_nobody_can_fire_it_and_the_next_one_starts_it(
@@ -273,17 +344,16 @@ def test_a_forked_child_starts_its_own_and_fires_nothing_of_its_parents(driver: 
     if not driver.blocking:
         return  # an event loop does not survive a fork
     timer = Timer(driver, fired := Fired(), "test")
-    timer.set("parents", driver.now() + 0.3)
+    timer.set("parents", driver.now() + 600)
 
     async def child() -> None:
-        timer.forked()
         assert len(timer) == 0
         timer.set("childs", driver.now())
-        until(lambda: fired.keys, "the child's is due")
-        time.sleep(0.4)
-        assert fired.keys == ["childs"]
+        timer.post("parents")
+        until(lambda: fired.keys == ["childs"], "the child's is due")
 
     run(_awaited(in_fork(child, PATIENCE)))
+    timer.post("parents")
     until(lambda: fired.keys == ["parents"], "the parent's is due")
     timer.close()
 

@@ -1,12 +1,12 @@
 """Background work of which at most one instance runs: a listener, a look-out, a renewal loop."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fencepost.driver import Driver, abandoned
+from fencepost.driver.fork import in_child
 
 _log = logging.getLogger("fencepost")
 
@@ -16,9 +16,9 @@ class Run:
 
     def __init__(self, service: "Service", driver: Driver) -> None:
         self._service = service
-        self.process = os.getpid()
         self.nudge = driver.signal()
         """Set by ``Service.wake``. Each run has its own: a signal belongs to one event loop."""
+        self._bound = hasattr(self.nudge, "abandoned")
 
     @property
     def current(self) -> bool:
@@ -26,8 +26,8 @@ class Run:
 
     @property
     def lives(self) -> bool:
-        """Whether it can still do its work: this process started it, and its event loop is not closed."""
-        return self.process == os.getpid() and not abandoned(self.nudge)
+        """Whether it can still do its work: its event loop is not closed."""
+        return not self._bound or not abandoned(self.nudge)
 
     def ends(self, idle: Callable[[], bool]) -> bool:
         """Whether to return, because there is nothing to do; then the next ``ensure`` starts another run.
@@ -56,6 +56,7 @@ class Service:
         self.gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._run: Run | None = None
         self._closed = False
+        in_child(self, Service._forked)
 
     @property
     def running(self) -> bool:
@@ -64,7 +65,8 @@ class Service:
 
     def start(self) -> None:
         """Start the job unless it runs. RuntimeError or MemoryError, and no change, if no thread can be started."""
-        if self.running or self._closed:
+        run = self._run
+        if (run is not None and run.lives) or self._closed:
             return
         with self.gate:
             if self.running or self._closed:
@@ -101,7 +103,7 @@ class Service:
         if run is not None:
             run.nudge.set()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """In a forked child: forget the parent's run, and a gate that one of its threads may have held."""
         self.gate = threading.RLock()
         self._run = None

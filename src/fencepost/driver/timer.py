@@ -8,6 +8,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 from fencepost.driver import Driver, wait_until
+from fencepost.driver.fork import in_child
 from fencepost.driver.service import Run, Service
 
 K = TypeVar("K")
@@ -40,10 +41,11 @@ class Timer(Generic[K]):
         self._service = Service(driver, self._run, name)
         self._due: dict[K, float] = {}
         # What is set and cancelled soon costs no more than this: only what is left at the next turn goes to the heap.
-        self._new: dict[K, float] = {}
-        self._heap: list[tuple[float, int, K]] = []
+        self._new: dict[K, tuple[float, float]] = {}
+        self._heap: list[tuple[float, int, K, float]] = []
         self._order = itertools.count()  # keys that are due together are fired in the order they were set
         self._next = -inf  # when the run looks again; what is due earlier has to nudge it
+        in_child(self, Timer._forked)
 
     def __len__(self) -> int:
         return len(self._due)
@@ -53,43 +55,56 @@ class Timer(Generic[K]):
         """Whether there are keys, or a run that may be firing some."""
         return bool(self._due) or self._service.running
 
-    def set(self, key: K, at: float) -> None:
-        """Fire ``key`` at that instant, and not at an earlier one that was set before.
+    def set(self, key: K, at: float, early: float = 0.0) -> None:
+        """Fire ``key`` at that instant, and not at one that was set before; or up to ``early`` before it, with others.
 
         RuntimeError or MemoryError, and the key is not set, if no thread runs and none can be started.
         """
-        with self._service.gate:
+        service = self._service
+        with service.gate:
             before = self._due.get(key)
-            self._due[key] = self._new[key] = at
+            self._due[key] = at
+            self._new[key] = at, early
             nudge = at < self._next
         try:
-            self._service.start()
+            service.start()
         except (RuntimeError, MemoryError):
             with self._service.gate:
                 if before is None:
                     self._due.pop(key, None)
                     self._new.pop(key, None)
                 else:
-                    self._due[key] = self._new[key] = before
+                    self._due[key] = before
+                    self._new[key] = before, 0.0
             raise
         if nudge:
-            self._service.wake()
+            service.wake()
 
-    def offer(self, key: K, at: float) -> bool:
+    def offer(self, key: K, at: float, early: float = 0.0) -> bool:
         """The same, from any thread, without an error. False: it is set, but nobody runs; a later call starts it."""
         with self._service.gate:
-            self._due[key] = self._new[key] = at
+            self._due[key] = at
+            self._new[key] = at, early
             nudge = at < self._next
         if nudge:
             self._service.wake()
         return self._service.ensure()
+
+    def post(self, key: K) -> None:
+        """Fire a key now, if it is set; from any thread, and starts nothing."""
+        with self._service.gate:
+            if key in self._due:
+                self._due[key] = now = self._driver.now()
+                self._new[key] = now, 0.0
+        self._service.wake()
 
     def extend(self, key: K, at: float) -> bool:
         """Fire a key later; False, and nothing changed, if it is not set or is due already."""
         with self._service.gate:
             if self._driver.now() >= self._due.get(key, -inf):
                 return False
-            self._due[key] = self._new[key] = at
+            self._due[key] = at
+            self._new[key] = at, 0.0
             return True
 
     def cancel(self, key: K) -> bool:
@@ -97,6 +112,11 @@ class Timer(Generic[K]):
         with self._service.gate:
             self._new.pop(key, None)
             return self._driver.now() < self._due.pop(key, -inf)
+
+    def drop(self, key: K) -> None:
+        """The same, for those who do not ask whether it was due; as this is called often, without the gate."""
+        self._due.pop(key, None)
+        self._new.pop(key, None)
 
     def left(self, key: K) -> float | None:
         """Seconds until a key is due; None if it is not set."""
@@ -115,9 +135,8 @@ class Timer(Generic[K]):
             self._heap.clear()
         self._service.close()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """In a forked child: the keys were the parent's."""
-        self._service.forked()
         self._due, self._new, self._heap, self._next = {}, {}, [], -inf
 
     async def _run(self, run: Run) -> None:
@@ -132,6 +151,8 @@ class Timer(Generic[K]):
                 except Exception:
                     _log.exception("what was due could not be seen to")
                 until = now() + self._linger
+                if len(keys) == self._most:
+                    await self._driver.sleep(0.0)  # others have their turn
                 continue
             if self._due:
                 until = now() + self._linger
@@ -145,20 +166,20 @@ class Timer(Generic[K]):
             if not run.current:
                 return []
             heap, due = self._heap, self._due
-            for key, at in self._new.items():
-                heappush(heap, (at, next(self._order), key))
-            self._new.clear()
+            new, self._new = self._new, {}  # a finalizer may set or cancel a key in between
+            for key, (at, early) in new.items():
+                heappush(heap, (at, next(self._order), key, early))
             if len(heap) > 2 * len(due) + _SPARE:
                 heap[:] = [entry for entry in heap if due.get(entry[2]) == entry[0]]
                 heapify(heap)
             now, keys = self._driver.now(), list[K]()
             while heap and len(keys) < self._most:
-                at, _, key = heap[0]
+                at, _, key, early = heap[0]
                 if due.get(key) != at:
                     heappop(heap)  # cancelled, or set to another time
-                elif at <= now:
+                elif at <= now or (keys and at - early <= now):
                     heappop(heap)
-                    del due[key]
+                    due.pop(key, None)
                     keys.append(key)
                 else:
                     break
