@@ -390,6 +390,23 @@ async def test_losing_a_partition_cancels_its_work(where: str) -> None:
         await running
 
 
+async def test_a_worker_goes_on_after_somebody_cancelled_all_tasks(where: str) -> None:
+    async with (
+        fencepost.aio.connect(where, ttl=TTL) as locks,
+        fleet.aio.Partitions(locks, "orders", 1) as mine,
+    ):
+        await until_async(lambda: numbers(mine) == [0], "it is owned")
+        (first,) = [partition.token for partition in mine]
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert "fencepost-fleet-orders" in {task.get_name() for task in others}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await until_async(lambda: [p for p in mine if p.token > first], "it is owned again")
+    async with fencepost.aio.connect(where) as locks:
+        assert await locks.status("orders/0") is None, "and given up at the end"
+
+
 @pytest.mark.parametrize("what", ["assign", "work", "revoke"])
 async def test_awaiting_what_somebody_else_has_cancelled_gives_the_partition_up(where: str, what: str) -> None:
     told: list[str] = []

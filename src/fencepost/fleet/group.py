@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from fencepost import check
 from fencepost.driver import Signal, wait_until
+from fencepost.driver.service import Run, Service
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
 from fencepost.fleet import plan
 from fencepost.lease import BaseLease
@@ -119,9 +120,9 @@ class Group(Generic[L, P]):
         self._membership: L | None = None
         self._slots: dict[int, _Slot[P]] = {}
         self._free: dict[int, float] = {}
-        self._nudge = core.driver.signal()
         self._over = core.driver.signal()
         self._process = 0
+        self._service = Service(core.driver, self._tend, f"fencepost-fleet-{self.group}")
 
     def __iter__(self) -> Iterator[P]:
         """The partitions that are owned right now, by number."""
@@ -144,7 +145,7 @@ class Group(Generic[L, P]):
         try:
             await self._agree()  # of two that come at once, neither may have seen the other before
             self._process = os.getpid()
-            self._core.driver.spawn(self._tend(), f"fencepost-fleet-{self.group}")
+            self._service.start()
         except GeneratorExit:
             raise
         except BaseException:
@@ -168,7 +169,7 @@ class Group(Generic[L, P]):
     def stop(self) -> None:
         """Ask this worker to leave; returns at once."""
         self.leaving.set()
-        self._nudge.set()
+        self._service.wake()
 
     async def leave(self) -> None:
         """Finish and hand over what is owned, and be no member any more."""
@@ -189,40 +190,41 @@ class Group(Generic[L, P]):
         self._membership = lease = await self._acquire(self._place, timeout)
         if lease is None:
             return False
-        lease._when_lost(self._nudge.set)
+        lease._when_lost(self._service.wake)
         return True
 
     async def _resign(self) -> None:
         if self._membership is not None:
             await self._core._release_quietly(self._membership)
 
-    async def _tend(self) -> None:
+    async def _tend(self, run: Run) -> None:
         """Follow the plan until this worker leaves."""
+        while not self.leaving.is_set() and not self._core._closed:
+            run.nudge.clear()
+            nap = self._period
+            try:
+                nap = await self._look()
+            except FencepostError as error:
+                _log.warning("worker %r of %r could not look around: %s", self.member, self.group, error)
+            except Exception:
+                _log.exception("worker %r of %r could not look around", self.member, self.group)
+            await run.nudge.wait(nap)
+            await self.leaving.wait(self._period / 20)  # news that come together are one
         try:
-            while not self.leaving.is_set() and not self._core._closed:
-                self._nudge.clear()
-                nap = self._period
-                try:
-                    nap = await self._look()
-                except FencepostError as error:
-                    _log.warning("worker %r of %r could not look around: %s", self.member, self.group, error)
-                except Exception:
-                    _log.exception("worker %r of %r could not look around", self.member, self.group)
-                await self._nudge.wait(nap)
-                await self.leaving.wait(self._period / 20)  # news that come together are one
-            await self._part()
-        finally:
-            self._over.set()
+            await self._part(run)
+        except Exception:
+            _log.exception("worker %r of %r could not leave in order", self.member, self.group)
+        self._over.set()
 
-    async def _part(self) -> None:
+    async def _part(self, run: Run) -> None:
         """Leave first, so that others stand in line while the work here is finished."""
         self.leaving.set()
         await self._resign()
         for slot in self._slots.copy().values():
             slot.signal.set()
         while self._slots:
-            self._nudge.clear()
-            await self._nudge.wait(self._patience)
+            run.nudge.clear()
+            await run.nudge.wait(self._patience)
 
     async def _look(self) -> float:
         """See who is there, and follow the plan; how long it may take until the next look."""
@@ -280,13 +282,19 @@ class Group(Generic[L, P]):
             if lease is not None:
                 lease._when_lost(slot.signal.set)
                 slot.owned = owned = self._owned(number, lease, slot.signal)
-                fine = await self._hold(owned)
+                try:
+                    fine = await self._hold(owned)
+                except GeneratorExit:
+                    raise
+                except BaseException:  # somebody cancelled all tasks
+                    await self._core.driver.apart(self._core._release_quietly(lease), GRACE)
+                    raise
                 await self._core._release_quietly(lease)
                 if not fine:
                     await self.leaving.wait(self._period)
         finally:
             self._slots.pop(number, None)
-            self._nudge.set()
+            self._service.wake()
 
     async def _claim(self, number: int, slot: _Slot[P]) -> L | None:
         """Stand in line until the partition is this worker's, or no longer wanted."""
