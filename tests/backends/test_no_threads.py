@@ -10,6 +10,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.errors import FencepostError
+from fencepost.fleet import Partitions
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, until
 
@@ -68,10 +69,40 @@ def use(locks: sync.Locks, others: sync.Locks, name: str) -> None:
     assert lease.release()
 
 
+def lead(locks: sync.Locks, others: sync.Locks, name: str) -> None:
+    """Lead for a term, be followed, and see it from outside."""
+    with locks.election(name) as first, others.election(name) as second:
+        terms, others_terms = iter(first), iter(second)
+        term = next(terms)
+        heir = background(lambda: next(others_terms))
+        until(lambda: (held := locks.status(name)) and held.waiters, "it stands for election", watching=[heir])
+        assert term.release()
+        following = heir.result()
+        assert following.token > term.token
+        leader = second.leader()
+        assert leader is not None
+        assert leader.token == following.token
+
+
+def serve(locks: sync.Locks, others: sync.Locks, name: str) -> None:
+    """Share partitions, and take them over."""
+    with Partitions(locks, name, 2, ttl=1) as stays:
+        with Partitions(others, name, 2, ttl=1) as leaves:
+            until(lambda: len([*stays]) == 1 == len([*leaves]), "each has one")
+        until(lambda: len([*stays]) == 2, "it has taken over")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["memory", "sqlite", *SERVERS])
+@pytest.mark.parametrize(
+    ("store", "work"),
+    [*((store, use) for store in ("memory", "sqlite", *SERVERS)), ("sqlite", lead), ("sqlite", serve)],
+)
 def test_each_thread_that_cannot_be_started_costs_one_call_at_the_most(
-    request: pytest.FixtureRequest, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    store: str,
+    work: Callable[[sync.Locks, sync.Locks, str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refused = []
     for number in range(1, 40):
@@ -82,10 +113,10 @@ def test_each_thread_that_cannot_be_started_costs_one_call_at_the_most(
             fault = NthStart(patch, number)
             with fencepost.connect(url, ttl=3) as locks, fencepost.connect(url, ttl=3) as others:
                 tried(lambda: locks.acquire(name).release())  # noqa: B023
-                tried(lambda: use(locks, others, f"{name}/1"))  # noqa: B023
+                tried(lambda: work(locks, others, f"{name}-1"))  # noqa: B023
                 refused.append(fault.refused)
                 fault.left = 0
-                use(locks, others, f"{name}/2")
+                work(locks, others, f"{name}-2")
                 closing = background(lambda: (locks.close(), others.close()))
                 closing.result()
         if not refused[-1]:

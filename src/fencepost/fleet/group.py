@@ -307,7 +307,7 @@ class Group(Generic[L, P]):
         while not slot.signal.is_set() and not self._core._closed:
             try:
                 lease = await self._acquire(name, self._patience, more)
-            except (BackendError, QueueFull) as error:
+            except (BackendError, QueueFull, RuntimeError, MemoryError) as error:  # or no thread could be started
                 _log.warning("worker %r of %r could not ask for %s: %s", self.member, self.group, name, error)
                 await slot.signal.wait(self._patience)
                 continue
