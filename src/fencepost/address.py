@@ -4,10 +4,14 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
+from fencepost import check
 from fencepost.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d+))?")
@@ -73,6 +77,59 @@ def parse(url: str) -> Address:
         unquote(path),
         params,
     )
+
+
+def flag(text: str) -> bool:
+    """An option that is 1 or 0."""
+    if text not in ("0", "1"):
+        raise ValueError("it is 0 or 1")
+    return text == "1"
+
+
+def seconds(text: str) -> float:
+    """An option that is a time to wait, which cannot be 0."""
+    found = check.duration(text)
+    if not found:
+        raise ValueError("it must be greater than 0")
+    return found
+
+
+def choice(*values: str) -> Callable[[str], str]:
+    """An option that is one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError(f"it is {' or '.join(values)}")
+        return text
+
+    return parse
+
+
+TLS: Mapping[str, Callable[[str], Any]] = {"tls": flag, "ca": str, "cert": str, "key": str}
+"""The options of a URL that may ask for TLS."""
+
+
+def secure(options: Mapping[str, Any]) -> bool:
+    """Whether these options ask for TLS, by ``tls=1`` or with a file of certificates."""
+    files = options.keys() & {"ca", "cert", "key"}
+    if "key" in files and "cert" not in files:
+        raise ConfigError("key= is the key of a certificate: give cert= too")
+    if files and options.get("tls") is False:
+        raise ConfigError(f"{min(files)}= is for TLS, and tls=0 asks for none: leave one of them out")
+    return bool(files or options.get("tls"))
+
+
+def tls_context(scheme: str, options: Mapping[str, Any]) -> "ssl.SSLContext":
+    """A context for a client: it trusts ``ca=``, or whom the system trusts, and shows ``cert=`` with ``key=``."""
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        if "cert" in options:
+            context.load_cert_chain(options["cert"], options.get("key"))
+    except OSError as error:  # also what is no certificate
+        raise ConfigError(f"cannot load the TLS files of {scheme}://, ca=, cert= or key=: {error}") from None
+    return context
 
 
 def libpq(address: Address) -> dict[str, str]:

@@ -117,8 +117,8 @@ def test_each_thread_that_cannot_be_started_costs_one_call_at_the_most(
                 refused.append(fault.refused)
                 fault.left = 0
                 work(locks, others, f"{name}-2")
-                closing = background(lambda: (locks.close(), others.close()))
-                closing.result()
+                for each in (locks, others):
+                    background(each.close).result()
         if not refused[-1]:
             break
     assert len(refused) > 1, "there are threads"

@@ -125,6 +125,34 @@ def test_an_option_that_cannot_be_parsed_names_itself() -> None:
         registry.connect("sqlite:x.db?busy=soon", Blocking())
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host?timeout=0",
+        "redlock://a,b,c?node_timeout=0s",
+        "etcd://host?timeout=0",
+        "zk://host?connect_timeout=0ms",
+        "consul://host?timeout=0",
+        "consul://host?session_ttl_min=0",
+        "postgresql://host?poll=0",
+        "postgresql://host?timeout=0",
+    ],
+)
+def test_a_time_to_wait_of_nothing_is_refused_by_every_store(url: str) -> None:
+    with pytest.raises(ConfigError, match="must be greater than 0"):
+        fencepost.connect(url)
+
+
+@pytest.mark.parametrize("store", ["rediss://host", "redlocks://a,b,c", "etcd://host", "zk://host", "consul://host"])
+def test_the_files_of_tls_are_named_alike_in_every_store(store: str, tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("no key")
+    with pytest.raises(ConfigError, match="key= is the key of a certificate: give cert= too"):
+        fencepost.connect(f"{store}?key={tmp_path}/key.pem")
+    if not store.startswith("red"):  # TLS is in the scheme there
+        with pytest.raises(ConfigError, match="ca= is for TLS, and tls=0 asks for none"):
+            fencepost.connect(f"{store}?tls=0&ca={tmp_path}/key.pem")
+
+
 def test_a_missing_package_names_its_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError("No module named 'hiredis'", name="hiredis")

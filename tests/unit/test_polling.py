@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from fencepost import aio
 from fencepost.address import Address
@@ -126,7 +127,7 @@ def test_many_threads_that_come_and_go_in_one_queue_see_one_first() -> None:
     def run_wait(signal: object) -> None:
         signal._flag.wait(0.01)  # type: ignore[attr-defined]
 
-    for crowd in [[background(lambda n=n, r=r: one(f"{r}.{n}")) for n in range(20)] for r in range(5)]:
+    for crowd in [[background(partial(one, f"{r}.{n}")) for n in range(20)] for r in range(5)]:
         for each in crowd:
             each.result()
     assert len(served) == len(set(served)) == 100

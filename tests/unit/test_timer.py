@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -36,6 +37,9 @@ class Fired:
         self.calls.append(keys)
         if self.before is not None:
             await self.before(keys)
+
+    def has(self, key: Any) -> bool:
+        return key in self.keys
 
     @property
     def keys(self) -> list[Any]:
@@ -120,9 +124,10 @@ def test_a_key_can_be_posted_from_any_thread_and_only_if_it_is_set(driver: Drive
         assert not timer._service.running, "that starts nothing"
         timer.set("key", driver.now() + 600)
         await soon(lambda: not timer._new, "it has had its turn")
-        poster = threading.Thread(target=lambda: (timer.post("nobody's"), timer.post("key")))
-        poster.start()
-        poster.join()
+        for key in ("nobody's", "key"):
+            poster = threading.Thread(target=timer.post, args=(key,))
+            poster.start()
+            poster.join()
         await soon(lambda: fired.keys == ["key"], "it is fired")
         timer.close()
 
@@ -250,7 +255,7 @@ def test_an_idle_timer_ends_and_starts_again(driver: Driver) -> None:
         timer = Timer(driver, fired := Fired(), "test", linger=0.05)
         for number in range(3):
             timer.set(number, driver.now() + 0.01)
-            await soon(lambda number=number: number in fired.keys, "it is due")
+            await soon(partial(fired.has, number), "it is due")
             await soon(lambda: not timer._service.running, "it ends")
         timer.close()
 

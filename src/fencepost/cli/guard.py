@@ -12,8 +12,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from fencepost import check
-from fencepost.address import Address, masked, parse
+from fencepost.address import TLS, Address, masked, parse, seconds, secure, tls_context
 from fencepost.cli import exits
 from fencepost.cli.database import connected
 from fencepost.cli.options import Duration, Json
@@ -241,33 +240,18 @@ def _etcd(address: Address, hooks: Iterable[Hook]) -> Any:
 
     prefix= and marks= are the guard's own.
     """
-    import ssl
-
     from fencepost.guards import EtcdGuard
 
-    options = address.options(ca=str, cert=str, key=str, tls=_flag, timeout=check.duration, prefix=str, marks=str)
+    options = address.options(**TLS, timeout=seconds, prefix=str, marks=str)
     if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
         raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
-    context = None
-    if options.get("tls") or options.keys() & {"ca", "cert", "key"}:
-        try:
-            context = ssl.create_default_context(cafile=options.get("ca"))
-            if "cert" in options:
-                context.load_cert_chain(options["cert"], options.get("key"))
-        except OSError as error:
-            raise ConfigError(f"the certificates of etcd's URL cannot be used: {error}") from None
+    context = tls_context("etcd", options) if secure(options) else None
     scheme = "http" if context is None else "https"
     places = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
     timeout = options.get("timeout", 10.0)
     headers = {} if address.user is None else {"Authorization": _login(places, address, context, timeout)}
     own = {key: options[key] for key in ("prefix", "marks") if key in options}
     return EtcdGuard(*places, **own, context=context, headers=headers, timeout=timeout, hooks=hooks)
-
-
-def _flag(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("it is 0 or 1")
-    return text == "1"
 
 
 def _login(places: list[str], address: Address, context: Any, timeout: float) -> str:

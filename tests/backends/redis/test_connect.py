@@ -144,9 +144,9 @@ def test_tls(certificate: Path) -> None:
 
     with Encrypted() as server:
         place = f"{HOST}:{server.ports[1]}"
-        works(f"rediss://{place}?tls_ca={certificate / 'cert.pem'}")
-        works(f"rediss://{place}?tls_verify=no")
-        slow = f"rediss://{place}?tls_verify=no&timeout={PATIENCE * 10:g}s"
+        works(f"rediss://{place}?ca={certificate / 'cert.pem'}")
+        works(f"rediss://{place}?verify=0")
+        slow = f"rediss://{place}?verify=0&timeout={PATIENCE * 10:g}s"
         with fencepost.connect(slow, ttl=PATIENCE) as locks:
             assert locks.acquire("a").release(), "its connection is open"
             with server.paused():
@@ -155,7 +155,7 @@ def test_tls(certificate: Path) -> None:
                     asking.result()
         assert "certificate" in fails(f"rediss://{place}").lower()
         # 127.1 is this machine too, which only the resolver knows: no certificate was made for that name.
-        elsewhere = f"rediss://127.1:{server.ports[1]}?tls_ca={certificate / 'cert.pem'}"
+        elsewhere = f"rediss://127.1:{server.ports[1]}?ca={certificate / 'cert.pem'}"
         assert "certificate is not valid for '127.1'" in fails(elsewhere)
 
 
@@ -163,9 +163,9 @@ def test_tls(certificate: Path) -> None:
     ("url", "why"),
     [
         ("redis://localhost/zero", "number of a database"),
-        ("redis://localhost?fence=time", "'clock' or 'counter'"),
-        ("redis://localhost?tls_ca=/x", "rediss://"),
-        ("rediss://localhost?tls_ca=/does/not/exist", "TLS files"),
+        ("redis://localhost?fence=time", "clock or counter"),
+        ("redis://localhost?ca=/x", "rediss://"),
+        ("rediss://localhost?ca=/does/not/exist", "TLS files"),
         ("redis://a,b", "redis\\+cluster://"),
         ("redis://localhost?timeout=0", "greater than 0"),
         ("redis://localhost?prefx=a", "did you mean 'prefix'"),

@@ -26,7 +26,7 @@ class Encrypted(Redis):
         return [*plain, "--tls-cert-file", str(self.certificate), "--tls-key-file", str(self.key)]
 
     def ping(self) -> bool:
-        locks = fencepost.connect(f"rediss://{self.address}?tls_ca={self.certificate}")
+        locks = fencepost.connect(f"rediss://{self.address}?ca={self.certificate}")
         with locks:
             try:
                 return locks.status("nobody") is None
@@ -53,7 +53,7 @@ def url(servers: Cluster[Encrypted], scheme: str = "redlocks", **options: object
 
 @pytest.mark.parametrize("face", FACES)
 async def test_a_majority_is_had_kept_and_given_back_over_tls(servers: Cluster[Encrypted], face: str) -> None:
-    place = url(servers, tls_ca=Encrypted.certificate, node_timeout="5s")
+    place = url(servers, ca=Encrypted.certificate, node_timeout="5s")
     here, there = (Client(face, place, ttl=TTL) for _ in range(2))
     tokens = []
     for round in range(3):
@@ -81,4 +81,4 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(servers: Cluster
 
 def test_files_for_tls_without_tls_name_the_scheme_that_has_it() -> None:
     with pytest.raises(ConfigError, match="redlocks://"):
-        fencepost.connect(f"redlock://{HOST}:1,{HOST}:2,{HOST}:3?tls_ca=/x")
+        fencepost.connect(f"redlock://{HOST}:1,{HOST}:2,{HOST}:3?ca=/x")

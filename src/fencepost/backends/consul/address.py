@@ -3,11 +3,10 @@
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import quote, unquote
 
 from fencepost import check
-from fencepost.address import Address
+from fencepost.address import TLS, Address, seconds, secure, tls_context
 from fencepost.errors import ConfigError
 
 
@@ -32,15 +31,12 @@ class Settings:
 def read(address: Address) -> Settings:
     """The settings in a URL; ConfigError for what cannot be meant."""
     options = address.options(
+        **TLS,
         dc=str,
-        tls=_flag,
-        ca=str,
-        cert=str,
-        key=str,
         lock_delay=check.duration,
-        session_ttl_min=check.duration,
-        connect_timeout=check.duration,
-        timeout=check.duration,
+        session_ttl_min=seconds,
+        connect_timeout=seconds,
+        timeout=seconds,
     )
     if address.user:
         raise ConfigError("Consul has no users; write its ACL token as consul://:TOKEN@host")
@@ -49,34 +45,17 @@ def read(address: Address) -> Settings:
     lock_delay = options.get("lock_delay", 0.0)
     if lock_delay > 60:
         raise ConfigError(f"lock_delay is at most 60s in Consul, not {lock_delay:g}s")
-    secure = options.get("tls") or options.keys() & {"ca", "cert", "key"}
     return Settings(
         hosts=tuple((host or "localhost", port or 8500) for host, port in address.hosts or (("", None),)),
         root=address.path.strip("/"),
         token=address.password,
         query={"dc": options["dc"]} if "dc" in options else {},
-        tls=_context(options) if secure else None,
+        tls=tls_context("consul", options) if secure(options) else None,
         lock_delay=lock_delay,
         min_ttl=options.get("session_ttl_min"),
         connect_timeout=options.get("connect_timeout", 5.0),
         timeout=options.get("timeout", 10.0),
     )
-
-
-def _context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=options.get("ca"))
-        if "cert" in options:
-            context.load_cert_chain(options["cert"], options.get("key"))
-    except OSError as error:  # also what is no certificate
-        raise ConfigError(f"ca=, cert= or key= of consul://: {error}") from None
-    return context
-
-
-def _flag(value: str) -> bool:
-    if value not in ("0", "1"):
-        raise ValueError("it is 0 or 1")
-    return value == "1"
 
 
 _NOTHING = "%00"  # an empty part of a name; no name contains the character that this would be

@@ -11,8 +11,7 @@ from typing import Any
 
 import grpc
 
-from fencepost import check
-from fencepost.address import Address
+from fencepost.address import Address, flag, seconds, secure
 from fencepost.backends.etcd.methods import HungUp, Method, Q, R
 from fencepost.errors import BackendError, ConfigError
 
@@ -35,7 +34,7 @@ def _beside_gevent() -> None:
     """In a program that gevent has patched, gRPC must wait as gevent does: its own way stops every greenlet."""
     patched = sys.modules.get("gevent.monkey")
     if patched is not None and patched.is_module_patched("threading"):
-        from grpc.experimental.gevent import init_gevent  # type: ignore[import-untyped]
+        from grpc.experimental.gevent import init_gevent
 
         init_gevent()
 
@@ -118,12 +117,12 @@ class Wires:
 
     def __init__(self, address: Address) -> None:
         _beside_gevent()
-        options = address.options(ca=_file, cert=_file, key=_file, tls=_flag, timeout=check.duration)
+        options = address.options(tls=flag, ca=_file, cert=_file, key=_file, timeout=seconds)
         if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
             raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
         self.timeout: float = options.get("timeout", 5.0)
         self.hosts = [f"{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
-        self.secure = bool(options.get("tls") or options.keys() & {"ca", "cert", "key"})
+        self.secure = secure(options)
         self.place = 0
         self.dial = 0
         """How often we have hung up."""
@@ -212,9 +211,3 @@ def _file(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ValueError(error.strerror) from None
-
-
-def _flag(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("it is 0 or 1")
-    return text == "1"

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from fencepost import address, check
-from fencepost.address import Address
+from fencepost import address
+from fencepost.address import Address, seconds
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.local_queue import Lines
 from fencepost.backends.margin import kept, remains
@@ -70,13 +70,9 @@ class Postgres(Backend):
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
         parsers: dict[str, Any] = dict.fromkeys(LIBPQ, str)
-        options = address.options(
-            **parsers, schema=_identifier, pool=_count, timeout=check.duration, poll=check.duration, listen=str
-        )
+        options = address.options(**parsers, schema=_identifier, pool=_count, timeout=seconds, poll=seconds, listen=str)
         self._schema: str = options.get("schema", "fencepost")
         self._patience: float = options.get("timeout", 10.0)
-        if self._patience <= 0 or options.get("poll", 0.1) <= 0:
-            raise ConfigError("timeout= and poll= of postgresql:// must be greater than 0")
         self._poll: float = options.get("poll", 0.1)
         self._listen = _listen(options.get("listen"))
         self._take = Call.of(self._schema, "take", 5)

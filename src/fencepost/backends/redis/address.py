@@ -1,11 +1,11 @@
 """What a Redis URL may say: servers, database, credentials, TLS, timeouts and options."""
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fencepost import check
-from fencepost.address import Address
+from fencepost.address import Address, choice, flag, seconds, secure, tls_context
 from fencepost.backends.redis.connection import Dial, Place, pack
 from fencepost.backends.redis.scripts import Script
 from fencepost.errors import ConfigError
@@ -28,44 +28,25 @@ class Options:
     tls: ssl.SSLContext | None
 
 
-def _fence(text: str) -> str:
-    if text not in ("clock", "counter"):
-        raise ConfigError("it is 'clock' or 'counter'")
-    return text
-
-
-def _switch(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ConfigError("it is 'yes' or 'no'")
-    return text == "yes"
-
-
 def _number(text: str) -> int:
     if not text.isdecimal():
         raise ConfigError("it is a number")
     return int(text)
 
 
-def patient(text: str) -> float:
-    seconds = check.duration(text)
-    if not seconds:
-        raise ConfigError("it must be greater than 0")
-    return seconds
-
-
 def options(address: Address) -> Options:
     """Understand a URL; ConfigError for what cannot be meant."""
     found = address.options(
         prefix=str,
-        fence=_fence,
+        fence=choice("clock", "counter"),
         wait_replicas=_number,
-        timeout=patient,
-        connect_timeout=patient,
+        timeout=seconds,
+        connect_timeout=seconds,
         db=_number,
-        tls_ca=str,
-        tls_cert=str,
-        tls_key=str,
-        tls_verify=_switch,
+        ca=str,
+        cert=str,
+        key=str,
+        verify=flag,
     )
     scheme = address.scheme
     path = address.path.strip("/")
@@ -96,27 +77,21 @@ def options(address: Address) -> Options:
         wait_replicas=found.get("wait_replicas", 0),
         timeout=found.get("timeout", 3.0),
         connect_timeout=found.get("connect_timeout", 2.0),
-        tls=_tls(address, found.get("tls_ca"), found.get("tls_cert"), found.get("tls_key"), found.get("tls_verify")),
+        tls=_tls(address, found),
     )
 
 
 _SECURE = {"redlock": "redlocks", "valkey": "valkeys"}
 
 
-def _tls(
-    address: Address, ca: str | None, cert: str | None, key: str | None, verify: bool | None
-) -> ssl.SSLContext | None:
+def _tls(address: Address, options: Mapping[str, Any]) -> ssl.SSLContext | None:
+    wanted = secure(options) or "verify" in options
     if not address.scheme.startswith(("rediss", "valkeys", "redlocks")):
-        if ca or cert or key or verify is not None:
+        if wanted:
             raise ConfigError(f"{address.scheme}:// does not use TLS; {_SECURE.get(address.scheme, 'rediss')}:// does")
         return None
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        if cert:
-            context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot load the TLS files of {address.scheme}://: {error}") from None
-    if verify is False:
+    context = tls_context(address.scheme, options)
+    if not options.get("verify", True):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context

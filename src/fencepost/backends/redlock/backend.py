@@ -8,12 +8,12 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from fencepost.address import Address
+from fencepost.address import Address, seconds
 from fencepost.backend import Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import exposure
 from fencepost.backends.polling import Polling
 from fencepost.backends.redis import doctor
-from fencepost.backends.redis.address import Options, dial, options, patient
+from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.connection import spell
 from fencepost.backends.redis.inspect import held
 from fencepost.backends.redis.scripts import MARK, Keys, Layout, kept, remains
@@ -296,7 +296,7 @@ def _options(address: Address) -> Options:
             )
     params = dict(address.params)
     patience = params.pop("node_timeout", "500ms")
-    dataclasses.replace(address, params={"node_timeout": patience}).options(node_timeout=patient)
+    dataclasses.replace(address, params={"node_timeout": patience}).options(node_timeout=seconds)
     found = options(dataclasses.replace(address, params=params | {"timeout": patience, "connect_timeout": patience}))
     if len(set(found.places)) < len(found.places):
         raise ConfigError(f"{address.scheme}:// names a server twice, which would count its vote twice")

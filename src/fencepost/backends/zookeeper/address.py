@@ -1,13 +1,11 @@
 """What a ZooKeeper URL says."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from fencepost import check
-from fencepost.address import Address
+from fencepost.address import TLS, Address, choice, seconds, secure
 from fencepost.backends.zookeeper import names
 from fencepost.errors import ConfigError
 
@@ -32,14 +30,11 @@ class Settings:
 def read(address: Address) -> Settings:
     """The settings in a URL; ConfigError for what cannot be meant."""
     options = address.options(
+        **TLS,
         layout=names.layout,
-        parents=_choice("container", "keep"),
-        acl=_choice("open", "creator"),
-        connect_timeout=check.duration,
-        tls=_choice("0", "1"),
-        ca=str,
-        cert=str,
-        key=str,
+        parents=choice("container", "keep"),
+        acl=choice("open", "creator"),
+        connect_timeout=seconds,
     )
     acl, client = OPEN_ACL_UNSAFE, dict[str, Any]()
     if address.user is not None:
@@ -47,9 +42,7 @@ def read(address: Address) -> Settings:
         acl = OPEN_ACL_UNSAFE if options.get("acl") == "open" else CREATOR_ALL_ACL
     elif options.get("acl") == "creator":
         raise ConfigError("acl=creator needs somebody whom the nodes belong to: write zk://user:password@host")
-    if "key" in options and "cert" not in options:
-        raise ConfigError("key= is the key of a certificate: give cert= too")
-    if options.get("tls") == "1" or options.keys() & {"ca", "cert", "key"}:
+    if secure(options):
         client |= {"use_ssl": True, "check_hostname": True, "ca": options.get("ca")}
         # A certificate and its key may be in one file; kazoo uses neither unless it is given both.
         client |= {"certfile": options.get("cert"), "keyfile": options.get("key", options.get("cert"))}
@@ -63,12 +56,3 @@ def read(address: Address) -> Settings:
         acl=acl,
         client=client,
     )
-
-
-def _choice(*values: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value not in values:
-            raise ValueError(f"it is {' or '.join(values)}")
-        return value
-
-    return parse
