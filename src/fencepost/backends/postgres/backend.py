@@ -12,6 +12,7 @@ import psycopg
 from fencepost import address
 from fencepost.address import Address, seconds
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backends.cleanups import Cleanups
 from fencepost.backends.local_queue import Lines
 from fencepost.backends.margin import kept, remains
 from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
@@ -86,8 +87,14 @@ class Postgres(Backend):
             limit=options.get("pool", 8),
             patience=self._patience,
         )
+        self._begin()
+
+    def _begin(self) -> None:
         self._lines = Lines()
         self._ear = self._new_ear()
+        self._cleanups: Cleanups[tuple[str, str]] = Cleanups(
+            self.driver, self._clean, "fencepost-postgres-leave", pauses=(_RETRY[1], _RETRY[1]), lasting=_OWED
+        )
 
     def _new_ear(self) -> Ear:
         way, listen = self._listen
@@ -207,21 +214,14 @@ class Postgres(Backend):
         except BackendError as error:
             if _passing(error):
                 # What was asked before may be carried out when the server is back: undo it then.
-                self.driver.spawn(self._leave_later(name, holder), "fencepost-leave")
+                self._cleanups.add((name, holder))
             raise
 
     async def _leave(self, name: str, holder: str) -> None:
         await self._links.rows(f"SELECT {self._schema}.leave(%s, %s)", name, holder)
 
-    async def _leave_later(self, name: str, holder: str) -> None:
-        until = self.driver.now() + _OWED
-        while self.driver.now() < until and not self._links.closed:
-            await self.driver.sleep(_RETRY[1])
-            try:
-                await self._leave(name, holder)
-                return
-            except BackendError as error:
-                _log.info("still cleaning up after an acquire of %r: %s", name, error)
+    async def _clean(self, left: tuple[str, str]) -> None:
+        await self._leave(*left)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         names, holders, tokens, ttls = (list(column) for column in zip(*holds, strict=True))
@@ -249,13 +249,13 @@ class Postgres(Backend):
         return await examine(self._links, self._schema, time.time())
 
     async def close(self) -> None:
+        self._cleanups.close()
         await self.driver.offload(self._ear.close)
         await self._links.close()
 
     def forked(self) -> None:
         self._links.forked()
-        self._lines = Lines()
-        self._ear = self._new_ear()
+        self._begin()
 
 
 def _listen(option: str | None) -> tuple[Address | None, bool | None]:

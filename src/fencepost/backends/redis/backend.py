@@ -4,13 +4,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from hiredis import ReplyError
 
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import exposure
+from fencepost.backends.cleanups import Cleanups
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.calls import Calls
@@ -23,13 +24,24 @@ from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
 from fencepost.backends.redis.waiters import Line, Lines, Waiter
 from fencepost.driver import Driver
-from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
 _GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
 _ANY = 2**31  # one who is queued already is never one too many
 _PRUNE = 5.0  # seconds between two searches of a full queue for dead waiters
+
+
+class _Left(NamedTuple):
+    """One who is gone from a lock and its queue, which the server has not confirmed."""
+
+    name: str
+    holder: str
+    entry: str
+    token: str
+    """Of what it holds all the same, and keeps."""
+    late: bool
+    """Whether a request of its may still arrive."""
 
 
 class Redis(Backend):
@@ -64,11 +76,18 @@ class Redis(Backend):
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False
         self._pruned: dict[str, float] = {}
-        self._forsaking: set[str] = set()
         self._lines = Lines(driver, self._look, self._forsake)
         self._begin()
 
     def _begin(self) -> None:
+        self._cleanups: Cleanups[_Left] = Cleanups(
+            self.driver,
+            self._clean,
+            "fencepost-redis-leave",
+            pauses=(0.1, 2.0),
+            lasting=_GONE / 1000,
+            home=lambda left: self.home(left.name),
+        )
         self._nodes = self._servers()
         self._calls = Calls(self.driver, self.dial, self._nodes)
         self._view = View(self._calls, self.layout, self.scripts, self.scheme)
@@ -195,36 +214,17 @@ class Redis(Backend):
         await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, wire=wire)
 
     def _later(self, name: str, holder: str, entry: str, token: str = "") -> None:
-        self.driver.spawn(self._leave_later(name, holder, entry, token, late=True), "fencepost-redis-leave")
-
-    async def _leave_later(self, name: str, holder: str, entry: str, token: str, *, late: bool) -> None:
         """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""
-        until = self.driver.now() + _GONE / 1000
-        pauses = Backoff(0.1, 2.0)
-        if late:
-            await self.driver.sleep(pauses.next())
-        while self.driver.now() < until and not self._closed:
-            try:
-                await self._leave(name, holder, entry, late=late, token=token)
-                break
-            except BackendError:
-                await self.driver.sleep(pauses.next())
+        if not self._closed:
+            self._cleanups.add(_Left(name, holder, entry, token, late=True))
 
     def _forsake(self, name: str, holder: str, token: str) -> None:
         """The queue handed the lock to one of ours who is done, as after a failover: the next one gets it."""
-        if not self._closed and holder not in self._forsaking:  # anybody can publish that, and often
-            self._forsaking.add(holder)
-            try:
-                self.driver.spawn(self._give_up(name, holder, token), "fencepost-redis-leave")
-            except BaseException:
-                self._forsaking.discard(holder)
-                raise
+        if not self._closed:  # anybody can publish that, and often; one clean-up is enough
+            self._cleanups.add(_Left(name, holder, "", token, late=False), at_once=True)
 
-    async def _give_up(self, name: str, holder: str, token: str) -> None:
-        try:
-            await self._leave_later(name, holder, "", token, late=False)
-        finally:
-            self._forsaking.discard(holder)
+    async def _clean(self, left: "_Left") -> None:
+        await self._leave(left.name, left.holder, left.entry, late=left.late, token=left.token)
 
     def home(self, name: str) -> Node | None:
         return self._nodes.home(self.layout.keys(name).lock)
@@ -332,6 +332,7 @@ class Redis(Backend):
 
     async def close(self) -> None:
         self._closed = True
+        self._cleanups.close()
         self._lines.close()
         for node in self._nodes.nodes:
             await node.end()

@@ -1,0 +1,98 @@
+"""What a store must still be told, tried again on one thread or task."""
+
+import asyncio
+import threading
+
+import pytest
+
+from fencepost.backends.cleanups import Cleanups
+from fencepost.driver import Driver
+from fencepost.driver.tasks import Asyncio
+from fencepost.driver.threads import Blocking
+from fencepost.errors import BackendError
+from tests.harness.waiting import run, until_async
+
+DRIVERS = pytest.mark.parametrize("driver", [Blocking(), Asyncio()], ids=["threads", "tasks"])
+
+
+class Store:
+    """Fails as often as it is told, and notes who asked what."""
+
+    def __init__(self, driver: Driver, failures: dict[str, int] | None = None) -> None:
+        self.failures = failures or {}
+        self.asked: list[str] = []
+        self.threads = set[int]()
+        self.cleanups: Cleanups[str] = Cleanups(
+            driver, self.clean, "test-cleanups", pauses=(0.01, 0.05), lasting=600, home=lambda key: key[0]
+        )
+
+    async def clean(self, key: str) -> None:
+        self.asked.append(key)
+        self.threads.add(threading.get_ident())
+        if self.failures.get(key, 0) > 0:
+            self.failures[key] -= 1
+            raise BackendError("no answer", backend="test", ambiguous=True)
+
+    async def settled(self) -> None:
+        await until_async(lambda: not len(self.cleanups), "all is cleaned up")
+        self.cleanups.close()
+
+
+@DRIVERS
+def test_a_hundred_clean_ups_share_one_thread_and_each_is_tried_until_it_is_answered(driver: Driver) -> None:
+    async def scene() -> None:
+        keys = [f"a{number}" for number in range(100)]
+        store = Store(driver, {"a7": 3, "a50": 1})
+        for key in keys:
+            store.cleanups.add(key)
+            store.cleanups.add(key)
+        await store.settled()
+        assert len(store.threads) == 1
+        assert {key: store.asked.count(key) for key in keys} == {
+            key: {"a7": 4, "a50": 2}.get(key, 1) for key in keys
+        }, "what is owed already is not owed twice"
+
+    run(scene())
+
+
+@DRIVERS
+def test_a_server_that_fails_is_asked_once_for_all_that_is_due_and_the_others_are_asked(driver: Driver) -> None:
+    async def scene() -> None:
+        store = Store(driver, {f"a{number}": 1 for number in range(10)})
+        await store.cleanups._see_to([f"{home}{number}" for number in range(10) for home in "ab"])
+        assert store.asked == ["a0", *(f"b{number}" for number in range(10))]
+        store.cleanups.close()
+
+    run(scene())
+
+
+@DRIVERS
+def test_it_is_given_up_in_the_end(driver: Driver) -> None:
+    async def scene() -> None:
+        store = Store(driver, {"a": 10**9})
+        store.cleanups._lasting = 0.2
+        store.cleanups.add("a", at_once=True)
+        await store.settled()
+        assert store.asked
+
+    run(scene())
+
+
+async def test_cancelling_all_tasks_loses_no_clean_up() -> None:
+    store = Store(Asyncio())
+    held = asyncio.Event()
+    clean = store.cleanups._clean
+
+    async def hang(key: str) -> None:
+        held.set()
+        store.cleanups._clean = clean
+        await asyncio.sleep(600)
+
+    store.cleanups._clean = hang
+    for key in ("a", "b", "c"):
+        store.cleanups.add(key)
+    await held.wait()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await store.settled()
+    assert sorted(store.asked) == ["a", "b", "c"]
