@@ -68,4 +68,10 @@ async def a_decorated_coroutine_that_nobody_awaits(locks: fencepost.aio.Locks) -
 def what_a_lock_does_not_have(locks: fencepost.Locks) -> None:
     locks.lock("a").release()  # type: ignore[attr-defined]
     locks.lock("a").locked()  # type: ignore[attr-defined]
+    locks.lock("a").acquire(timeout=5)  # type: ignore[call-arg]
+    locks.lock("a").try_acquire(False)  # type: ignore[call-arg]
     fencepost.connect(url="redis://")  # type: ignore[call-arg]
+
+
+async def what_an_asyncio_lock_does_not_take(locks: fencepost.aio.Locks) -> None:
+    await locks.lock("a").acquire(timeout=5)  # type: ignore[call-arg]
