@@ -32,7 +32,7 @@ T = TypeVar("T")
 Job: TypeAlias = Callable[[Any], T]
 """What is done with a connection that blocks."""
 
-_HERE = "guards.sqlite"
+_THERE = "guards.aio.sqlite"
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS fencepost_mark (
@@ -68,7 +68,7 @@ def admit(
     Raises the Refused of the verdict, and then nothing was changed; ConfigError outside a
     transaction, or for an asyncio connection; BackendError if the database's write lock cannot be had.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return admitting(resource, lease, payload, hooks, policy)(conn)
 
 
@@ -80,7 +80,7 @@ def admit_all(
     policy: Policy | None = None,
 ) -> None:
     """Admit one write to each of several resources. Raises as ``admit`` does: then roll back."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     admitting_all(leases, hooks, policy)(conn)
 
 
@@ -93,7 +93,7 @@ def enter(
     policy: Policy | None = None,
 ) -> None:
     """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     entering(resource, lease, hooks, policy)(conn)
 
 
@@ -105,19 +105,19 @@ def fenced(
     with sqlite.fenced(conn, "account/42", lease):
         ...
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
 def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
     """The largest stamp admitted so far, as this connection sees it; None if there is none."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return looking(resource)(conn)
 
 
 def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
     """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return raising(resource, to, hooks)(conn)
 
 
@@ -127,7 +127,7 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
     For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
     commit on: make sure that no older holder is left.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return lowering_to(resource, to, seen, hooks)(conn)
 
 
