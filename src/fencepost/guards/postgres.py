@@ -168,8 +168,8 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
 
     A trigger on ``table`` refuses updates that are not fenced, from any client, psql included: with
     ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
-    same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch, and every
-    DELETE of a row that has one. Either way the table is not truncated.
+    same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch, or raises it to
+    what no issuer can have come to, and every DELETE of a row that has one. Either way the table is not truncated.
     """
     statements = [resources.files("fencepost.guards").joinpath("postgres.sql").read_text("utf-8")]
     if table is None:

@@ -134,9 +134,9 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
 def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[str] = ()) -> list[str]:
     """The statements that prepare a database, for a migration; the first access would create the table too.
 
-    Triggers on ``table`` refuse, from any client, every UPDATE that does not raise ``column``, the row's epoch, and
-    every DELETE of a row that has one. Given ``key``, the columns of its primary key, they also refuse to replace a
-    row (INSERT OR REPLACE) under an epoch that is not newer.
+    Triggers on ``table`` refuse, from any client, every UPDATE that does not raise ``column``, the row's epoch, or
+    raises it to what no issuer can have come to, and every DELETE of a row that has one. Given ``key``, the columns of
+    its primary key, they also refuse to replace a row (INSERT OR REPLACE) under an epoch that is not newer.
     """
     if table is None:
         return [_TABLE]
@@ -148,6 +148,7 @@ def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[st
         _trigger(
             "epoch", table, f"BEFORE UPDATE ON {name} WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0)", _STALE
         ),
+        _trigger("leap", table, f"BEFORE UPDATE ON {name} WHEN {_leaps(epoch, f'OLD.{epoch}')}", _LEAPS),
         _trigger("delete", table, f"BEFORE DELETE ON {name} WHEN OLD.{epoch} > 0", _FORGETS),
     ]
     if not key:
@@ -175,6 +176,12 @@ def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[st
             f"AFTER INSERT ON {name} WHEN coalesce(NEW.{epoch}, 0) <= (SELECT epoch {noted})",
             _STALE,
         ),
+        _trigger(
+            "leapt",
+            table,
+            f"AFTER INSERT ON {name} WHEN EXISTS (SELECT 1 {noted}) AND {_leaps(epoch, f'(SELECT epoch {noted})')}",
+            _LEAPS,
+        ),
     ]
 
 
@@ -185,7 +192,16 @@ CREATE TABLE IF NOT EXISTS fencepost_replaced (
 ) STRICT, WITHOUT ROWID
 """
 _STALE = "SELECT RAISE(ABORT, 'fencepost: this change carries no newer fencing token')"
+_LEAPS = "SELECT RAISE(ABORT, 'fencepost: no issuer can have come to this fencing token: look where it comes from')"
 _FORGETS = "SELECT RAISE(ABORT, 'fencepost: without this row, its fencing token would be forgotten')"
+
+
+def _leaps(epoch: str, before: str) -> str:
+    """Whether no issuer can have come to a new epoch (see `Policy`), or text, which is above any number."""
+    # Days since 1970, in microseconds. Not strftime: drivers would take its percent sign for a parameter.
+    highest = f"(julianday('now') - 2440587.5) * 86400000000 + {check.AHEAD}"
+    number = f"typeof(NEW.{epoch}) IN ('integer', 'real')"
+    return f"NEW.{epoch} > {highest} AND NOT ({number} AND NEW.{epoch} - coalesce({before}, 0) <= {check.AHEAD})"
 
 
 def _trigger(what: str, table: str, when: str, then: str) -> str:
