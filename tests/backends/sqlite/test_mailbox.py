@@ -302,6 +302,20 @@ def test_a_release_to_frozen_processes_waits_for_their_mailboxes_once(
             worker.close()
 
 
+def test_each_waiter_of_a_frozen_process_is_handed_the_lock_for_its_ttl(url: str, worker: Worker) -> None:
+    """Its mailbox takes what is sent to it, so nothing shows that nobody reads it."""
+    with fencepost.connect(url, ttl=60) as locks:
+        lease = locks.acquire("a")
+        for at in range(2):
+            worker.tell("acquire", "a", {"ttl": 0.5})
+            queued(locks, at + 1)
+        waiter = Waiter(locks)
+        queued(locks, 3, waiter)
+        worker.freeze()
+        assert lease.release()
+        assert waiter.served().token == lease.token + 3, "two others came before"
+
+
 def test_a_release_wakes_more_waiters_of_one_process_than_its_mailbox_holds(url: str) -> None:
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
         lease = here.acquire("a")
