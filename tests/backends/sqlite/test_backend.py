@@ -647,3 +647,22 @@ def test_renewing_all_sharers_of_a_lock_settles_it_once(path: Path, monkeypatch:
     assert before is not None
     assert after is not None
     assert after.remaining > before.remaining
+
+
+def test_letting_in_all_who_wait_to_share_counts_them_once(path: Path) -> None:
+    with (
+        fencepost.connect(f"sqlite://{path}", ttl=600) as here,
+        fencepost.connect(f"sqlite://{path}", ttl=600) as there,
+    ):
+        held = here.acquire("a")
+        waiting = [background(lambda: there.shared("a").acquire()) for _ in range(10)]
+        until(lambda: len(((found := here.status("a")) and found.waiters) or ()) == 10, "they wait", watching=waiting)
+        statements: list[str] = []
+        file = here._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+        file._connection.set_trace_callback(statements.append)
+        assert held.release()
+        file._connection.set_trace_callback(None)
+        for each in waiting:
+            assert each.result().shared
+    assert len([each for each in statements if "INSERT INTO share" in each]) == 10, "this let all of them in"
+    assert len([each for each in statements if "count(*)" in each or "min(expires)" in each]) <= 2
