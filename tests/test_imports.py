@@ -36,7 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "backends": LOWER | {"backend", "sql", "backends"},
     "sql": LOWER | {"sql"},
     "guards": LOWER | {"sql", "guards"},
-    "saga": LOWER | {"sql", "guards", "once", "saga"},
+    "saga": FACES | {"sql", "guards", "once", "saga"},
     "once": LOWER | {"sql", "guards", "once"},
     "hooks": LOWER | {"hooks"},
     "renewals": LOWER | {"backend"},

@@ -50,6 +50,7 @@ MODULES = (
     "fencepost.once.asgi",
     "fencepost.once.wsgi",
     "fencepost.saga",
+    "fencepost.saga.aio",
     "fencepost.signing",
 )
 

@@ -15,7 +15,7 @@ from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.events import Hook
 from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Core, late, left
+from fencepost.locks import EVERYBODY, HINTS, Core, bare, late, left
 from fencepost.signing import Keys
 
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
@@ -144,6 +144,7 @@ class Lock:
                 raise AttributeError(f"a Lock has no {name}(): {HINTS[name]}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @bare
     async def acquire(self) -> Lease:
         """The plain form: a new lease that you release yourself. Raises as ``Locks.acquire`` does.
 
@@ -154,6 +155,7 @@ class Lock:
             raise late(self.name, self._options["timeout"])
         return lease
 
+    @bare
     async def try_acquire(self) -> Lease | None:
         """A lease if the lock is free at this moment, else None."""
         return await self._locks._core.acquire(self.name, **self._options | {"timeout": 0})

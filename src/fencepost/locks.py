@@ -3,6 +3,8 @@
 Written once, as ``async def``; sync.py and aio.py are its two faces.
 """
 
+import functools
+import inspect
 import logging
 import os
 import threading
@@ -10,7 +12,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from fencepost import check, registry
@@ -73,8 +75,34 @@ HINTS = {
     "reacquire": "a lease is renewed in the background; lease.renew() does it now",
 }
 """What users of other locks look for on a lock, and where it is here."""
+_OPTIONS = (
+    "{}() of a Lock takes no arguments: give them where you make it, as in locks.lock(name, timeout=5, ttl=30): "
+    "timeout= is how long to wait, ttl= how long a lease lasts unless it is renewed; try_acquire() does not wait"
+)
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def bare(method: M) -> M:
+    """A method of a Lock that takes no arguments, and says where those go that other locks take there."""
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def checked(self: Any, *args: object, **options: object) -> Any:
+            if args or options:
+                raise TypeError(_OPTIONS.format(method.__name__))
+            return await method(self)
+
+        return cast(M, checked)
+
+    @functools.wraps(method)
+    def checked_too(self: Any, *args: object, **options: object) -> Any:
+        if args or options:
+            raise TypeError(_OPTIONS.format(method.__name__))
+        return method(self)
+
+    return cast(M, checked_too)
 
 
 def late(name: str, timeout: float | timedelta | None) -> NotAcquired:

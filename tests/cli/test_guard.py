@@ -27,6 +27,7 @@ from fencepost.rule import Stamp
 from fencepost_lab.servers import QUICK_ETCD, Etcd, Redis
 from tests.backends.etcd.test_access import SecureEtcd
 from tests.backends.etcd.tools import etcdctl
+from tests.harness.certificate import self_signed
 from tests.harness.servers import Endpoint
 
 
@@ -349,6 +350,37 @@ def test_raise_speaks_tls_to_etcd(tmp_path: Path) -> None:
         assert done.json["mark"] == "50"
         assert lift(f"{server.url}?tls=1", tmp_path).code == exits.code(BackendError("", backend="", ambiguous=False))
     assert lift("etcd://localhost?ca=/nowhere.pem", tmp_path).code == 2
+
+
+@pytest.mark.redis
+def test_raise_asks_redis_for_a_certificate_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever redis-py does by default: before 6.0, the certificate of any other server was good enough."""
+    really = redis.SSLConnection.__init__
+
+    def before_6(self: Any, **options: Any) -> None:
+        really(self, **{"ssl_check_hostname": False, **options})
+
+    monkeypatch.setattr(redis.SSLConnection, "__init__", before_6)
+    certificate, key = self_signed(tmp_path)
+
+    class Encrypted(Redis):
+        port_count = 2
+
+        def command(self) -> list[str]:
+            tls = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-auth-clients", "no"]
+            return [*super().command(), "--tls-port", str(self.ports[1]), *map(str, tls)]
+
+    with Encrypted() as server:
+        itself = f"rediss://127.0.0.1:{server.ports[1]}?ssl_ca_certs={certificate}"
+        done = lift(itself, tmp_path)
+        assert done.code == 0, done.err
+        # 127.1 is this machine too, which only the resolver knows: no certificate was made for that name.
+        elsewhere = f"rediss://127.1:{server.ports[1]}?ssl_ca_certs={certificate}"
+        done = lift(elsewhere, tmp_path, "60")
+        assert done.code == exits.code(BackendError("", backend="", ambiguous=False)), done.out
+        assert lift(itself, tmp_path, "50").json["before"] == 50, "nothing was sent"
+        for by_name in ("ssl_check_hostname=false", "ssl_cert_reqs=none"):
+            assert lift(f"{elsewhere}&{by_name}", tmp_path, "60").code == 0, "off by name only"
 
 
 def test_a_url_with_a_password_may_stay_out_of_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

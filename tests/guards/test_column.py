@@ -1,6 +1,7 @@
 """The column form, in Postgres and in SQLite, through the connections people have."""
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.pool import NullPool
 
+from fencepost.check import AHEAD
 from fencepost.errors import ConfigError, StaleToken, TokenLeap
 from fencepost.events import Event
 from fencepost.guards import column, sqlite
@@ -113,6 +115,56 @@ def test_sqlite_s_triggers_let_everything_else_pass(triggered: sqlite3.Connectio
     triggered.execute(change)
     with pytest.raises(sqlite3.IntegrityError, match="fencepost: "):
         triggered.execute("REPLACE INTO account (id, lock_epoch) SELECT id, 1 FROM account WHERE lock_epoch > 4")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE account SET lock_epoch = {} WHERE id = 42",
+        "UPDATE account SET lock_epoch = {} WHERE id = 44",
+        "INSERT OR REPLACE INTO account VALUES (42, 0, {})",
+        "INSERT INTO account (id) VALUES (42) ON CONFLICT DO UPDATE SET lock_epoch = {}",
+    ],
+)
+@pytest.mark.parametrize("wild", [str(MAX_TOKEN), "in two days", "1e300", "'x'", "x'ff'"])
+def test_sqlite_s_triggers_refuse_an_epoch_that_no_issuer_can_have_come_to(
+    triggered: sqlite3.Connection, change: str, wild: str
+) -> None:
+    """It would lock everybody out: each later token is smaller, and so is each number than any text."""
+    if wild == "in two days":
+        wild = str(time.time_ns() // 1000 + 2 * AHEAD)
+    with pytest.raises(sqlite3.IntegrityError, match="fencepost: no issuer"):
+        triggered.execute(change.format(wild))
+    assert triggered.execute("SELECT lock_epoch FROM account ORDER BY id").fetchall() == [(5,), (0,), (None,)]
+    triggered.execute(change.format(time.time_ns() // 1000 + AHEAD // 2))
+
+
+def test_a_wild_epoch_in_sqlite_is_taken_down_as_documented(triggered: sqlite3.Connection) -> None:
+    """Whoever put it there: it came before the triggers, or past them."""
+    drop = 'DROP TRIGGER "fencepost_epoch account"'
+    triggered.execute(drop)
+    triggered.execute('DROP TRIGGER "fencepost_leap account"')
+    triggered.execute(f"UPDATE account SET lock_epoch = {MAX_TOKEN} WHERE id = 42")
+    for statement in sqlite.ddl("account", column="lock_epoch", key=["id"]):
+        triggered.execute(statement)
+    with pytest.raises(StaleToken):
+        column.write(triggered, "account", {"id": 42}, {"balance": 0}, 6)
+    lower = f"UPDATE account SET lock_epoch = 5 WHERE lock_epoch = {MAX_TOKEN}"
+    for statement in (drop, lower, *sqlite.ddl("account", column="lock_epoch", key=["id"])):
+        triggered.execute(statement)
+    column.write(triggered, "account", {"id": 42}, {"balance": 60}, 6)
+    with pytest.raises(sqlite3.IntegrityError, match="fencepost: "):
+        triggered.execute("UPDATE account SET balance = 0 WHERE id = 42")
+
+
+def test_where_the_epoch_itself_is_so_far_sqlite_s_triggers_take_the_next_ones(triggered: sqlite3.Connection) -> None:
+    far = time.time_ns() // 1000 + 10 * AHEAD
+    triggered.execute('DROP TRIGGER "fencepost_leap account"')
+    triggered.execute(f"UPDATE account SET lock_epoch = {far} WHERE id = 42")
+    for statement in sqlite.ddl("account", column="lock_epoch", key=["id"]):
+        triggered.execute(statement)
+    triggered.execute(f"UPDATE account SET lock_epoch = {far + 1} WHERE id = 42")
+    triggered.execute(f"REPLACE INTO account VALUES (42, 0, {far + 2})")
 
 
 def row(conn: Any, key: dict[str, str]) -> tuple[int, int]:

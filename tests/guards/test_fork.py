@@ -27,7 +27,7 @@ from tests.harness.isolated import in_fork, isolated
 from tests.harness.leases import lease as lease_of
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, run
+from tests.harness.waiting import PATIENCE, run, until
 
 ROUNDS = 25
 
@@ -95,6 +95,22 @@ def test_marks_of_a_child_forked_during_a_request_of_the_parent_s(tmp_path: Path
     request.result()
     child()
     assert [_mark(marks, name) for name in "abc"] == [Stamp(15)] * 3
+    marks.close()
+
+
+@isolated
+def test_no_connection_of_marks_is_open_in_a_child_forked_while_a_thread_waits_for_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "marks.sqlite3"
+    marks = Marks(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        request = background(lambda: marks("a", 5, "write"))
+        until(lambda: marks._gate.held_up, "it waits for the file", watching=[request])
+        child = forked(lambda: len(fork._leaked))
+        other.execute("ROLLBACK")
+    assert child() == 0
+    request.result()
+    assert _mark(marks, "a") == Stamp(5)
     marks.close()
 
 

@@ -3,6 +3,7 @@
 import secrets
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fencepost.check import AHEAD
 from fencepost.errors import ConfigError, StaleToken, TokenClash, TokenLeap
 from fencepost.events import Event
 from fencepost.guards import aio, column, postgres
@@ -284,6 +286,30 @@ class TestTrigger:
             column.write(pg, "ledger", {"id": 1}, {"cents": 70}, 7)
         assert "stale fencing token for ledger: got 6, seen 7" in self.psql("UPDATE ledger SET lock_epoch = 6")
         assert self.psql("SELECT cents, lock_epoch FROM ledger") == "70|7"
+
+    def test_an_epoch_that_no_issuer_can_have_come_to_is_refused(self, pg: Conn) -> None:
+        now = time.time_ns() // 1000
+        for wild in (MAX_TOKEN, now + 2 * AHEAD):
+            said = self.psql(f"UPDATE ledger SET lock_epoch = {wild}")
+            assert f"leap fencing token for ledger: got {wild}, seen 0" in said
+            assert "look where this token comes from" in said
+        refused = self.psql(f"INSERT INTO ledger VALUES (1, 0) ON CONFLICT (id) DO UPDATE SET lock_epoch = {MAX_TOKEN}")
+        assert "leap fencing token" in refused
+        assert self.psql(f"UPDATE ledger SET lock_epoch = {now + AHEAD // 2}") == ""
+        assert self.psql(f"UPDATE ledger SET lock_epoch = {now + AHEAD * 5 // 4}") == "", "a day above the row's own"
+
+    def test_a_wild_epoch_is_taken_down_as_documented(self, pg: Conn) -> None:
+        def past_the_trigger(change: str) -> str:
+            switch = "ALTER TABLE ledger {} TRIGGER fencepost_epoch"
+            return self.psql(switch.format("DISABLE"), change, switch.format("ENABLE"))
+
+        assert past_the_trigger(f"UPDATE ledger SET lock_epoch = {MAX_TOKEN}") == ""
+        with pg.transaction(), pytest.raises(StaleToken):
+            column.write(pg, "ledger", {"id": 1}, {"cents": 0}, 7)
+        assert past_the_trigger(f"UPDATE ledger SET lock_epoch = 6 WHERE lock_epoch = {MAX_TOKEN}") == ""
+        with pg.transaction():
+            column.write(pg, "ledger", {"id": 1}, {"cents": 70}, 7)
+        assert "without a new fencing token" in self.psql("UPDATE ledger SET cents = 0")
 
     def test_a_row_s_epoch_is_not_forgotten_by_deleting_the_row(self, pg: Conn) -> None:
         pg.execute("INSERT INTO ledger VALUES (2, 100, 0), (3, 100, NULL)")

@@ -23,7 +23,7 @@ RESOURCE = "reign"
 def journal(path: str) -> sqlite3.Connection:
     """The guarded resource: what was admitted, in the order it was."""
     conn = sqlite3.connect(path, timeout=30, isolation_level=None)
-    patiently(conn, "PRAGMA journal_mode = WAL", busy=30)
+    patiently(lambda: conn.execute("PRAGMA journal_mode = WAL"), busy=30)
     conn.execute("PRAGMA synchronous = OFF")  # processes are killed here, not machines
     conn.execute("CREATE TABLE IF NOT EXISTS reign (n INTEGER PRIMARY KEY, epoch INTEGER, holder TEXT, label TEXT)")
     return conn

@@ -127,11 +127,15 @@ def test_a_transaction_that_a_step_elsewhere_left_open_is_not_taken_for_the_saga
         with pytest.raises(ConfigError, match="in a transaction"):
             saga.run(locks, conn, "1")
         conn.rollback()
-        assert saga.find(conn, "1").begun == "a"
+        record = saga.find(conn, "1")
+        assert record is not None
+        assert record.begun == "a"
         saga = Saga("order", [Step("a", nothing, external=True)])
         assert saga.run(locks, conn, "1") == {"a": None}
     with psycopg.connect(postgres_url) as conn:
-        assert saga.find(conn, "1").state == "done"
+        record = saga.find(conn, "1")
+        assert record is not None
+        assert record.state == "done"
 
 
 def test_a_step_that_a_trigger_refuses_as_it_is_committed_has_failed(postgres_url: str, locks: Any) -> None:

@@ -1,17 +1,19 @@
 """Sagas: what runs, what is undone, who may move one, and how it is driven by hand."""
 
 import asyncio
+import importlib
 import json
 import math
 import os
 import re
 import signal
 import sqlite3
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -22,7 +24,7 @@ from fencepost.cli import app as root
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
 from fencepost.guards import sqlite
 from fencepost.rule import Stamp
-from fencepost.saga import Compensated, Saga, Step, Stuck, Task
+from fencepost.saga import Compensated, Record, Saga, Step, Stuck, Task, aio
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
 
@@ -37,6 +39,13 @@ def say(task: Task) -> str:
 
 def fail(task: Task) -> None:
     raise LookupError("no such thing")
+
+
+def record_of(saga: Saga, conn: Any, id: str) -> Record:
+    """Where a saga stands that was begun."""
+    record = saga.find(conn, id)
+    assert record is not None
+    return record
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +72,7 @@ def test_steps_run_in_order_and_a_finished_saga_recalls_its_results(conn: Any, l
         results = saga.run(locks, conn, "1", {"n": (1, 2)})
         assert results == {"a": "a", "b": "b", "c": {"a": "a", "b": "b"}}
     assert said == ["do a", "do b"]
-    assert saga.find(conn, "1").args == {"n": [1, 2]}
+    assert record_of(saga, conn, "1").args == {"n": [1, 2]}
 
 
 def test_a_failure_undoes_in_reverse_and_is_told_again(conn: Any, locks: Any) -> None:
@@ -102,7 +111,7 @@ def test_a_coordinator_that_lost_its_lease_moves_nothing_and_the_step_did_not_fa
         saga.run(locks, conn, "1")
     assert said == ["taken", "do b", "do a"], "the zombie came as far as its call, and no further"
     assert saga.run(locks, conn, "1") == {"a": None, "b": "b"}
-    assert saga.find(conn, "1").undone == []
+    assert record_of(saga, conn, "1").undone == []
 
 
 def test_a_number_that_equals_nothing_is_the_same_argument_again(conn: Any, locks: Any) -> None:
@@ -132,7 +141,7 @@ def test_what_cannot_be_meant_is_refused(conn: Any, locks: Any) -> None:
     with pytest.raises(ConfigError, match="a name of its own"):
         Saga("order", [Step("a", say), Step("a", say)])
     with pytest.raises(ConfigError, match=r"fencepost\.aio"):
-        saga.run(fencepost.aio.connect("memory://"), conn, "2")
+        saga.run(cast(Any, fencepost.aio.connect("memory://")), conn, "2")
     with pytest.raises(ConfigError, match="'a' does, and undoes, is a function"):
         Step("a", None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'a' does, and undoes, is a function"):
@@ -147,16 +156,13 @@ def test_what_cannot_be_meant_is_refused(conn: Any, locks: Any) -> None:
         saga.run(locks, conn, "2")
 
 
-def test_a_step_that_is_async_def_is_refused_in_blocking_code_before_anything_happens(conn: Any, locks: Any) -> None:
+def test_a_step_that_is_async_def_is_refused_in_blocking_code() -> None:
     async def later(task: Task) -> None:
         await asyncio.sleep(0)
 
     for step in (Step("b", later), Step("b", say, undo=later)):
-        saga = Saga("order", [Step("a", say, say), step])
-        with pytest.raises(ConfigError, match=r"step 'b' of saga order is async def"):
-            saga.run(locks, conn, "1")
-        assert saga.find(conn, "1") is None
-    assert said == []
+        with pytest.raises(ConfigError, match=r"step 'b' of saga order is async def; use fencepost\.saga\.aio"):
+            Saga("order", [Step("a", say, say), step])
 
 
 def test_what_a_step_does_to_its_task_changes_nothing_but_its_copy(conn: Any, locks: Any) -> None:
@@ -186,7 +192,7 @@ def test_a_step_that_ends_its_own_transaction_is_told_so(conn: Any, locks: Any, 
     saga = Saga("order", [Step("a", cut_in_two)])
     with pytest.raises(ConfigError, match="ended inside it"):
         saga.run(locks, conn, "1")
-    assert saga.find(conn, "1").state == "running", "nothing was recorded that may not have happened"
+    assert record_of(saga, conn, "1").state == "running", "nothing was recorded that may not have happened"
 
 
 def test_a_saga_that_somebody_is_at_work_on_is_left_alone(conn: Any, locks: Any) -> None:
@@ -249,7 +255,7 @@ def test_one_that_cannot_go_on_does_not_keep_the_others_from_it(conn: Any, locks
     saga = Saga("order", [Step("a", say), Step("b", say)])
     with pytest.raises(ConfigError, match="saga order 1 was begun with the steps"):
         saga.resume(locks, conn)
-    assert saga.find(conn, "2").state == "done"
+    assert record_of(saga, conn, "2").state == "done"
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -263,7 +269,7 @@ def test_a_step_that_learns_of_the_loss_of_its_lease_has_not_failed(conn: Any, l
     saga = Saga("order", [Step("a", learns, say, external=external)])
     with pytest.raises(LeaseLost):
         saga.run(locks, conn, "1")
-    assert saga.find(conn, "1").state == "running"
+    assert record_of(saga, conn, "1").state == "running"
     assert saga.run(locks, conn, "1") == {"a": "a"}
 
 
@@ -281,16 +287,92 @@ async def test_asyncio_on_postgres(postgres_url: str) -> None:
         await task.conn.execute("SELECT 1")
         return say(task)
 
-    saga = Saga("trip", [Step("a", say_later, say_later), Step("b", fail)])
+    saga = aio.Saga("trip", [Step("a", say_later, say_later), Step("b", fail)])
+    id = f"trip-{os.getpid()}"
     async with (
         fencepost.aio.connect("memory://") as locks,
         await psycopg.AsyncConnection.connect(postgres_url) as conn,
     ):
         with pytest.raises(Compensated):
-            await saga.run(locks, conn, f"trip-{os.getpid()}")
-        found = await saga.find(conn, f"trip-{os.getpid()}")
-        assert (found.state, found.undone) == ("compensated", ["a"])
+            await saga.run(locks, conn, id)
+        record = await saga.find(conn, id)
+        assert record is not None
+        assert (record.state, record.undone) == ("compensated", ["a"])
+        assert id not in await saga.resume(locks, conn)
+        with pytest.raises(Compensated):
+            await saga.retry(locks, conn, id)
+        with pytest.raises(ConfigError, match="is compensated, and stays so"):
+            await saga.compensate(locks, conn, id)
+        with pytest.raises(ConfigError, match="is not stuck at 'a'"):
+            await saga.skip(locks, conn, id, "a")
     assert said == ["do a", "undo a"]
+
+
+async def test_the_saga_for_the_other_kind_of_connection_refuses_it(conn: Any, locks: Any, postgres_url: str) -> None:
+    blocking, awaited = Saga("order", [Step("a", say)]), aio.Saga("order", [Step("a", say)])
+    calls = {"run": ["1"], "resume": [], "retry": ["1"], "compensate": ["1"], "skip": ["1", "a"]}
+    async with (
+        fencepost.aio.connect("memory://") as alocks,
+        await psycopg.AsyncConnection.connect(postgres_url) as aconn,
+    ):
+        for name, args in calls.items():
+            with pytest.raises(ConfigError, match=r"use fencepost\.saga\.aio$"):
+                getattr(blocking, name)(locks, aconn, *args)
+            with pytest.raises(ConfigError, match=r"use fencepost\.saga$"):
+                await getattr(awaited, name)(alocks, conn, *args)
+        with pytest.raises(ConfigError, match=r"use fencepost\.saga\.aio$"):
+            blocking.find(cast(Any, aconn), "1")
+        with pytest.raises(ConfigError, match=r"use fencepost\.saga$"):
+            await awaited.find(conn, "1")
+        with pytest.raises(ConfigError, match=r"locks of fencepost\.aio"):
+            await awaited.run(locks, aconn, "1")
+    assert said == []
+
+
+LATER = """
+    from fencepost.saga.aio import Saga, Step
+
+    async def do(task):
+        await task.conn.execute("SELECT 1")
+        return "done"
+
+    async def undo(task):
+        raise ConnectionError("the bank is closed")
+
+    async def fail(task):
+        raise LookupError("no van")
+
+    order = Saga("later", [Step("a", do, undo), Step("b", fail)])
+"""
+
+
+@isolated
+def test_a_saga_for_asyncio_is_driven_by_hand_too(postgres_url: str, tmp_path: Path) -> None:
+    (tmp_path / "later.py").write_text(textwrap.dedent(LATER))
+    os.chdir(tmp_path)
+    sys.path.insert(0, str(tmp_path))
+    order = importlib.import_module("later").order
+    id, url = f"later-{os.getpid()}", f"sqlite:{tmp_path}/locks.sqlite3"
+
+    async def begin() -> None:
+        async with (
+            fencepost.aio.connect(url) as locks,
+            await psycopg.AsyncConnection.connect(postgres_url) as conn,
+        ):
+            with pytest.raises(Stuck):
+                await order.run(locks, conn, id)
+
+    asyncio.run(begin())
+
+    def cli(*args: str, database: str = postgres_url) -> Any:
+        return CliRunner().invoke(root.app, ["saga", *args, "--database", database, "--backend", url])
+
+    assert "stuck" in cli("retry", "later:order", id).output
+    assert cli("skip", "later:order", id, "a").output == "compensated\n"
+    (tmp_path / "app.sqlite3").touch()
+    refused = cli("retry", "later:order", id, database=f"sqlite:///{tmp_path}/app.sqlite3")
+    assert "in Postgres only" in refused.output
+    assert refused.exit_code == 2
 
 
 SHOP = """

@@ -10,6 +10,8 @@ import psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 import fencepost
+import fencepost.saga.aio
+from fencepost import saga
 from fencepost.guards import RedisGuard, aio, postgres, sqlite
 
 
@@ -18,6 +20,27 @@ async def a_forgotten_await(aconn: psycopg.AsyncConnection[Any], untyped: Any, l
     aio.postgres.admit(untyped, "account/42", lease)  # type: ignore[unused-coroutine]
     aio.sqlite.enter(untyped, "account/42", lease)  # type: ignore[unused-coroutine]
     aio.RedisGuard(untyped).execute("SET", "a", 1, lease=lease)  # type: ignore[unused-coroutine]
+
+
+async def a_saga_that_nobody_awaits(
+    order: saga.aio.Saga, alocks: fencepost.aio.Locks, aconn: psycopg.AsyncConnection[Any], untyped: Any
+) -> None:
+    order.run(alocks, aconn, "42")  # type: ignore[unused-coroutine]
+    order.resume(alocks, untyped)  # type: ignore[unused-coroutine]
+
+
+def a_saga_with_the_other_kind(
+    order: saga.Saga, later: saga.aio.Saga, locks: fencepost.Locks, alocks: fencepost.aio.Locks, untyped: Any
+) -> None:
+    order.run(alocks, untyped, "42")  # type: ignore[arg-type]
+    later.run(locks, untyped, "42")  # type: ignore[arg-type, unused-coroutine]
+
+
+async def a_saga_on_the_other_kind_of_connection(
+    order: saga.Saga, locks: fencepost.Locks, aconn: psycopg.AsyncConnection[Any], alchemy: AsyncConnection
+) -> None:
+    order.run(locks, aconn, "42")  # type: ignore[arg-type]
+    order.find(alchemy, "42")  # type: ignore[arg-type]
 
 
 async def a_forgotten_async(aconn: psycopg.AsyncConnection[Any], untyped: Any, lease: fencepost.Lease) -> None:
@@ -68,4 +91,10 @@ async def a_decorated_coroutine_that_nobody_awaits(locks: fencepost.aio.Locks) -
 def what_a_lock_does_not_have(locks: fencepost.Locks) -> None:
     locks.lock("a").release()  # type: ignore[attr-defined]
     locks.lock("a").locked()  # type: ignore[attr-defined]
+    locks.lock("a").acquire(timeout=5)  # type: ignore[call-arg]
+    locks.lock("a").try_acquire(False)  # type: ignore[call-arg]
     fencepost.connect(url="redis://")  # type: ignore[call-arg]
+
+
+async def what_an_asyncio_lock_does_not_take(locks: fencepost.aio.Locks) -> None:
+    await locks.lock("a").acquire(timeout=5)  # type: ignore[call-arg]

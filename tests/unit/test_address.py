@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,6 +206,22 @@ def test_what_other_locks_have_is_pointed_to(name: str, hint: str) -> None:
         with pytest.raises(AttributeError, match="has no attribute 'other'"):
             locks.lock("a").other  # type: ignore[union-attr]  # noqa: B018
         assert not hasattr(locks.lock("a"), "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [((), {"timeout": 5}), ((), {"blocking": False}), ((), {"ttl": 30}), ((), {"blocking_timeout": 5}), ((False,), {})],
+)
+@pytest.mark.parametrize("method", ["acquire", "try_acquire"])
+async def test_what_acquire_takes_elsewhere_is_pointed_to(args: Any, options: Any, method: str) -> None:
+    locks, alocks = fencepost.connect("memory://"), fencepost.aio.connect("memory://")
+    hint = re.escape("locks.lock(name, timeout=5, ttl=30)")
+    with pytest.raises(TypeError, match=hint):
+        getattr(locks.lock("a"), method)(*args, **options)
+    with pytest.raises(TypeError, match=hint):
+        await getattr(alocks.lock("a"), method)(*args, **options)
+    assert locks.status("a") is None
+    assert await alocks.status("a") is None
 
 
 @pytest.mark.parametrize(

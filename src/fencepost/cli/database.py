@@ -1,7 +1,7 @@
 """The user's own database, SQLite or Postgres, where marks, runs and sagas are kept."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,16 +34,34 @@ def connected(url: str) -> Iterator[Any]:
         raise ConfigError(f"name the database as postgresql://... or sqlite:///path, not {url.partition(':')[0]!r}")
 
 
+@asynccontextmanager
+async def connected_async(url: str) -> AsyncIterator[Any]:
+    """The same for asyncio, which the standard library has no SQLite for."""
+    if not url.startswith(("postgres://", "postgresql://")):
+        raise ConfigError("what is made for asyncio is driven from here in Postgres only; call it in your own program")
+    with _postgres_errors() as psycopg:
+        async with await psycopg.AsyncConnection.connect(**_libpq(url)) as conn:
+            yield conn
+
+
+def _libpq(url: str) -> dict[str, Any]:
+    address = parse(url)
+    return {**libpq(address), **address.params}
+
+
 @contextmanager
 def _postgres(url: str) -> Iterator[Any]:
-    address = parse(url)
+    with _postgres_errors() as psycopg, psycopg.connect(**_libpq(url)) as conn:
+        yield conn
+
+
+@contextmanager
+def _postgres_errors() -> Iterator[Any]:
     find("postgresql")  # names the pip command if psycopg is missing
     import psycopg
 
-    given: dict[str, Any] = {**libpq(address), **address.params}
     try:
-        with psycopg.connect(**given) as conn:
-            yield conn
+        yield psycopg
     except psycopg.Error as error:
         # libpq's messages name host and user, never the password.
         raise BackendError(f"Postgres: {error}", backend="postgres", ambiguous=False) from None

@@ -317,7 +317,10 @@ def _redis(url: str, address: Address) -> Any:
     ((host, port),) = address.hosts
     options = urlencode({key: value for key, value in address.params.items() if key != "prefix"})
     server = f"{address.scheme}://{f'[{host}]' if ':' in host else host}:{port or 6379}{address.path}?{options}"
+    given: dict[str, Any] = {"username": address.user, "password": address.password}
+    if address.scheme == "rediss" and address.params.get("ssl_cert_reqs") != "none":
+        given["ssl_check_hostname"] = True  # redis-py before 6.0 does not; an option in the URL has the last word
     try:
-        return from_url(server, username=address.user, password=address.password)
+        return from_url(server, **given)
     except ValueError:
         raise ConfigError(f"{masked(url)!r}: redis-py cannot use an option of this URL") from None

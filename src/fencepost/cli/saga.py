@@ -1,5 +1,6 @@
 """``fencepost saga``: see where sagas stand, and drive one by hand."""
 
+import asyncio
 import json
 import sys
 import time
@@ -9,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from fencepost.cli.database import Database, connected
+from fencepost.cli.database import Database, connected, connected_async
 from fencepost.cli.options import Backend, Json, store
 from fencepost.cli.text import say
 from fencepost.errors import ConfigError
@@ -118,7 +119,7 @@ def _tell(id: str, state: str, as_json: bool) -> None:
 
 def _drive(path: str, database: str, backend: str | None, call: Callable[[Any, Any, Any], Any]) -> Any:
     import fencepost
-    from fencepost.saga import Saga
+    from fencepost.saga import Saga, aio
 
     module, _, attribute = path.partition(":")
     sys.path.insert(0, "")
@@ -127,10 +128,19 @@ def _drive(path: str, database: str, backend: str | None, call: Callable[[Any, A
     except Exception as error:  # whatever their module raises
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path!r} cannot be loaded as module:attribute: {what}") from error
+    if isinstance(found, aio.Saga):
+        return asyncio.run(_drive_async(found, database, backend, call))
     if not isinstance(found, Saga):
         raise ConfigError(f"{path!r} is a {type(found).__name__}, not a Saga")
     with fencepost.connect(store(backend)) as locks, connected(database) as conn:
         return call(found, locks, conn)
+
+
+async def _drive_async(saga: Any, database: str, backend: str | None, call: Callable[[Any, Any, Any], Any]) -> Any:
+    import fencepost
+
+    async with fencepost.aio.connect(store(backend)) as locks, connected_async(database) as conn:
+        return await call(saga, locks, conn)
 
 
 def _all(database: str) -> list[dict[str, Any]]:

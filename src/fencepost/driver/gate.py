@@ -1,7 +1,7 @@
 """A lock for what a store does in one piece, which its own thread cannot enter twice."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -18,14 +18,17 @@ class Gate:
 
     A signal handler, and ``__del__`` of what the garbage collector finds, run between two steps of whatever their
     thread does. If that is a request to the store, theirs can neither wait for it nor go on in the middle of it.
+
+    A thread that is inside may ``step_aside`` to wait for others: its turn is kept, but the process may fork meanwhile.
     """
 
-    __slots__ = ("_backend", "_limit", "_lock", "held_up")
+    __slots__ = ("_backend", "_limit", "_lock", "_work", "held_up")
 
     def __init__(self, backend: str, limit: float = inf) -> None:
         self._backend = backend
         self._limit = limit
-        self._lock: Any = threading.RLock()  # it knows its owner; typeshed does not tell
+        self._lock: Any = threading.RLock()  # whose turn it is. It knows its owner; typeshed does not tell
+        self._work = threading.Lock()  # held by that thread too, unless it has stepped aside
         self.held_up = ""
         """Why the thread inside gets no further, while it does not: others then wait for ``limit`` seconds at most."""
 
@@ -33,9 +36,12 @@ class Gate:
         """Enter; for how many seconds that had to wait, in whole steps."""
         if self._lock._is_owned():
             raise self._again()
-        return 0.0 if self._lock.acquire(False) else self._wait(self._limit)
+        waited = 0.0 if self._lock.acquire(False) else self._wait(self._limit)
+        self._work.acquire()
+        return waited
 
     def __exit__(self, *_: object) -> None:
+        self._work.release()
         self._lock.release()
 
     @contextmanager
@@ -45,10 +51,21 @@ class Gate:
             raise self._again()
         if not self._lock.acquire(False):
             self._wait(inf)
+        self._work.acquire()
         try:
             yield
         finally:
-            self._lock.release()
+            self.__exit__()
+
+    def step_aside(self, why: str, wait: Callable[[], object]) -> None:
+        """Call ``wait`` from inside, in the middle of nothing: a fork may come meanwhile, another thread may not."""
+        self.held_up = why
+        self._work.release()
+        try:
+            wait()
+        finally:
+            self._work.acquire()
+            self.held_up = ""
 
     def _wait(self, limit: float) -> float:
         waited = 0.0
@@ -74,10 +91,17 @@ class Gate:
         """Whether the calling thread is inside."""
         return bool(self._lock._is_owned())
 
-    def forked(self) -> None:
-        """Nobody is inside in a forked child, although somebody may have been in its parent."""
-        self._lock = threading.RLock()
+    def hold(self, seconds: float) -> bool:
+        """Stop what is done inside before its next step; False if it is in the middle of one for longer than that."""
+        return self._work.acquire(False) or (not self.inside() and self._work.acquire(timeout=seconds))
 
-    def enter_within(self, seconds: float) -> bool:
-        """Enter; False if that was not possible in time, or the calling thread is inside."""
-        return not self.inside() and bool(self._lock.acquire(timeout=seconds))
+    def let_go(self) -> None:
+        """End a ``hold``."""
+        self._work.release()
+
+    def forked(self) -> None:
+        """In a forked child: no other thread is inside, although one of the parent's may have been."""
+        if not self.inside():
+            self._lock = threading.RLock()
+            self._work = threading.Lock()
+            self.held_up = ""

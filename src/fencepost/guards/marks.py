@@ -6,7 +6,9 @@ is let in here can still be overtaken before its effect takes place. Where the e
 
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TypeVar
 
 from fencepost.driver.gate import Gate
 from fencepost.driver.interrupts import protected
@@ -17,9 +19,11 @@ from fencepost.guards.policy import Policy
 from fencepost.lease import Fence
 from fencepost.sql import fork
 from fencepost.sql.connections import begin
-from fencepost.sql.sqlite import patiently
+from fencepost.sql.sqlite import nap, patiently
 
 __all__ = ["Marks"]
+
+T = TypeVar("T")
 
 _BUSY = 30.0
 
@@ -35,7 +39,8 @@ class Marks:
         self._closed = False
         self._gate = Gate("sqlite")
         self._connection: sqlite3.Connection | None = None
-        self._open()
+        with self._gate:
+            self._patiently(self._open)
         fork.register(self)
 
     def __call__(
@@ -45,10 +50,9 @@ class Marks:
         call = sqlite.admit if action == "write" else sqlite.enter
 
         def judge() -> None:
-            with self._gate:
-                conn = self._open()
-                with begin(conn):
-                    call(conn, resource, lease, hooks=hooks, policy=policy)
+            with self._gate, ExitStack() as transaction:
+                conn = self._patiently(lambda: self._begin(transaction))
+                call(conn, resource, lease, hooks=hooks, policy=policy)
 
         protected(judge)
 
@@ -60,13 +64,24 @@ class Marks:
                 self._connection.close()
                 self._connection = None
 
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        def sleep(seconds: float) -> None:
+            self._gate.step_aside(f"SQLite file {self._path!r}: database is locked", lambda: nap(seconds))
+
+        return patiently(attempt, busy=_BUSY, sleep=sleep)
+
+    def _begin(self, transaction: ExitStack) -> sqlite3.Connection:
+        conn = self._open()
+        transaction.enter_context(begin(conn))
+        return conn
+
     def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise ConfigError(f"the marks in {self._path!r} are closed; make another Marks")
         if self._connection is None:
-            conn = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+            conn = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
             try:
-                patiently(conn, "PRAGMA journal_mode = WAL", busy=_BUSY)
+                conn.execute("PRAGMA journal_mode = WAL")
             except BaseException:
                 conn.close()
                 raise

@@ -34,7 +34,7 @@ T = TypeVar("T")
 Job: TypeAlias = Callable[[Any], Coroutine[Any, Any, T]]
 """What is done with a connection, once it is known whether that blocks."""
 
-_HERE = "guards.postgres"
+_THERE = "guards.aio.postgres"
 
 # A write that raises a mark which is there takes this one statement; whatever it does not find, the function judges.
 _RAISE = """UPDATE fencepost_mark
@@ -74,7 +74,7 @@ def admit(
     Raises the Refused of the verdict, and then nothing was changed and the transaction goes on; ConfigError
     outside a transaction, in a database that was not prepared, or for an asyncio connection.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return on(conn, admitting(resource, lease, payload, hooks, policy))  # type: ignore[no-any-return]
 
 
@@ -89,7 +89,7 @@ def admit_all(
 
     Raises as ``admit`` does: then roll back.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     on(conn, admitting_all(leases, hooks, policy))
 
 
@@ -102,7 +102,7 @@ def enter(
     policy: Policy | None = None,
 ) -> None:
     """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     on(conn, entering(resource, lease, hooks, policy))
 
 
@@ -114,7 +114,7 @@ def fenced(
     with postgres.fenced(conn, "account/42", lease):
         ...
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
@@ -129,19 +129,19 @@ def locked(conn: BlockingConnection, name: str, *, timeout: float | timedelta | 
     ConfigError outside a transaction, and in one of REPEATABLE READ or SERIALIZABLE: that sees the database as it was
     before the wait, without what the holder before it wrote.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     on(conn, locking(name, timeout))
 
 
 def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
     """The largest stamp admitted so far, as this connection sees it; None if there is none."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return cast(Stamp | None, on(conn, looking(resource)))
 
 
 def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
     """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return cast(Stamp, on(conn, raising(resource, to, hooks)))
 
 
@@ -151,7 +151,7 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
     For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
     commit on: make sure that no older holder is left.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return cast(Stamp, on(conn, lowering_to(resource, to, seen, hooks)))
 
 
@@ -159,7 +159,7 @@ def install(
     conn: BlockingConnection, table: str | None = None, *, resource: str | None = None, column: str | None = None
 ) -> None:
     """Prepare the database in this transaction, and set a trigger on ``table`` if one is named; see ``ddl``."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     on(conn, installing(ddl(table, resource=resource, column=column)))
 
 
@@ -168,8 +168,8 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
 
     A trigger on ``table`` refuses updates that are not fenced, from any client, psql included: with
     ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
-    same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch, and every
-    DELETE of a row that has one. Either way the table is not truncated.
+    same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch, or raises it to
+    what no issuer can have come to, and every DELETE of a row that has one. Either way the table is not truncated.
     """
     statements = [resources.files("fencepost.guards").joinpath("postgres.sql").read_text("utf-8")]
     if table is None:

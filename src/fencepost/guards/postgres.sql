@@ -95,13 +95,18 @@ BEGIN
     END IF;
 END $$;
 
+-- The largest token that an issuer which starts at the time in microseconds, or below, has come to by now.
+CREATE OR REPLACE FUNCTION fencepost_highest() RETURNS bigint LANGUAGE sql AS $$
+    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 86400000000
+$$;
+
 -- For psql and other languages: returns if the write that follows in this transaction may be made, raises if not.
 CREATE OR REPLACE FUNCTION fencepost_admit(_resource text, _token bigint, _seq bigint DEFAULT 1, _holder text DEFAULT '')
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _found record;
     _day CONSTANT bigint := 86400000000;
-    _highest bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint + _day;
+    _highest bigint := fencepost_highest();
 BEGIN
     -- A token that no issuer can have come to would lock everybody out.
     SELECT * INTO _found FROM fencepost_judge(
@@ -166,11 +171,13 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- Refuses an update that does not raise the row's epoch, and to delete a row that has one. Argument: the column.
+-- Refuses an update that does not raise the row's epoch, or raises it to what no issuer can have come to, and to delete
+-- a row that has one. Argument: the column.
 CREATE OR REPLACE FUNCTION fencepost_epoch() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     _before bigint := coalesce((to_jsonb(OLD) ->> TG_ARGV[0])::bigint, 0);
     _after bigint;
+    _day CONSTANT bigint := 86400000000;
 BEGIN
     IF TG_OP = 'DELETE' THEN
         IF _before > 0 THEN
@@ -189,6 +196,10 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'FP428',
             MESSAGE = 'UPDATE of ' || TG_TABLE_NAME || ' without a new fencing token in ' || TG_ARGV[0],
             HINT = 'Set ' || TG_ARGV[0] || ' to the token of a lease newer than ' || _before || '.';
+    ELSIF _after - _before > _day AND _after > fencepost_highest() THEN
+        RAISE EXCEPTION USING ERRCODE = 'FP409',
+            MESSAGE = 'leap fencing token for ' || TG_TABLE_NAME || ': got ' || _after || ', seen ' || _before,
+            HINT = 'No issuer can have come to it by now: look where this token comes from.';
     END IF;
     RETURN NEW;
 END $$;
@@ -208,8 +219,8 @@ DECLARE
 BEGIN
     FOR _function IN SELECT oid FROM pg_proc
         WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema()) AND proname IN (
-            'fencepost_judge', 'fencepost_admit', 'fencepost_resource', 'fencepost_fenced', 'fencepost_epoch',
-            'fencepost_truncate'
+            'fencepost_judge', 'fencepost_highest', 'fencepost_admit', 'fencepost_resource', 'fencepost_fenced',
+            'fencepost_epoch', 'fencepost_truncate'
         )
     LOOP
         EXECUTE 'ALTER FUNCTION ' || _function || ' SET search_path = pg_catalog, ' || quote_ident(current_schema())

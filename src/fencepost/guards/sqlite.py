@@ -32,7 +32,7 @@ T = TypeVar("T")
 Job: TypeAlias = Callable[[Any], T]
 """What is done with a connection that blocks."""
 
-_HERE = "guards.sqlite"
+_THERE = "guards.aio.sqlite"
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS fencepost_mark (
@@ -68,7 +68,7 @@ def admit(
     Raises the Refused of the verdict, and then nothing was changed; ConfigError outside a
     transaction, or for an asyncio connection; BackendError if the database's write lock cannot be had.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return admitting(resource, lease, payload, hooks, policy)(conn)
 
 
@@ -80,7 +80,7 @@ def admit_all(
     policy: Policy | None = None,
 ) -> None:
     """Admit one write to each of several resources. Raises as ``admit`` does: then roll back."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     admitting_all(leases, hooks, policy)(conn)
 
 
@@ -93,7 +93,7 @@ def enter(
     policy: Policy | None = None,
 ) -> None:
     """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     entering(resource, lease, hooks, policy)(conn)
 
 
@@ -105,19 +105,19 @@ def fenced(
     with sqlite.fenced(conn, "account/42", lease):
         ...
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
 def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
     """The largest stamp admitted so far, as this connection sees it; None if there is none."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return looking(resource)(conn)
 
 
 def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
     """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return raising(resource, to, hooks)(conn)
 
 
@@ -127,16 +127,16 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
     For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
     commit on: make sure that no older holder is left.
     """
-    require_blocking(conn, _HERE)
+    require_blocking(conn, _THERE)
     return lowering_to(resource, to, seen, hooks)(conn)
 
 
 def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[str] = ()) -> list[str]:
     """The statements that prepare a database, for a migration; the first access would create the table too.
 
-    Triggers on ``table`` refuse, from any client, every UPDATE that does not raise ``column``, the row's epoch, and
-    every DELETE of a row that has one. Given ``key``, the columns of its primary key, they also refuse to replace a
-    row (INSERT OR REPLACE) under an epoch that is not newer.
+    Triggers on ``table`` refuse, from any client, every UPDATE that does not raise ``column``, the row's epoch, or
+    raises it to what no issuer can have come to, and every DELETE of a row that has one. Given ``key``, the columns of
+    its primary key, they also refuse to replace a row (INSERT OR REPLACE) under an epoch that is not newer.
     """
     if table is None:
         return [_TABLE]
@@ -148,6 +148,7 @@ def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[st
         _trigger(
             "epoch", table, f"BEFORE UPDATE ON {name} WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0)", _STALE
         ),
+        _trigger("leap", table, f"BEFORE UPDATE ON {name} WHEN {_leaps(epoch, f'OLD.{epoch}')}", _LEAPS),
         _trigger("delete", table, f"BEFORE DELETE ON {name} WHEN OLD.{epoch} > 0", _FORGETS),
     ]
     if not key:
@@ -175,6 +176,12 @@ def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[st
             f"AFTER INSERT ON {name} WHEN coalesce(NEW.{epoch}, 0) <= (SELECT epoch {noted})",
             _STALE,
         ),
+        _trigger(
+            "leapt",
+            table,
+            f"AFTER INSERT ON {name} WHEN EXISTS (SELECT 1 {noted}) AND {_leaps(epoch, f'(SELECT epoch {noted})')}",
+            _LEAPS,
+        ),
     ]
 
 
@@ -185,7 +192,16 @@ CREATE TABLE IF NOT EXISTS fencepost_replaced (
 ) STRICT, WITHOUT ROWID
 """
 _STALE = "SELECT RAISE(ABORT, 'fencepost: this change carries no newer fencing token')"
+_LEAPS = "SELECT RAISE(ABORT, 'fencepost: no issuer can have come to this fencing token: look where it comes from')"
 _FORGETS = "SELECT RAISE(ABORT, 'fencepost: without this row, its fencing token would be forgotten')"
+
+
+def _leaps(epoch: str, before: str) -> str:
+    """Whether no issuer can have come to a new epoch (see `Policy`), or text, which is above any number."""
+    # Days since 1970, in microseconds. Not strftime: drivers would take its percent sign for a parameter.
+    highest = f"(julianday('now') - 2440587.5) * 86400000000 + {check.AHEAD}"
+    number = f"typeof(NEW.{epoch}) IN ('integer', 'real')"
+    return f"NEW.{epoch} > {highest} AND NOT ({number} AND NEW.{epoch} - coalesce({before}, 0) <= {check.AHEAD})"
 
 
 def _trigger(what: str, table: str, when: str, then: str) -> str:

@@ -7,6 +7,7 @@ is there together or not at all, also after a power loss.
 import os
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -94,13 +95,13 @@ class SqliteLedger:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
             self.conn = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
             for statement in _SETUP:
-                patiently(self.conn, statement, busy=_BUSY)
+                patiently(partial(self.conn.execute, statement), busy=_BUSY)
             self.conn.execute(f"PRAGMA busy_timeout = {_BUSY * 1000:.0f}")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"the store {str(path)!r} cannot be used: {error}; name another") from error
 
     def begin(self) -> None:
-        patiently(self.conn, "BEGIN IMMEDIATE", busy=_BUSY)
+        patiently(partial(self.conn.execute, "BEGIN IMMEDIATE"), busy=_BUSY)
 
     def commit(self) -> None:
         self.conn.execute("COMMIT")

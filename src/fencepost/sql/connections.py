@@ -94,16 +94,16 @@ def is_sqlite(conn: Any) -> bool:
     return isinstance(conn, sqlite3.Connection)
 
 
-def require_blocking(conn: Any, module: str) -> None:
-    """ConfigError for an asyncio connection: what would have to be awaited, and is not, guards nothing."""
+def require_blocking(conn: Any, other: str) -> None:
+    """ConfigError for an asyncio connection, whose module is ``other``: what nobody awaits guards nothing."""
     if is_async(conn):
-        raise ConfigError(f"this connection is asyncio's; use fencepost.{module.replace('guards.', 'guards.aio.')}")
+        raise ConfigError(f"this connection is asyncio's; use fencepost.{other}")
 
 
-def require_asyncio(conn: Any, module: str) -> None:
-    """ConfigError for a connection that blocks."""
+def require_asyncio(conn: Any, other: str) -> None:
+    """ConfigError for a connection that blocks, whose module is ``other``."""
     if not is_async(conn):
-        raise ConfigError(f"this connection blocks, and is not for asyncio; use fencepost.{module}")
+        raise ConfigError(f"this connection blocks, and is not for asyncio; use fencepost.{other}")
     if kind(conn) == "other-async":
         raise ConfigError(
             f"the asyncio connections that are taken here are psycopg's and SQLAlchemy's AsyncConnection and "

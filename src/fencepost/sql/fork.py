@@ -17,7 +17,10 @@ _PATIENCE = 1.0
 
 
 class Forkable(Protocol):
-    """One connection, for one thread at a time; None while it is closed. Its next use opens it."""
+    """One connection, for one thread at a time; None while it is closed. Its next use opens it.
+
+    A thread steps aside from its gate to wait for the file. It uses the connection only as it finds it afterwards.
+    """
 
     _connection: sqlite3.Connection | None
     _gate: Gate
@@ -38,7 +41,7 @@ def _before_fork() -> None:
     _forking.acquire()
     for file in list(_files):
         # A thread that is stuck in a transaction, or this one if it forks in a signal handler, is not waited for.
-        if file._gate.enter_within(_PATIENCE):
+        if file._gate.hold(_PATIENCE):
             _quiet.append(file)
             if file._connection is not None:
                 file._connection.close()
@@ -46,15 +49,19 @@ def _before_fork() -> None:
 
 
 def _after_in_parent() -> None:
-    while _quiet:
-        _quiet.pop()._gate.__exit__()
+    _go_on()
     _forking.release()
+
+
+def _go_on() -> None:
+    while _quiet:
+        _quiet.pop()._gate.let_go()
 
 
 def _after_in_child() -> None:
     global _forking
     _forking = threading.Lock()
-    _quiet.clear()
+    _go_on()
     for file in list(_files):
         file._gate.forked()
         if file._connection is not None:

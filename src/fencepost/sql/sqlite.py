@@ -4,13 +4,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError, ConfigError
 from fencepost.sql.connections import kind, sqlalchemy_connection
+
+T = TypeVar("T")
 
 _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not name
 
@@ -112,10 +114,8 @@ def nap(seconds: float) -> None:
     interruptible(time.sleep, seconds)
 
 
-def patiently(
-    db: sqlite3.Connection, statement: str, *args: object, busy: float, sleep: Callable[[float], None] = nap
-) -> sqlite3.Cursor:
-    """Execute once the file is free: transactions take microseconds, where SQLite itself sleeps milliseconds.
+def patiently(attempt: Callable[[], T], *, busy: float, sleep: Callable[[float], None] = nap) -> T:
+    """What ``attempt`` returns once the file is free: transactions take microseconds, where SQLite sleeps milliseconds.
 
     SQLite does not wait at all for some statements, such as the change to WAL of a file that others open too.
     """
@@ -123,7 +123,7 @@ def patiently(
     until = 0.0
     while True:
         try:
-            return db.execute(statement, args)
+            return attempt()
         except sqlite3.OperationalError as error:
             until = until or time.monotonic() + patience(busy)
             if not is_busy(error) or time.monotonic() > until:

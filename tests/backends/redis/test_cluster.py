@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,6 +12,8 @@ import pytest
 import redis
 
 import fencepost
+from fencepost.backend import Hold, Renewal
+from fencepost.driver import run as driver_run
 from fencepost.errors import BackendError, FencepostError, NotAcquired
 from fencepost_lab.servers import HOST
 from fencepost_lab.servers.redis_groups import Member, RedisCluster
@@ -169,6 +172,42 @@ def test_a_master_that_hangs_does_not_cost_the_leases_at_the_others() -> None:
             until(lambda: leases[hung].lost, "the lease at the one that hangs is lost")
             for member in well:
                 leases[member].check()
+
+
+def test_a_slot_that_nobody_serves_costs_only_the_leases_in_it() -> None:
+    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:&timeout=1s", ttl=300) as locks:
+        for member in cluster.members:
+            member.tell("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        first, second, *_ = names(cluster)[cluster.members[0]]
+        holds = [Hold(each.name, each.holder, each.token, 300) for each in map(locks.acquire, (first, second))]
+        slot = cluster.members[0].tell("CLUSTER", "KEYSLOT", f"lock:{first}")
+        for member in cluster.members:
+            member.tell("CLUSTER", "DELSLOTS", slot)
+        backend: Any = locks._core.backend
+        assert driver_run(backend.renew(holds)) == [Renewal.UNKNOWN, Renewal.RENEWED], "the server says so"
+        backend._nodes.forget()
+        assert driver_run(backend.renew(holds)) == [Renewal.UNKNOWN, Renewal.RENEWED], "nobody is found for it"
+        with pytest.raises(BackendError, match=f"no node serves slot {slot}"):
+            driver_run(backend.renew(holds[:1]))
+
+
+def test_a_redirection_without_a_host_leads_to_the_host_of_the_node_that_says_so() -> None:
+    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:") as locks:
+        before = locks.acquire("a")
+        assert before.release()
+        source, target, slot = move(cluster, "a")
+        for member in cluster.members:
+            member.tell("CONFIG", "SET", "cluster-preferred-endpoint-type", "unknown-endpoint")
+        for member in (target, source):
+            member.tell("CLUSTER", "SETSLOT", slot, "NODE", target.tell("CLUSTER", "MYID"))
+        with socket.create_connection((HOST, source.port)) as raw:
+            raw.sendall(b"GET lock:a\r\n")
+            assert raw.recv(100) == f"-MOVED {slot} :{target.port}\r\n".encode()
+        lease = locks.acquire("a", timeout=PATIENCE)
+        assert target.tell("GET", "lock:a") == f"{lease.holder}:{lease.token}"
+        topology: Any = locks._core.backend._nodes  # type: ignore[attr-defined]  # Redis' own
+        assert {host for host, _ in topology._places} == {HOST}
+        assert lease.release()
 
 
 def test_waiting_at_a_master_that_hangs_does_not_hold_up_those_at_the_others() -> None:

@@ -15,7 +15,7 @@ from fencepost import sync
 from fencepost.errors import BackendError
 from fencepost_lab.experiments.buggy_release import buggy_release
 from tests.backends.conftest import Own
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE, until
 
 
 def waiting(locks: sync.Locks, name: str, ttl: float = 300.0) -> tuple[threading.Thread, list[sync.Lease]]:
@@ -88,6 +88,22 @@ def test_fencepost_keeps_redis_py_out_until_it_releases(own_redis: Own) -> None:
             with pytest.raises(LockNotOwnedError):
                 foreign.release()
             assert locks.status("a")
+        assert foreign.acquire(blocking=False)
+        foreign.release()
+
+
+def test_redis_py_gets_a_lock_only_once_nobody_is_in_the_queue(own_redis: Own) -> None:
+    """Its turn comes between a holder and the next one, and there is no such moment while somebody waits here."""
+    foreign = Lock(own_redis.client, "lock:a", timeout=300)
+    with fencepost.connect(own_redis.url, ttl=300) as locks:
+        lease = locks.acquire("a")
+        for _ in range(5):
+            thread, got = waiting(locks, "a")
+            assert lease.release()
+            assert not foreign.acquire(blocking=False)
+            thread.join(PATIENCE)
+            (lease,) = got
+        assert lease.release()
         assert foreign.acquire(blocking=False)
         foreign.release()
 

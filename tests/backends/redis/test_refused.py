@@ -12,7 +12,8 @@ import redis
 
 import fencepost
 from fencepost import aio
-from fencepost.backends.redis.connection import refusal
+from fencepost.backends.redis import waiters
+from fencepost.backends.redis.connection import Denied, refusal
 from fencepost.errors import BackendError
 from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
@@ -109,6 +110,36 @@ def test_a_reply_that_answers_no_request_ends_the_connection(
     with said:
         run(scenario())
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_each_request_on_a_connection_that_broke_has_an_error_of_its_own(own_redis: Own) -> None:
+    """What is raised in several tasks would gather the tracebacks of all of them."""
+    async with aio.connect(own_redis.url) as locks:
+        assert await locks.status("a") is None
+        own_redis.server.pause()
+        asked = [asyncio.create_task(locks.status("a")) for _ in range(5)]
+        stream = locks._core.backend._nodes.only.at_hand()  # type: ignore[attr-defined]  # Redis' own
+        await until_async(lambda: len(stream._pending) == 5, "all are on their way", watching=asked)
+        own_redis.server.kill()
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(error) for error in errors] == [BackendError] * 5
+    assert len({id(error) for error in errors}) == 5
+
+
+async def test_each_waiter_that_is_denied_has_an_error_of_its_own(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "_PATIENCE", 0.0)
+    own_redis.client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "allchannels")
+    own_redis.client.set("lock:a", "a holder that is none of ours")  # which a waiter looks after from time to time
+    async with aio.connect(own_redis.url.replace("//", "//app:pw@")) as locks:
+        waiting = [asyncio.create_task(locks.acquire("a", ttl=300)) for _ in range(3)]
+        await until_async(lambda: known_to_wait(locks) == 3, "they wait", watching=waiting)
+        own_redis.client.execute_command("ACL", "SETUSER", "app", "-eval", "-evalsha")
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        own_redis.client.execute_command("ACL", "SETUSER", "app", "+eval", "+evalsha")
+    assert [type(error) for error in errors] == [Denied] * 3
+    assert len({id(error) for error in errors}) == 3
 
 
 def test_a_server_that_is_busy_with_a_script_is_asked_again(own_redis: Own) -> None:

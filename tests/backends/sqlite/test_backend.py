@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,9 +24,9 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Reason
 from tests.conformance.faces import FACES, Client
 from tests.harness.child import Child
-from tests.harness.isolated import isolated
+from tests.harness.isolated import in_fork, isolated
 from tests.harness.threads import Background, background, on_thread
-from tests.harness.waiting import PATIENCE, until, until_async
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
 @pytest.fixture
@@ -289,21 +288,19 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, folder: str) -
 
 def test_an_interrupt_just_after_begin_leaves_no_transaction_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an interrupt that came during BEGIN is raised."""
-    patiently = sqlite_file.File._patiently
+    begin = sqlite_file.File._begin
     armed = [True]
 
-    def interrupted(
-        self: sqlite_file.File, db: sqlite3.Connection, statement: str, *args: object, **options: Any
-    ) -> Any:
-        cursor = patiently(self, db, statement, *args, **options)
-        if statement.startswith("BEGIN") and armed:
+    def interrupted(self: sqlite_file.File, durable: bool) -> sqlite3.Connection:
+        db = begin(self, durable)
+        if armed:
             armed.clear()
             raise KeyboardInterrupt
-        return cursor
+        return db
 
     with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
         locks.acquire("warm").release()
-        monkeypatch.setattr(sqlite_file.File, "_patiently", interrupted)
+        monkeypatch.setattr(sqlite_file.File, "_begin", interrupted)
         with pytest.raises(KeyboardInterrupt):
             locks.acquire("a")
         other = sqlite3.connect(path, timeout=0, isolation_level=None)
@@ -315,8 +312,8 @@ def test_an_interrupt_just_after_begin_leaves_no_transaction_open(path: Path, mo
 
 
 def _in_use(file: sqlite_file.File) -> bool:
-    if file._gate.enter_within(0):
-        file._gate.__exit__()
+    if file._gate.hold(0):
+        file._gate.let_go()
         return False
     return True
 
@@ -385,6 +382,61 @@ def test_an_interrupt_while_another_thread_has_the_file_is_heard(path: Path) -> 
         assert locks.status("a") is None
 
 
+HOLD_FOR_A_LINE = """
+import sqlite3, sys
+conn = sqlite3.connect(sys.argv[1], isolation_level=None)
+conn.execute("BEGIN IMMEDIATE")
+print("inside", flush=True)
+sys.stdin.readline()
+conn.execute("ROLLBACK")
+conn.close()
+"""
+
+
+@isolated
+def test_a_child_forked_while_a_thread_waits_for_the_file_has_locks_of_its_own_on_it(path: Path) -> None:
+    """A connection that is open during the fork makes SQLite believe in the child that the parent's locks are its own.
+
+    Here the parent is the last to close the file, so it takes the log away that a child without locks still writes to.
+    """
+    locks = fencepost.connect(f"sqlite://{path}?busy=1h", ttl=600)
+    locks.acquire("warm").release()
+    gate = locks._core.backend._file._gate  # type: ignore[attr-defined]  # SQLite's own
+    steps, answers = os.pipe(), os.pipe()
+
+    async def child() -> int:
+        said = [locks.try_acquire("first")]
+        os.write(answers[1], b"!")
+        os.read(steps[0], 1)
+        said.append(locks.try_acquire("second"))
+        os.write(answers[1], b"!")
+        os.read(steps[0], 1)
+        return sum(lease is not None for lease in said)
+
+    with Child.python("-c", HOLD_FOR_A_LINE, path) as other:
+        assert other.line() == "inside"
+        waiting = background(lambda: locks.acquire("a"))
+        until(lambda: gate.held_up, "it waits for the file", watching=[waiting])
+        answer = in_fork(child, PATIENCE)
+        assert not waiting.done
+        other.tell("end")
+        assert other.finish() == 0
+    assert waiting.result().release()
+    assert os.read(answers[0], 1)
+    locks.close()
+    os.write(steps[1], b"!")
+    assert os.read(answers[0], 1)
+    with fencepost.connect(f"sqlite://{path}", ttl=600) as again:
+        held = [again.try_acquire(name) is None for name in ("first", "second")]
+    os.write(steps[1], b"!")
+
+    async def ended() -> int:
+        return await answer
+
+    assert run(ended()) == 2
+    assert held == [True, True], "what the child holds, others see"
+
+
 def test_a_thread_behind_one_that_waits_for_the_file_waits_no_longer_than_that(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,7 +474,7 @@ def test_a_thread_that_waited_for_another_one_has_only_the_rest_of_its_time_for_
         file.read("SELECT 1")
         monkeypatch.setattr(sqlite_file, "nap", naps.append)
         with locked(path), pytest.raises(BackendError, match="stopped"):
-            file._patiently(file._current(), "BEGIN IMMEDIATE", waited=301.0)
+            file._patiently(lambda: file._begin(durable=False), waited=301.0)
         assert naps == [], "it has tried once"
 
 
@@ -595,3 +647,22 @@ def test_renewing_all_sharers_of_a_lock_settles_it_once(path: Path, monkeypatch:
     assert before is not None
     assert after is not None
     assert after.remaining > before.remaining
+
+
+def test_letting_in_all_who_wait_to_share_counts_them_once(path: Path) -> None:
+    with (
+        fencepost.connect(f"sqlite://{path}", ttl=600) as here,
+        fencepost.connect(f"sqlite://{path}", ttl=600) as there,
+    ):
+        held = here.acquire("a")
+        waiting = [background(lambda: there.shared("a").acquire()) for _ in range(10)]
+        until(lambda: len(((found := here.status("a")) and found.waiters) or ()) == 10, "they wait", watching=waiting)
+        statements: list[str] = []
+        file = here._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
+        file._connection.set_trace_callback(statements.append)
+        assert held.release()
+        file._connection.set_trace_callback(None)
+        for each in waiting:
+            assert each.result().shared
+    assert len([each for each in statements if "INSERT INTO share" in each]) == 10, "this let all of them in"
+    assert len([each for each in statements if "count(*)" in each or "min(expires)" in each]) <= 2

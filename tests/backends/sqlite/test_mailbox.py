@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from tests.conformance.worker import Worker
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.threads import Background
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import PATIENCE, run, until
 
 
 @pytest.fixture
@@ -302,6 +302,20 @@ def test_a_release_to_frozen_processes_waits_for_their_mailboxes_once(
             worker.close()
 
 
+def test_each_waiter_of_a_frozen_process_is_handed_the_lock_for_its_ttl(url: str, worker: Worker) -> None:
+    """Its mailbox takes what is sent to it, so nothing shows that nobody reads it."""
+    with fencepost.connect(url, ttl=60) as locks:
+        lease = locks.acquire("a")
+        for at in range(2):
+            worker.tell("acquire", "a", {"ttl": 0.5})
+            queued(locks, at + 1)
+        waiter = Waiter(locks)
+        queued(locks, 3, waiter)
+        worker.freeze()
+        assert lease.release()
+        assert waiter.served().token == lease.token + 3, "two others came before"
+
+
 def test_a_release_wakes_more_waiters_of_one_process_than_its_mailbox_holds(url: str) -> None:
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
         lease = here.acquire("a")
@@ -419,6 +433,77 @@ def test_a_mailbox_that_may_not_be_removed_does_not_fail_the_release() -> None:
             assert locks.status("a") is None
         box.parent.chmod(0o755)
         os.seteuid(os.getuid())
+
+
+ANN, BOB = (65533, 65534) if os.geteuid() == 0 else (os.getuid(), os.getuid())
+
+
+@isolated
+def test_a_waiter_of_another_user_is_woken_at_once_where_both_may_write_to_the_file() -> None:
+    """Not only when the holder's deadline has passed, which is ten minutes away."""
+    os.umask(0o022)
+    with tempfile.TemporaryDirectory() as home:  # a socket's path is short
+        os.chmod(home, 0o777)
+        path = Path(home) / "locks.db"
+        path.touch()
+        path.chmod(0o666)
+
+        async def wait() -> int:
+            if ANN != BOB:
+                os.seteuid(0)
+                os.setgroups([])
+                os.setgid(ANN)
+                os.setuid(ANN)
+            with fencepost.connect(f"sqlite://{path}", ttl=600) as locks:
+                return locks.acquire("a").token
+
+        os.seteuid(BOB)
+        with fencepost.connect(f"sqlite://{path}", ttl=600) as locks:
+            # The folder of the mailboxes is this user's, too: the other one needs it.
+            locks._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+            lease = locks.acquire("a")
+            answer = in_fork(wait, PATIENCE)
+            queued(locks, 1)
+            assert lease.release()
+            os.seteuid(os.getuid())  # to end the child
+            assert run(_awaited(answer)) == lease.token + 1
+
+
+async def _awaited(answer: Awaitable[int]) -> int:
+    return await answer
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o660, 0o666])
+@isolated
+def test_who_may_write_to_the_file_may_write_to_its_mailboxes_and_nobody_else(mode: int) -> None:
+    os.umask(0o022)
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home) / "locks.db"
+        path.touch()
+        path.chmod(mode)
+        with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
+            locks.acquire("a").release()
+            box = locks._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
+            folder = path.with_name("locks.db.wake")
+            assert (folder / box).stat().st_mode & 0o022 == mode & 0o022
+            assert folder.stat().st_mode & 0o022 == mode & 0o022
+
+
+@isolated
+def test_a_mailbox_that_was_replaced_by_a_link_opens_no_other_file() -> None:
+    """By somebody who may write to the folder, between two steps of the process that makes the mailbox."""
+    os.umask(0o022)
+    with tempfile.TemporaryDirectory() as home:
+        path, secret = Path(home) / "locks.db", Path(home) / "secret"
+        for each, mode in ((path, 0o666), (secret, 0o600)):
+            each.touch()
+            each.chmod(mode)
+        box = Path(home) / "0123456789abcdef"
+        for replaced in (box.symlink_to, box.hardlink_to):
+            replaced(secret)
+            mailbox.share(box, path)
+            assert secret.stat().st_mode & 0o777 == 0o600
+            box.unlink()
 
 
 def test_a_waiter_with_a_strange_id_does_not_fail_the_release(url: str, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class SQLite(Backend):
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
         self._file = File((Path(path) if path else _default()).absolute(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
-        self._mailbox = mailbox.Mailbox(self._folder, self._drop)
+        self._mailbox = mailbox.Mailbox(self._file.path, self._folder, self._drop)
         self._lines = mailbox.Lines()
         self._line = Line(self._file.path, self._folder, self._mailbox)
 

@@ -5,16 +5,18 @@ import logging
 import os
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError
 from fencepost.rule import MAX_TOKEN
 from fencepost.sql import fork
 from fencepost.sql.sqlite import is_busy, nap, patiently
+
+T = TypeVar("T")
 
 _log = logging.getLogger("fencepost")
 _APPLICATION = 0x66656E63  # "fenc", in the file's header
@@ -84,32 +86,36 @@ class File:
     def read(self, query: str, *args: object) -> list[Any]:
         """The rows of a query, as of one moment."""
         with self._gate as waited:
-            return self._patiently(self._current(), query, *args, waited=waited).fetchall()
+            return self._patiently(lambda: self._current().execute(query, args), waited).fetchall()
 
     def write(self, statement: str, *args: object) -> int:
         """Execute one statement as a transaction of its own; how many rows it changed."""
         with self._gate as waited:
-            return self._patiently(self._current(), statement, *args, waited=waited).rowcount
+            return self._patiently(lambda: self._current().execute(statement, args), waited).rowcount
 
     @contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction that has the file to itself; if ``durable``, it is on disk when this ends."""
         with self._gate as waited:
-            db = self._current()
-            if durable:
-                db.execute("PRAGMA synchronous = FULL")
             try:
                 # Inside the try: an interrupt that came while this waited is raised as soon as it has begun.
-                self._patiently(db, "BEGIN IMMEDIATE", waited=waited)
+                db = self._patiently(lambda: self._begin(durable), waited)
                 yield db
                 db.execute("COMMIT")
             except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+                if self._connection is not None and self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
             finally:
-                if durable:
-                    db.execute("PRAGMA synchronous = NORMAL")
+                if durable and self._connection is not None:
+                    self._connection.execute("PRAGMA synchronous = NORMAL")
+
+    def _begin(self, durable: bool) -> sqlite3.Connection:
+        db = self._current()
+        if durable:
+            db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")
+        return db
 
     def cover(self, token: int) -> bool:
         """Return once the token is reserved on disk, so that not even a power loss can bring it back.
@@ -131,21 +137,20 @@ class File:
         self._reserved = reserved
         return another
 
-    def _patiently(self, db: sqlite3.Connection, statement: str, *args: object, waited: float = 0.0) -> sqlite3.Cursor:
-        """Execute once the file is free. BackendError if it is not, counting what the caller has ``waited`` already."""
+    def _patiently(self, attempt: Callable[[], T], waited: float = 0.0) -> T:
+        """What ``attempt`` returns once the file is free, whose connection may be another one each time.
+
+        BackendError if the file is not free in time, counting what the caller has ``waited`` already.
+        """
         try:
-            return patiently(db, statement, *args, busy=self._busy - waited, sleep=self._nap)
+            return patiently(attempt, busy=self._busy - waited, sleep=self._nap)
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
             raise BackendError(self._stopped, backend="sqlite", ambiguous=False) from error
 
     def _nap(self, seconds: float) -> None:
-        self._gate.held_up = self._stopped
-        try:
-            nap(seconds)
-        finally:
-            self._gate.held_up = ""
+        self._gate.step_aside(self._stopped, lambda: nap(seconds))
 
     def close(self) -> None:
         with self._gate.unhurried():  # all who are before it give up in time
@@ -167,19 +172,20 @@ class File:
         return self._connection or self._open()
 
     def _open(self) -> sqlite3.Connection:
+        """Open the file. If others are in the way, nothing stays open: the thread steps aside and tries again."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             db.execute("PRAGMA trusted_schema = OFF")  # another user may have made the file
             # Refuse somebody else's database before anything in it is touched. As of one moment: another process
             # may be creating it right now.
-            self._patiently(db, "BEGIN")
+            db.execute("BEGIN")
             self._is_new(db)
             db.execute("COMMIT")
             db.execute("PRAGMA page_size = 1024")  # rows are small, and each commit writes whole pages
-            self._patiently(db, "PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
-            self._patiently(db, "BEGIN IMMEDIATE")
+            db.execute("BEGIN IMMEDIATE")
             self._prepare(db)
             db.execute("COMMIT")
             db.execute("PRAGMA synchronous = NORMAL")
@@ -191,10 +197,10 @@ class File:
 
     def _is_new(self, db: sqlite3.Connection) -> bool:
         """Whether the file is empty; ConfigError if it is not ours, or not of this version."""
-        ((ours,),) = self._patiently(db, "PRAGMA application_id")
-        ((version,),) = self._patiently(db, "PRAGMA user_version")
+        ((ours,),) = db.execute("PRAGMA application_id")
+        ((version,),) = db.execute("PRAGMA user_version")
         if ours != _APPLICATION:
-            if ours or version or self._patiently(db, "SELECT 1 FROM sqlite_schema").fetchone():
+            if ours or version or db.execute("SELECT 1 FROM sqlite_schema").fetchone():
                 raise ConfigError(f"{str(self.path)!r} is somebody else's database; give locks a file of their own")
             return True
         if version != _VERSION and version not in _UPGRADES:

@@ -43,7 +43,8 @@ class Mailbox:
     which it does not keep alive.
     """
 
-    def __init__(self, folder: Path, leave: Callable[[str, str], None]) -> None:
+    def __init__(self, file: Path, folder: Path, leave: Callable[[str, str], None]) -> None:
+        self._file = file
         self._folder = folder
         self._leave = weakref.WeakMethod(leave)
         self._signals: dict[str, tuple[str, Signal]] = {}
@@ -61,12 +62,17 @@ class Mailbox:
         return self.address
 
     def _bind(self) -> None:
-        self._folder.mkdir(mode=0o777, exist_ok=True)
+        try:
+            self._folder.mkdir(mode=0o777)
+            share(self._folder, self._file)
+        except FileExistsError:
+            pass
         _sweep(self._folder)
         name = secrets.token_hex(8)
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with _Path(self._folder, name) as path:
             box.bind(path)
+        share(self._folder / name, self._file)
         box.settimeout(LOOK)
         # First: a mailbox that nobody empties would be taken for that of a live process.
         try:
@@ -125,7 +131,36 @@ class Mailbox:
             self._socket.close()
         leave = self._leave()
         assert leave is not None, "its backend forks it"
-        self.__init__(self._folder, leave)  # type: ignore[misc]
+        self.__init__(self._file, self._folder, leave)  # type: ignore[misc]
+
+
+def share(path: Path, file: Path) -> None:
+    """Let those who may write to ``file`` use a mailbox or their folder, which this process has just made.
+
+    They may write to the folder, too, and could put a link in its place meanwhile: it must be what it was made as. All
+    that comes into a mailbox is a hint to look at the file.
+    """
+    if not hasattr(os, "O_PATH"):
+        return  # outside Linux their waiters look when the holder's deadline passes
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            made, shared = os.fstat(descriptor), os.stat(file)
+            kind = stat.S_IFMT(made.st_mode)
+            own = made.st_uid == os.geteuid() and (
+                kind == stat.S_IFDIR or (kind == stat.S_IFSOCK and made.st_nlink == 1)
+            )
+            rights = shared.st_mode & 0o022
+            if not own or not rights:
+                return
+            itself = f"/proc/self/fd/{descriptor}"
+            if not rights & 0o002 and made.st_gid != shared.st_gid:
+                os.chown(itself, -1, shared.st_gid)
+            if kind == stat.S_IFDIR:
+                rights = rights // 2 * 7  # to read and search it, too
+            os.chmod(itself, stat.S_IMODE(made.st_mode) | rights)
+        finally:
+            os.close(descriptor)
 
 
 def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket) -> None:
