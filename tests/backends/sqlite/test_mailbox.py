@@ -94,13 +94,13 @@ def _served(waiters: list[Waiter]) -> Iterator[sync.Lease]:
 
 def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
-    really = mailbox.wake
+    really = mailbox.Sender.wake
 
-    def counted(folder: Path, wakes: mailbox.Wakes) -> None:
+    def counted(sender: mailbox.Sender, wakes: mailbox.Wakes) -> None:
         sent.extend(holder for _, holder in wakes)
-        really(folder, wakes)
+        really(sender, wakes)
 
-    monkeypatch.setattr(mailbox, "wake", counted)
+    monkeypatch.setattr(mailbox.Sender, "wake", counted)
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
         lease = here.acquire("a")
         waiters = [Waiter(there) for _ in range(8)]
@@ -183,7 +183,7 @@ def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
 
 
 def test_a_lost_wake_up_delays_no_longer_than_the_holders_deadline(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "wake", lambda folder, wakes: None)
+    monkeypatch.setattr(mailbox.Sender, "wake", lambda sender, wakes: None)
     with fencepost.connect(url, ttl=1) as here, fencepost.connect(url, ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)

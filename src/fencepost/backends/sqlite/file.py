@@ -167,6 +167,15 @@ class File:
         return self._connection or self._open()
 
     def _open(self) -> sqlite3.Connection:
+        """Open the file; BackendError if that fails: nothing was asked yet."""
+        try:
+            self._connection = self._opened()
+        except (sqlite3.Error, OSError) as error:
+            raise BackendError(f"SQLite file {str(self.path)!r}: {error}", backend="sqlite", ambiguous=False) from error
+        self._inode = _inode(self.path)
+        return self._connection
+
+    def _opened(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
@@ -186,7 +195,6 @@ class File:
         except BaseException:
             db.close()
             raise
-        self._connection, self._inode = db, _inode(self.path)
         return db
 
     def _is_new(self, db: sqlite3.Connection) -> bool:

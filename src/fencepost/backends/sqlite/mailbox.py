@@ -65,13 +65,13 @@ class Mailbox:
         _sweep(self._folder)
         name = secrets.token_hex(8)
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        with _Path(self._folder, name) as path:
-            box.bind(path)
-        box.settimeout(LOOK)
-        # First: a mailbox that nobody empties would be taken for that of a live process.
         try:
+            with _Path(self._folder, name) as path:
+                box.bind(path)
+            box.settimeout(LOOK)
+            # First: a mailbox that nobody empties would be taken for that of a live process.
             threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
-        except (RuntimeError, MemoryError):  # no thread can be started just now
+        except (OSError, RuntimeError, MemoryError):  # no descriptor, or no thread can be started just now
             _end(box, self._folder / name, os.getpid())
             raise
         self._socket, self.address = box, name
@@ -229,29 +229,67 @@ def _remove(path: Path) -> None:
         pass  # it is gone already, or another user's
 
 
-def wake(folder: Path, wakes: Wakes) -> None:
-    """Wake waiters. For one that is missed here, its process makes up: by the waiter before it, or by its timer."""
-    full: set[str] = set()
-    patience = _PATIENCE
-    for address, holder in wakes:
-        if address in full or not _ADDRESS.fullmatch(address):
-            continue
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
-                try:
-                    sender.setblocking(False)
-                    sender.sendto(holder.encode(), path)
-                except BlockingIOError:
-                    if patience <= 0:
-                        raise
-                    began = time.monotonic()
+class Sender:
+    """Wakes waiters, over a socket that stays open: a process that is out of descriptors still hands its locks on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+        self._socket: socket.socket | None = None
+
+    def open(self) -> socket.socket:
+        """The socket; OSError if none can be opened."""
+        if (known := self._socket) is not None:
+            return known
+        with self._gate:
+            if self._socket is None:
+                made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                made.setblocking(False)
+                self._socket = made
+            return self._socket
+
+    def wake(self, wakes: Wakes) -> None:
+        """Wake waiters. For one that is missed here, its process makes up: by the waiter before it, or by its timer."""
+        full: set[str] = set()
+        patience = _PATIENCE
+        for address, holder in wakes:
+            if address in full or not _ADDRESS.fullmatch(address):
+                continue
+            try:
+                with _Path(self._folder, address) as path:
                     try:
-                        sender.settimeout(patience)
-                        sender.sendto(holder.encode(), path)
-                    finally:
-                        patience -= time.monotonic() - began
-        except OSError:
-            full.add(address)
+                        self.open().sendto(holder.encode(), path)
+                    except BlockingIOError:
+                        if patience <= 0:
+                            raise
+                        began = time.monotonic()
+                        try:
+                            _send(holder, path, patience)
+                        finally:
+                            patience -= time.monotonic() - began
+            except OSError:
+                full.add(address)
+
+    def close(self) -> None:
+        with self._gate:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+    def forked(self) -> None:
+        """In a forked child: forget a gate that one of the parent's threads may have held."""
+        self._gate = threading.RLock()
+
+    def __del__(self) -> None:
+        if self._socket is not None:  # locks may be dropped unclosed
+            self._socket.close()
+
+
+def _send(holder: str, path: str, patience: float) -> None:
+    """Wait for room in a full mailbox, on a socket that no other thread uses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(patience)
+        sender.sendto(holder.encode(), path)
 
 
 class _Path:
