@@ -279,14 +279,15 @@ class Core(Generic[L]):
         except (ConfigError, QueueFull, GeneratorExit):
             raise
         except BaseException as error:
-            failed = error if isinstance(error, BackendError) else None
-            if not failed or failed.ambiguous or queued:
+            # In no variable: the error and its traceback would keep each other alive, and with them what is open there.
+            failed = isinstance(error, BackendError)
+            if not isinstance(error, BackendError) or error.ambiguous or queued:
                 # Cancelled, interrupted or failed: it may have been granted or queued all the same.
                 grace = min(GRACE, max(until + _OVERTIME - self.driver.now(), 0.1)) if failed and queue else GRACE
                 await self.driver.apart(self._leave(name, holder), grace)
                 self.emit("abandoned", name, holder=holder)
             if self._closed and (failed or isinstance(error, Closed)):
-                raise _closed() from failed
+                raise _closed() from (error if failed else None)
             raise
         finally:
             if queued:

@@ -1,18 +1,38 @@
-"""A process that cannot open anything: no file, no socket, no epoll. For ``@isolated`` tests and children only."""
+"""A process that can open few things or none: no file, socket or epoll. For ``@isolated`` tests and children only."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def open_descriptors() -> set[int]:
+    """The numbers of this process's open descriptors."""
+    folder = "/proc/self/fd"
+    # The list has the descriptor that it was read from.
+    return {int(number) for number in os.listdir(folder) if os.path.lexists(f"{folder}/{number}")}
+
+
 @contextmanager
-def no_descriptors() -> Iterator[None]:
-    """In here every call that needs a new descriptor fails with EMFILE; what is open stays open."""
+def few_descriptors(spare: int) -> Iterator[None]:
+    """In here so many more can be open at once; what needs one more fails with EMFILE. What is open stays open."""
+    taken = open_descriptors()
+    limit = 0
+    while spare or limit in taken:
+        spare -= limit not in taken
+        limit += 1
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """In here every call that needs a new descriptor fails with EMFILE; what is open stays open."""
+    with few_descriptors(0):
+        yield

@@ -1,6 +1,9 @@
 """The core over a store that fails: what it cleans up, what it tells, what may be tried again."""
 
+import contextlib
+import gc
 import logging
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +35,25 @@ def test_an_acquire_that_did_not_happen_asks_nothing_more(bench: Bench) -> None:
     with pytest.raises(BackendError):
         bench.locks.acquire("a")
     assert bench.backend.left == []
+
+
+def test_a_failed_acquire_keeps_nothing_open(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as half a connection: it would stay open until the garbage collector finds it."""
+    kept = []
+
+    async def take(*_: object) -> None:
+        connection = Bench()
+        kept.append(weakref.ref(connection))
+        raise fault(ambiguous=False)
+
+    monkeypatch.setattr(bench.backend, "take", take)
+    gc.disable()
+    try:
+        with contextlib.suppress(BackendError):
+            bench.locks.acquire("a")
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_clean_up_that_fails_too_leaves_the_first_error_and_a_warning(

@@ -9,7 +9,6 @@ from urllib.parse import quote
 import pytest
 
 import fencepost
-from fencepost import aio
 from fencepost.backends.postgres import listener
 from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.backends.postgres.listener import Ear
@@ -17,11 +16,8 @@ from fencepost.errors import BackendError
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session, started
 from tests.backends.redis.waiters import Waiters
-from tests.harness.descriptors import no_descriptors
 from tests.harness.forsaken import forsake
-from tests.harness.isolated import isolated
 from tests.harness.pgbouncer import PgBouncer
-from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE, run, until
 
 
@@ -243,31 +239,6 @@ def test_a_waiter_whose_event_loop_was_closed_leaves_the_queue(
         assert holder.release()
         assert locks.acquire(name, timeout=LONG / 4).release(), "long before any ttl"
     run(forsaken.close())
-
-
-@isolated
-def test_a_process_without_descriptors_says_so_and_recovers(postgres_server: Endpoint) -> None:
-    name = secrets.token_hex(4)
-    with fencepost.connect(postgres_server.url, ttl=LONG) as locks, fencepost.connect(postgres_server.url) as others:
-        with no_descriptors(), pytest.raises(BackendError):
-            locks.acquire(name)
-        holder = others.acquire(name)
-        assert locks.try_acquire(name) is None, "a connection is open now"
-        with no_descriptors(), pytest.raises(BackendError):
-            locks.acquire(name)
-        waiter = aside(locks.acquire, name)
-        line(others, name, 1)
-        assert holder.release()
-        assert waiter.result(PATIENCE).release()
-
-
-@isolated
-async def test_a_process_without_descriptors_says_so_and_recovers_in_an_event_loop(postgres_server: Endpoint) -> None:
-    name = secrets.token_hex(4)
-    async with aio.connect(postgres_server.url, ttl=LONG) as locks:
-        with no_descriptors(), pytest.raises(BackendError):
-            await locks.acquire(name)
-        assert await (await locks.acquire(name)).release()
 
 
 def test_nobody_listens_when_nobody_waits_any_more(

@@ -94,13 +94,13 @@ def _served(waiters: list[Waiter]) -> Iterator[sync.Lease]:
 
 def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
-    really = mailbox.wake
+    really = mailbox.Sender.wake
 
-    def counted(folder: Path, wakes: mailbox.Wakes) -> None:
+    def counted(sender: mailbox.Sender, wakes: mailbox.Wakes) -> None:
         sent.extend(holder for _, holder in wakes)
-        really(folder, wakes)
+        really(sender, wakes)
 
-    monkeypatch.setattr(mailbox, "wake", counted)
+    monkeypatch.setattr(mailbox.Sender, "wake", counted)
     with fencepost.connect(url, ttl=60) as here, fencepost.connect(url, ttl=60) as there:
         lease = here.acquire("a")
         waiters = [Waiter(there) for _ in range(8)]
@@ -183,7 +183,7 @@ def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
 
 
 def test_a_lost_wake_up_delays_no_longer_than_the_holders_deadline(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "wake", lambda folder, wakes: None)
+    monkeypatch.setattr(mailbox.Sender, "wake", lambda sender, wakes: None)
     with fencepost.connect(url, ttl=1) as here, fencepost.connect(url, ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)
@@ -337,12 +337,12 @@ def pile_up(path: Path) -> None:
     with fencepost.connect(url, ttl=60) as locks, fencepost.connect(url, ttl=60) as there:
         there._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
         (alive,) = boxes.iterdir()
-        for name in ("0123456789abcdef", "a socket of another kind", "00000000000000ff"):
+        for name in ("0123456789abcdef", "a socket of another kind", "00000000000000ff.new", "00000000000000fe.new"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
                 left.bind(str(boxes / name))
         (boxes / "fedcba9876543210").write_text("no mailbox")
         for each in boxes.iterdir():
-            if each.name != "00000000000000ff":
+            if each.name != "00000000000000ff.new":
                 os.utime(each, (0, 0))
         mine = locks._core.backend._mailbox.open()  # type: ignore[attr-defined]  # SQLite's own
         assert {each.name for each in boxes.iterdir()} == {
@@ -350,7 +350,7 @@ def pile_up(path: Path) -> None:
             mine,
             "a socket of another kind",
             "fedcba9876543210",
-            "00000000000000ff",  # made just now: its process may not be listening yet
+            "00000000000000ff.new",  # made just now: its process may not be listening yet
         }
 
 

@@ -218,7 +218,7 @@ class Http:
         """
         if self._closed:
             raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
-        link = await self._link()
+        link = await self._link(spare=delay > 0)
         answers = []
         try:
             for start in range(0, len(requests), BATCH):
@@ -258,8 +258,13 @@ class Http:
         request = self.request("GET", path, **query)
         return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0))[0]
 
-    async def _link(self) -> _Link:
-        while (link := taken(self._idle)) is not None:
+    async def _link(self, *, spare: bool) -> _Link:
+        """An open connection, or a new one; ``spare`` leaves one open for others.
+
+        A query that waits for long must not take the only one: in a process that can open no other, no lease would be
+        renewed meanwhile.
+        """
+        while len(self._idle) > spare and (link := taken(self._idle)) is not None:
             if link.fresh():
                 return link
             self._drop(link)

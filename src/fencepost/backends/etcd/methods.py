@@ -83,7 +83,7 @@ class Fault(NamedTuple):
     @classmethod
     def of(cls, error: grpc.RpcError) -> "Fault":
         code: grpc.StatusCode = error.code()
-        words: str = error.details() or ""
+        words = (error.details() or "").partition("\n")[0]  # gRPC may add the raw bytes of an address
         low = words.lower()
         asked = ("auth token", "auth store is old", "user name is empty")
         login = code is grpc.StatusCode.UNAUTHENTICATED or any(sign in low for sign in asked)

@@ -69,7 +69,9 @@ def failure(error: psycopg.Error | OSError, *, ambiguous: bool) -> BackendError:
     """What a driver's error, or the system's, means to a user of locks."""
     said = str(error).strip().splitlines()
     text = said[0] if said else type(error).__name__
-    if isinstance(error, errors.ReadOnlySqlTransaction):
+    if "no error details" in text:  # as libpq leaves it when it cannot open a socket
+        text += "; has this process reached its limit of open files?"
+    elif isinstance(error, errors.ReadOnlySqlTransaction):
         text += "; this is a standby: name the primary, or several hosts, of which the writable one is taken"
     elif isinstance(error, errors.InsufficientPrivilege):
         text += "; let the database's owner run fencepost/backends/postgres/schema.sql, and grant what its top names"

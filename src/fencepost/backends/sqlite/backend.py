@@ -61,6 +61,7 @@ class SQLite(Backend):
         self._file = File((Path(path) if path else _default()).absolute(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
         self._mailbox = mailbox.Mailbox(self._file.path, self._folder, self._drop)
+        self._sender = mailbox.Sender(self._folder)
         self._lines = mailbox.Lines()
         self._line = Line(self._file.path, self._folder, self._mailbox)
 
@@ -134,6 +135,7 @@ class SQLite(Backend):
 
     async def close(self) -> None:
         self._mailbox.close()
+        self._sender.close()
         await self._offload(self._file.close)  # it may have to wait for the disk
 
     def idle(self) -> AbstractContextManager[object]:
@@ -142,6 +144,7 @@ class SQLite(Backend):
 
     def forked(self) -> None:
         self._mailbox.forked()
+        self._sender.forked()
         self._lines = mailbox.Lines()
 
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
@@ -159,6 +162,7 @@ class SQLite(Backend):
     # The work, on whatever thread the driver gives
 
     def _take(self, name: str, holder: str, ttl: float, queue: int | None, alive: Signal | None = None) -> Grant | None:
+        self._sender.open()  # what is granted can be handed on
         wakes: Wakes = []
         with self._file.writing() as db:
             since = self.driver.now()
@@ -215,6 +219,7 @@ class SQLite(Backend):
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int, alive: Signal | None = None
     ) -> Grant | float:
         """A share, or a place in line: then the instant at which the first of the present holders expires."""
+        self._sender.open()  # what is granted can be handed on
         wakes: Wakes = []
         with self._file.writing() as db:
             now = self.driver.now()
@@ -345,7 +350,7 @@ class SQLite(Backend):
 
     def _wake(self, wakes: Wakes) -> None:
         if wakes:
-            mailbox.wake(self._folder, wakes)
+            self._sender.wake(wakes)
 
 
 def _default() -> Path:

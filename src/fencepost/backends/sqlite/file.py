@@ -172,7 +172,20 @@ class File:
         return self._connection or self._open()
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file. If others are in the way, nothing stays open: the thread steps aside and tries again."""
+        """Open the file; BackendError if that fails: nothing was asked yet.
+
+        If others are in the way, nothing stays open: the thread steps aside and tries again.
+        """
+        try:
+            self._connection = self._opened()
+        except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.OperationalError) and is_busy(error):
+                raise
+            raise BackendError(f"SQLite file {str(self.path)!r}: {error}", backend="sqlite", ambiguous=False) from error
+        self._inode = _inode(self.path)
+        return self._connection
+
+    def _opened(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
@@ -192,7 +205,6 @@ class File:
         except BaseException:
             db.close()
             raise
-        self._connection, self._inode = db, _inode(self.path)
         return db
 
     def _is_new(self, db: sqlite3.Connection) -> bool:

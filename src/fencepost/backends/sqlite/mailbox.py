@@ -28,6 +28,7 @@ _log = logging.getLogger("fencepost")
 _ADDRESS = re.compile("[0-9a-f]{16}")
 # A full mailbox is being emptied, unless its process is frozen. The sender has other things to do, such as renewing.
 _PATIENCE = 0.02
+_NEW = ".new"  # ends the name of a mailbox that is being made
 _OLD = 60.0
 LOOK = 5.0  # seconds between two looks after waiters whose event loop was closed
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
@@ -70,19 +71,22 @@ class Mailbox:
         _sweep(self._folder)
         name = secrets.token_hex(8)
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        with _Path(self._folder, name) as path:
-            box.bind(path)
-        share(self._folder / name, self._file)
-        box.settimeout(LOOK)
-        # First: a mailbox that nobody empties would be taken for that of a live process.
         try:
+            # Under its name it can be reached from the first moment: what cannot is a dead process's, and removed.
+            new = self._folder / (name + _NEW)
+            with _Path(self._folder, new.name) as path:
+                box.bind(path)
+            share(new, self._file)
+            box.settimeout(LOOK)
+            # First: a mailbox that nobody empties would be taken for that of a live process.
             threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
-        except (RuntimeError, MemoryError):  # no thread can be started just now
-            _end(box, self._folder / name, os.getpid())
+            new.rename(self._folder / name)
+        except (OSError, RuntimeError, MemoryError):  # no descriptor, or no thread can be started just now
+            for each in (new, self._folder / name):
+                _end(box, each, os.getpid())
             raise
         self._socket, self.address = box, name
         self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
-        self._end.atexit = False
 
     def expect(self, name: str, holder: str, signal: Signal) -> None:
         """Set ``signal`` whenever ``holder`` is woken, which waits for the lock ``name``."""
@@ -250,9 +254,11 @@ def _sweep(folder: Path) -> None:
     """Remove the mailboxes that dead processes left."""
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for each in found:
-            # A mailbox that is being made is there before it can be reached.
-            if _ADDRESS.fullmatch(each.name) and time.time() - each.stat(follow_symlinks=False).st_mtime > _OLD:
-                alive(folder, each.name)
+            name = each.name.removesuffix(_NEW)
+            if name == each.name and _ADDRESS.fullmatch(name):
+                alive(folder, name)
+            elif _ADDRESS.fullmatch(name) and time.time() - each.stat(follow_symlinks=False).st_mtime > _OLD:
+                _remove(folder / each.name)
 
 
 def _remove(path: Path) -> None:
@@ -264,29 +270,67 @@ def _remove(path: Path) -> None:
         pass  # it is gone already, or another user's
 
 
-def wake(folder: Path, wakes: Wakes) -> None:
-    """Wake waiters. For one that is missed here, its process makes up: by the waiter before it, or by its timer."""
-    full: set[str] = set()
-    patience = _PATIENCE
-    for address, holder in wakes:
-        if address in full or not _ADDRESS.fullmatch(address):
-            continue
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, _Path(folder, address) as path:
-                try:
-                    sender.setblocking(False)
-                    sender.sendto(holder.encode(), path)
-                except BlockingIOError:
-                    if patience <= 0:
-                        raise
-                    began = time.monotonic()
+class Sender:
+    """Wakes waiters, over a socket that stays open: a process that is out of descriptors still hands its locks on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+        self._socket: socket.socket | None = None
+
+    def open(self) -> socket.socket:
+        """The socket; OSError if none can be opened."""
+        if (known := self._socket) is not None:
+            return known
+        with self._gate:
+            if self._socket is None:
+                made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                made.setblocking(False)
+                self._socket = made
+            return self._socket
+
+    def wake(self, wakes: Wakes) -> None:
+        """Wake waiters. For one that is missed here, its process makes up: by the waiter before it, or by its timer."""
+        full: set[str] = set()
+        patience = _PATIENCE
+        for address, holder in wakes:
+            if address in full or not _ADDRESS.fullmatch(address):
+                continue
+            try:
+                with _Path(self._folder, address) as path:
                     try:
-                        sender.settimeout(patience)
-                        sender.sendto(holder.encode(), path)
-                    finally:
-                        patience -= time.monotonic() - began
-        except OSError:
-            full.add(address)
+                        self.open().sendto(holder.encode(), path)
+                    except BlockingIOError:
+                        if patience <= 0:
+                            raise
+                        began = time.monotonic()
+                        try:
+                            _send(holder, path, patience)
+                        finally:
+                            patience -= time.monotonic() - began
+            except OSError:
+                full.add(address)
+
+    def close(self) -> None:
+        with self._gate:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+    def forked(self) -> None:
+        """In a forked child: forget a gate that one of the parent's threads may have held."""
+        self._gate = threading.RLock()
+
+    def __del__(self) -> None:
+        if self._socket is not None:  # locks may be dropped unclosed
+            self._socket.close()
+
+
+def _send(holder: str, path: str, patience: float) -> None:
+    """Wait for room in a full mailbox, on a socket that no other thread uses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(patience)
+        sender.sendto(holder.encode(), path)
 
 
 class _Path:

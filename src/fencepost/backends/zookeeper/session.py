@@ -1,6 +1,7 @@
 """A ZooKeeper session: kazoo's connection, whose answers reach blocking and asyncio code alike."""
 
 import logging
+import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
+    ConnectionDropped,
     ConnectionLoss,
     KazooException,
     NoAuthError,
@@ -96,6 +98,20 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def create_connection(self, *args: Any, **options: Any) -> Any:
         return super().create_connection(*args, **options | {"timeout": min(options["timeout"], self.limit)})
 
+    def select(self, readers: Any, writers: Any, _: object, timeout: float | None = None) -> Any:
+        """As kazoo's, but without a descriptor of its own: a process that is out of them would lose its session."""
+        poll = select.poll()
+        for each in readers:
+            poll.register(each, select.POLLIN)
+        for each in writers:
+            poll.register(each, select.POLLOUT)
+        ready = {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
+        return (
+            [each for each in readers if each.fileno() in ready],
+            [each for each in writers if each.fileno() in ready],
+            [],
+        )
+
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
@@ -117,6 +133,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     over = False
     """Its thread has ended, so that it never connects again."""
     refused: AuthFailedError | None = None
+    trouble = ""
+    """Why the last attempt to connect failed."""
     on_beat: Callable[[], None] = staticmethod(lambda: None)
     on_over: Callable[[], None] = staticmethod(lambda: None)
     _due = 0.0
@@ -142,7 +160,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         try:
             return super()._expand_client_hosts()
         except OSError as error:  # such as that no descriptor is left to resolve names with
-            self.logger.warning("Cannot resolve names: %s", error)
+            self.trouble = f"cannot resolve names: {error}"
             return []  # kazoo tries again
 
     def _connect(self, *args: Any) -> Any:
@@ -150,6 +168,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             return super()._connect(*args)
         except AuthFailedError as error:
             self.refused = error
+            raise
+        except (ConnectionDropped, self.handler.timeout_exception) as error:
+            self.trouble = str(error)
             raise
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
@@ -258,9 +279,10 @@ class Session:
                 if self.over:
                     raise self.failure(self._connection.refused or ConnectionClosedError(), ambiguous=False)
                 if (left := until - now()) <= 0:
+                    why = f": {self._connection.trouble}" if self._connection.trouble else ""
                     raise BackendError(
-                        f"ZooKeeper at {self.hosts} was not reached within {self._patience:g} s; is it running, and "
-                        f"does it have a majority?",
+                        f"ZooKeeper at {self.hosts} was not reached within {self._patience:g} s{why}; is it running, "
+                        f"and does it have a majority?",
                         backend="zookeeper",
                         ambiguous=False,
                     )

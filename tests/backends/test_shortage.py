@@ -1,0 +1,124 @@
+"""A process with no descriptor left, with one, with two, ...: each store says so, and goes on once there are more."""
+
+import asyncio
+import gc
+import secrets
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import pytest
+
+from fencepost.errors import BackendError
+from tests.conformance.faces import FACES, Client
+from tests.harness.descriptors import few_descriptors, open_descriptors
+from tests.harness.isolated import isolated
+from tests.harness.threads import known_to_wait
+from tests.harness.waiting import PATIENCE, until_async
+
+T = TypeVar("T")
+
+SERVERS = {
+    "redis_server": "",
+    "redis_cluster": "",
+    "redlock_servers": "",
+    "etcd_server": "?timeout=3s",
+    "zookeeper_server": "?connect_timeout=3s",
+    "consul_server": "",
+    "postgres_server": "?timeout=3s",
+}
+"""With the time-outs that a request waits for in vain while nothing can be opened."""
+PLENTY = 100
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path_factory.mktemp('few')}/locks.db"
+    server: str = request.getfixturevalue(request.param).url
+    return server + SERVERS[request.param]
+
+
+class Shortage:
+    """One process that may open ``spare`` more descriptors, and what fails for want of them."""
+
+    def __init__(self, face: str, url: str, spare: int) -> None:
+        self._face = face
+        self._url = url
+        self._spare = spare
+        self._name = f"shortage-{secrets.token_hex(4)}"
+        self.failures: list[str] = []  # not the errors: their tracebacks keep open what failed
+
+    async def _try(self, call: Awaitable[T]) -> T | None:
+        """Make a call that may fail with the documented error, and in no other way."""
+        try:
+            return await call
+        except BackendError as error:
+            self.failures.append(str(error))
+            return None
+
+    def _connect(self) -> Client:
+        return Client(self._face, self._url, ttl=PATIENCE)
+
+    async def alone(self) -> None:
+        """Take, renew and give back a lock, with nothing open before."""
+        locks, name = self._connect(), f"{self._name}/alone"
+        with few_descriptors(self._spare):
+            lease = await self._try(locks.acquire(name, timeout=PATIENCE))
+            if lease is not None:
+                await self._try(lease.renew())
+                await self._try(locks.status(name))
+                await self._try(lease.release())
+        if lease is not None:
+            await lease.release()
+        assert await (await locks.acquire(name, timeout=PATIENCE)).release(), "nothing stayed behind"
+        with few_descriptors(self._spare):
+            await asyncio.wait_for(locks.close(), PATIENCE)
+
+    async def together(self) -> None:
+        """Wait for another's lock, be handed it, give it back."""
+        locks, others, name = self._connect(), self._connect(), f"{self._name}/together"
+        held = await others.acquire(name)
+        with few_descriptors(self._spare):
+            waiter = asyncio.create_task(locks.acquire(name, timeout=PATIENCE))
+            await until_async(lambda: known_to_wait(locks.raw) == 1 or waiter.done(), "it waits, or cannot")
+            await self._try(locks.status(name))
+            await held.renew()
+            assert await held.release(), "over what was open before"
+        if (lease := await self._try(waiter)) is not None:
+            assert await lease.release()
+        await self._use(locks, others, name)
+        await asyncio.wait_for(asyncio.gather(locks.close(), others.close()), PATIENCE)
+
+    async def _use(self, locks: Client, others: Client, name: str) -> None:
+        held = await others.acquire(name, timeout=PATIENCE)
+        waiter = asyncio.create_task(locks.acquire(name, timeout=PATIENCE))
+        await until_async(lambda: known_to_wait(locks.raw) == 1, "it waits", watching=[waiter])
+        assert await held.release()
+        lease = await waiter
+        await lease.renew()
+        assert await others.status(name)
+        assert await lease.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("face", FACES)
+@isolated
+async def test_a_process_that_runs_out_of_descriptors_says_so_and_recovers(url: str, face: str) -> None:
+    async def shortage(spare: int) -> list[str]:
+        one = Shortage(face, url, spare)
+        await one.alone()
+        await one.together()
+        return one.failures
+
+    async def closed() -> None:
+        gc.collect()  # a future and its error keep each other alive, and what the error's traceback leads to
+        await until_async(lambda: len(open_descriptors()) <= before, "every descriptor is closed")
+
+    assert not await shortage(PLENTY)
+    before = len(open_descriptors())
+    spare = 0
+    while await shortage(spare):
+        spare += 1
+        await closed()
+    assert spare, "there was a shortage"
+    await closed()
