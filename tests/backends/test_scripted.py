@@ -23,7 +23,7 @@ import pytest
 from fencepost.backend import Status
 from fencepost.errors import FencepostError, LeaseLost
 from tests.conformance.faces import Client, Hold
-from tests.harness.scripted import BREAKS, RESP, Dialect, End, Fault, Resp, Scripted
+from tests.harness.scripted import BREAKS, CONSUL, RESP, Dialect, End, Fault, Http, Resp, Scripted
 from tests.harness.servers import Endpoint
 from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
@@ -59,6 +59,18 @@ KINDS = {
         hasty="timeout=500ms&connect_timeout=500ms",
         plausible=frozenset({("nothing", "status")}),
         faces=("blocking", "asyncio"),
+    ),
+    "consul": Kind(
+        "consul_server",
+        Http,
+        CONSUL,
+        (
+            *("PUT session create", "PUT session renew", "PUT session destroy", "GET session info"),
+            *("PUT txn lock", "PUT txn check-session", "PUT txn check-index", "GET keys", "GET kv", "waiting GET kv"),
+        ),
+        options=f"timeout={PATIENCE}s&connect_timeout={PATIENCE}s",
+        hasty="timeout=500ms&connect_timeout=500ms",
+        plausible=frozenset({("404", "GET keys"), ("404", "GET kv"), ("list", "GET keys")}),
     ),
 }
 STORES = [pytest.param(store, face, id=f"{store}-{face}") for store, kind in KINDS.items() for face in kind.faces]
@@ -210,7 +222,7 @@ def test_one_bad_answer_costs_one_call(request: pytest.FixtureRequest, store: st
 
     async def every() -> None:
         for label in kind.asks:
-            if (fault.name.rpartition(": ")[2], label) not in kind.plausible:
+            if (fault.name.rpartition("-")[2], label) not in kind.plausible:
                 proxy = await trial(kind, server.url, face, fault, label, 1)
                 assert proxy.happened, f"there was a {label}"
                 if fault in BREAKS:

@@ -67,8 +67,8 @@ BREAKS = (TWICE, HALF, SWALLOW, CLOSE, LATE)
 def wrong(answers: Mapping[str, bytes]) -> Iterator[Fault]:
     """Answers that no such request has, each once where the server did as it was asked, and once where it did not."""
     for name, answer in answers.items():
-        yield Fault(f"done: {name}", answer=answer)
-        yield Fault(f"not done: {name}", asked=False, answer=answer)
+        yield Fault(f"done-{name}", answer=answer)
+        yield Fault(f"undone-{name}", asked=False, answer=answer)
 
 
 class Part(NamedTuple):
@@ -263,9 +263,70 @@ _WRONG = {
     "push": b">1\r\n+a\r\n",
 }
 RESP = (
-    *(Fault(f"refused: {why.split()[0]}", asked=False, answer=f"-{why}\r\n".encode()) for why in _REFUSED),
+    *(Fault(f"refused-{why.split()[0]}", asked=False, answer=f"-{why}\r\n".encode()) for why in _REFUSED),
     *wrong(_WRONG),
     Fault("garbage", answer=b"\x15\x03\x01\x00\x02\x02F\r\n"),
     *BREAKS,
 )
 """The faults of one Redis."""
+
+
+class Http(Dialect):
+    """HTTP/1.1; a label is the method, the first two steps of the path, and the verb of a Consul transaction."""
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _http_message(buffer)) is not None:
+            method, path = data.split(b" ", 2)[:2]
+            verb = re.search(rb'"Verb":"([\w-]+)"', data)
+            steps = re.split(rb"[/?]", path)[2:4]
+            if steps[0] == b"kv":
+                steps = [b"keys" if b"?keys=" in path else b"kv"]
+            kind = [steps[0], verb[1]] if verb else steps
+            waits = [b"waiting"] if b"index=" in path else []
+            yield Part(b" ".join([*waits, method, *kind]).decode(), data)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _http_message(buffer)) is not None:
+            yield Part("answer", data)
+
+
+def _http_message(buffer: bytearray) -> bytes | None:
+    """Take a message that is whole out of the buffer."""
+    end = buffer.find(b"\r\n\r\n") + 4
+    if end < 4:
+        return None
+    head = bytes(buffer[:end]).lower()
+    if b"\r\ntransfer-encoding: chunked" in head:
+        last = buffer.find(b"0\r\n\r\n", end - 2)
+        if last < 0:
+            return None
+        end = last + 5
+    elif size := re.search(rb"\r\ncontent-length: (\d+)", head):
+        end += int(size[1])
+    if end > len(buffer):
+        return None
+    data = bytes(buffer[:end])
+    del buffer[:end]
+    return data
+
+
+def _http(status: str, body: bytes) -> bytes:
+    return b"HTTP/1.1 %b\r\nX-Consul-Index: 7\r\nContent-Length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
+
+
+_STATUS = ("403 Forbidden", "404 Not Found", "409 Conflict", "429 Too Many Requests", "500 Internal Server Error")
+_BODIES = {
+    "object": b"{}",
+    "list": b"[]",
+    "nothing": b"null",
+    "objects": b"[{}]",
+    "lists": b'{"Results":[[]],"Errors":[[]]}',
+    "page": b"<html>",
+}
+CONSUL = (
+    *(Fault(f"refused-{each.split()[0]}", asked=False, answer=_http(each, b"no")) for each in _STATUS),
+    *wrong({name: _http("200 OK", body) for name, body in _BODIES.items()}),
+    Fault("garbage", answer=b"\x15\x03\x01\x00\x02\x02F\r\n\r\n"),
+    *BREAKS,
+)
+"""The faults of one Consul agent."""
