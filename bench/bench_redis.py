@@ -215,7 +215,8 @@ def distinct() -> Iterator[Sides]:
 
         async def bare(name: str) -> None:
             take, release = packed[name]
-            assert await wire.call(release(await wire.call(take))) == 1
+            token = await wire.call(take, backend.scripts.take.fits)
+            assert await wire.call(release(token), backend.scripts.release.fits) == 1
 
         def side(section: Section) -> Callable[[], None]:
             async def task(name: str) -> None:

@@ -33,18 +33,20 @@ class Mint:
 
     def take(self, name: str, ttl: float = 60.0) -> int:
         """Take a free lock; its token."""
-        return int(_granted(self._wire.call(self._taking(name, ttl))))
+        return int(_granted(self._wire.call(self._taking(name, ttl), self._scripts.take.fits)))
 
     def release(self, name: str, token: int) -> bool:
         lock, queue, _, counter = self._layout.keys(name)[:4]
         own = f"{self.holder}:{token}"
-        return bool(self._wire.call(pack(("EVALSHA", self._scripts.release.sha, 3, lock, queue, counter, own))))
+        request = pack(("EVALSHA", self._scripts.release.sha, 3, lock, queue, counter, own))
+        return bool(self._wire.call(request, self._scripts.release.fits))
 
     def fill(self, names: Iterable[str], ttl: float) -> int:
         """Take many free locks, many at a time; how many."""
         count = 0
         for batch in _batches(names, 500):
-            for reply in self._wire.calls([self._taking(name, ttl) for name in batch]):
+            requests = [self._taking(name, ttl) for name in batch]
+            for reply in self._wire.calls(requests, [self._scripts.take.fits] * len(requests)):
                 count += int(_granted(reply)) > 0
         return count
 

@@ -129,10 +129,13 @@ class Proxy:
                 except OSError:
                     near.close()
                     continue
-                pair = _Pair(near, far, self._gates)
+                pair = self._pair(near, far)
                 self._pairs.append(pair)
                 for up in (True, False):
                     threading.Thread(target=self._carry, args=(pair, up), daemon=True).start()
+
+    def _pair(self, near: socket.socket, far: socket.socket) -> _Pair:
+        return _Pair(near, far, self._gates)
 
     def _carry(self, pair: _Pair, up: bool) -> None:
         source, sink = (pair.near, pair.far) if up else (pair.far, pair.near)
@@ -152,6 +155,10 @@ class Proxy:
                     self._held.append(data)
                     gate.wait()
                 sink.sendall(data)
+        self._over(pair, up)
+
+    def _over(self, pair: _Pair, up: bool) -> None:
+        """One direction is over: so is the other one."""
         pair.shut()
         pair.ends.append(up)
         if len(pair.ends) == 2:  # nobody reads or writes any more

@@ -148,12 +148,10 @@ class Consul(Polling):
         answers = []
         for start in range(0, len(helds), BATCH):
             checks = [
-                {"KV": {"Verb": "check-session", "Key": self._key(held.name), "Session": held.session.id}}
+                {"Verb": "check-session", "Key": self._key(held.name), "Session": held.session.id}
                 for held in helds[start : start + BATCH]
             ]
-            answer = await self._http.one("PUT", "txn", checks, **query)
-            errors = answer.part(dict).get("Errors") or ()
-            gone = {error["OpIndex"] for error in errors}
+            gone = (await self._http.transact(*checks, **query)).failed
             answers += [place not in gone for place in range(len(checks))]
         return answers
 
@@ -193,7 +191,7 @@ class Consul(Polling):
         """The holds, each with the index at which its key was locked."""
         if name is None:
             listed = await self._http.one("GET", f"kv/{self._root + '/' if self._root else ''}", keys="")
-            found = filter(None, map(self._name, listed.part(list) if listed.status == 200 else ()))
+            found = filter(None, map(self._name, listed.parts(str) if listed.there else ()))
             wanted = sorted(each for each in found if each.startswith(prefix))
         else:
             wanted = [name]
@@ -204,7 +202,7 @@ class Consul(Polling):
         answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys))
         locks = zip(wanted, answers[: len(wanted)], answers[len(wanted) :], strict=True)
         return [
-            self._hold(each, _pairs(lock)[0], self._base(each, _pairs(base)))
+            self._hold(each, lock.pairs()[0], self._base(each, base.pairs()))
             for each, lock, base in locks
             if _session(lock)
         ]
@@ -230,12 +228,12 @@ class Consul(Polling):
         key, raised = self._key(name, _BASE), False
         while not raised:
             answer = await self._http.one("GET", f"kv/{key}", consistent="")
-            base = self._base(name, _pairs(answer))
+            base = self._base(name, answer.pairs())
             # The index of an answer is not the last one there is; what it is short of, the tokens rise more.
             if (value := base.raised(above, answer.at)) is None:
                 return
             write = {"Verb": "cas", "Key": key, "Value": base64.b64encode(value).decode(), "Index": base.since}
-            raised = (await self._http.one("PUT", "txn", [{"KV": write}])).status == 200
+            raised = not (await self._http.transact(write)).failed
 
     async def doctor(self) -> list[Finding]:
         findings = await examine(self._http, self.promises.min_ttl, self._lock_delay)
@@ -277,17 +275,16 @@ class Consul(Polling):
             session = await self._sessions.borrow(ttl)
             held = self._held[holder] = _Held(name, session)
             try:
-                answer = await self._http.one("PUT", "txn", [{"KV": {**lock, "Session": session.id}}, {"KV": base}])
+                made = await self._http.transact({**lock, "Session": session.id}, base)
             except BackendError as error:
                 if not error.ambiguous:
                     del self._held[holder]
                     self._sessions.give_back(session)
                 raise
-            if answer.status == 200:
+            if made.pairs:
                 try:
-                    held.index = answer.part(int, "Results", 0, "KV", "ModifyIndex")
-                    bases = [result["KV"] for result in answer.json["Results"][1:]]
-                    held.token = self._base(name, bases).token(held.index)
+                    held.index = made.pairs[0]["ModifyIndex"]
+                    held.token = self._base(name, made.pairs[1:]).token(held.index)
                 except BackendError as error:
                     error.ambiguous = True  # the key is locked, and has to be left
                     raise
@@ -295,7 +292,7 @@ class Consul(Polling):
                 self._watch.start()
                 return Grant(held.token, ttl, session.renewed)
             del self._held[holder]
-            if b"invalid session" not in answer.body:
+            if b"invalid session" not in made.why:
                 self._sessions.give_back(session)
                 return None
 
@@ -316,8 +313,7 @@ class Consul(Polling):
         key = self._key(name)
         # The check is for a key that is gone already, which a delete-cas alone calls a success.
         checks = {"Verb": "check-index", "Key": key, "Index": index}
-        answer = await self._http.one("PUT", "txn", [{"KV": checks}, {"KV": {"Verb": "delete", "Key": key}}])
-        return answer.status == 200
+        return not (await self._http.transact(checks, {"Verb": "delete", "Key": key})).failed
 
     async def _look(self, name: str, index: int, wait: float) -> Answer:
         """The key; with an ``index``, once it is no longer as it was then, or ``wait`` seconds have passed."""
@@ -342,14 +338,9 @@ class Consul(Polling):
         return Status(name, holder, base.token(index), ttl if left is None else left, ()), index
 
 
-def _pairs(answer: Answer) -> list[dict[str, Any]]:
-    """The keys that Consul told of; none if it has none."""
-    return answer.part(list) if answer.status == 200 and answer.part(dict, 0) else []
-
-
 def _session(answer: Answer) -> str:
     """The session that has a key locked; empty if none has."""
-    return str(answer.part(dict, 0).get("Session", "")) if answer.status == 200 else ""
+    return next((pair.get("Session") or "" for pair in answer.pairs()), "")
 
 
 def _owner(pair: dict[str, Any]) -> tuple[str, float]:

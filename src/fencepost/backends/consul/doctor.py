@@ -6,7 +6,7 @@ from fencepost.backends.consul.http import Http
 
 async def examine(http: Http, min_ttl: float, lock_delay: float) -> list[Finding]:
     """Ask the agent what it is, and who its servers are."""
-    agent = (await http.one("GET", "agent/self")).json
+    agent = (await http.one("GET", "agent/self")).part(dict)
     config = agent.get("Config", {})
     role = "server" if config.get("Server") else "client"
     findings = [
@@ -15,7 +15,7 @@ async def examine(http: Http, min_ttl: float, lock_delay: float) -> list[Finding
             f"Consul {config.get('Version')}, {role} agent {config.get('NodeName')} in {config.get('Datacenter')}",
             "sessions belong to this node: if it is deregistered, its holders lose their locks at once",
         ),
-        _servers(len((await http.one("GET", "status/peers")).json)),
+        _servers(len((await http.one("GET", "status/peers")).part(list))),
     ]
     if agent.get("DebugConfig", {}).get("LeaveOnTerm"):
         findings.append(

@@ -5,6 +5,7 @@ once and reads the two headers that matter.
 """
 
 import asyncio
+import binascii
 import contextlib
 import json
 import select
@@ -42,8 +43,7 @@ class Answer(NamedTuple):
         try:
             return json.loads(self.body)
         except ValueError:  # such as the page of a proxy in between
-            said = f"this is no Consul's answer: {self.body[:80]!r}"
-            raise BackendError(said, backend="consul", ambiguous=True) from None
+            raise self.astray() from None
 
     def part(self, kind: type[T], *path: str | int) -> T:
         """What lies at a path in the JSON; BackendError if it is not there, or of another kind."""
@@ -54,9 +54,55 @@ class Answer(NamedTuple):
         except (KeyError, IndexError, TypeError):
             found = None
         if not isinstance(found, kind):
-            said = f"this is no Consul's answer: {self.body[:80]!r}"
-            raise BackendError(said, backend="consul", ambiguous=True)
+            raise self.astray()
         return found
+
+    def parts(self, kind: type[T], *path: str | int) -> list[T]:
+        """The same for a list of such."""
+        found = self.part(list, *path)
+        if not all(isinstance(each, kind) for each in found):
+            raise self.astray()
+        return found
+
+    @property
+    def there(self) -> bool:
+        """Whether Consul has what was asked for."""
+        if self.status not in (200, 404):
+            raise self.astray()
+        return self.status == 200
+
+    def pairs(self) -> list[dict[str, Any]]:
+        """The keys that were asked for; none if there are none."""
+        return self.checked(self.parts(dict)) if self.there else []
+
+    def checked(self, pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Keys of which everything is there that each has."""
+        if not pairs or not all(map(_whole, pairs)):
+            raise self.astray()
+        return pairs
+
+    def astray(self) -> BackendError:
+        """What to raise where this is no answer to what was asked."""
+        return BackendError(f"this is no Consul's answer: {self.body[:80]!r}", backend="consul", ambiguous=True)
+
+
+class Outcome(NamedTuple):
+    """What became of a transaction."""
+
+    pairs: list[dict[str, Any]]
+    """The keys that its operations tell of, the first one's first; none if it was not carried out."""
+    failed: frozenset[int]
+    """The numbers of the operations that kept it from being carried out."""
+    why: bytes
+
+
+def _whole(pair: dict[str, Any]) -> bool:
+    key, index, value, session = (pair.get(part) for part in ("Key", "ModifyIndex", "Value", "Session"))
+    try:
+        binascii.a2b_base64(value or "")
+    except (ValueError, TypeError):
+        return False
+    return isinstance(key, str) and type(index) is int and isinstance(session, str | None)
 
 
 def _header(head: bytes, name: bytes) -> bytes:
@@ -97,8 +143,14 @@ class _Link:
     async def exchange(self, requests: bytes, count: int, timeout: float) -> list[Answer]:
         self._sock.settimeout(max(timeout, 0.001))
         self._sock.sendall(requests)
+        return await self._answers(count)
+
+    async def _answers(self, count: int) -> list[Answer]:
         buffer = bytearray()
-        return [await self._answer(buffer) for _ in range(count)]
+        answers = [await self._answer(buffer) for _ in range(count)]
+        if buffer:
+            raise ValueError("the server sent an answer to no request")
+        return answers
 
     async def _read(self) -> bytes:
         return interruptible(self._sock.recv, _CHUNK)
@@ -152,32 +204,47 @@ class _Link:
         sever(self._sock)
 
 
+class _Reader(asyncio.StreamReader):
+    """Knows how much has come and was not read."""
+
+    unread = 0
+
+    def feed_data(self, data: bytes) -> None:
+        self.unread += len(data)
+        super().feed_data(data)
+
+
 class _TaskLink(_Link):
     """One connection of asyncio code."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._loop = asyncio.get_running_loop()
 
     @classmethod
     async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> "_TaskLink":
+        loop = asyncio.get_running_loop()
+        reader = _Reader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         async with asyncio.timeout(timeout):
-            return cls(*await asyncio.open_connection(host, port, ssl=tls))
+            transport, _ = await loop.create_connection(lambda: protocol, host, port, ssl=tls)
+        return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     def fresh(self) -> bool:
         return self._loop is asyncio.get_running_loop() and not (
-            self._reader.at_eof() or self._writer.transport.is_closing()
+            self._reader.unread or self._reader.at_eof() or self._writer.transport.is_closing()
         )
 
     async def exchange(self, requests: bytes, count: int, timeout: float) -> list[Answer]:
         async with asyncio.timeout(timeout):
             self._writer.write(requests)
             await self._writer.drain()
-            buffer = bytearray()
-            return [await self._answer(buffer) for _ in range(count)]
+            return await self._answers(count)
 
     async def _read(self) -> bytes:
-        return await self._reader.read(_CHUNK)
+        data = await self._reader.read(_CHUNK)
+        self._reader.unread -= len(data)
+        return data
 
     def hang_up(self) -> None:
         self._loop.call_soon_threadsafe(self.close)
@@ -251,6 +318,19 @@ class Http:
 
     async def one(self, method: str, path: str, body: Any = None, **query: object) -> Answer:
         return (await self.ask(self.request(method, path, body, **query)))[0]
+
+    async def transact(self, *operations: dict[str, Any], **query: object) -> Outcome:
+        """Carry out all of these operations on keys, or none."""
+        answer = await self.one("PUT", "txn", [{"KV": each} for each in operations], **query)
+        if answer.status != 200:
+            errors = answer.parts(dict, "Errors")
+            if not errors or not all(type(each.get("OpIndex")) is int for each in errors):
+                raise answer.astray()
+            return Outcome([], frozenset(each["OpIndex"] for each in errors), answer.body)
+        pairs = [result.get("KV") or {} for result in answer.parts(dict, "Results")]
+        if answer.checked(pairs)[0]["Key"] != operations[0]["Key"]:
+            raise answer.astray()
+        return Outcome(pairs, frozenset(), b"")
 
     async def look(self, path: str, index: int, wait: float) -> Answer:
         """What is there; with an ``index``, once that has changed since then, or ``wait`` seconds have passed."""

@@ -90,18 +90,23 @@ class Sessions:
             *(self._http.request("PUT", f"session/renew/{session.id}") for session in sessions)
         )
         for session, answer in zip(sessions, answers, strict=True):
-            if answer.status == 200:
+            if answer.there:
+                if answer.part(str, 0, "ID") != session.id:
+                    raise answer.astray()
                 session.renewed = begun
-        return [answer.status == 200 for answer in answers]
+        return [answer.there for answer in answers]
 
     async def alive(self, session: Session) -> bool:
         """Whether Consul still has it, as the leader knows."""
-        return bool((await self._http.one("GET", f"session/info/{session.id}", consistent="")).json)
+        return bool((await self._http.one("GET", f"session/info/{session.id}", consistent="")).parts(dict))
 
     async def destroy(self, *sessions: Session) -> None:
         """End them, and with them whatever they hold or may still come to hold."""
         if sessions:
-            await self._http.ask(*(self._http.request("PUT", f"session/destroy/{each.id}") for each in sessions))
+            requests = (self._http.request("PUT", f"session/destroy/{each.id}") for each in sessions)
+            for answer in await self._http.ask(*requests):
+                if answer.body.strip() != b"true":
+                    raise answer.astray()
 
     async def close(self) -> None:
         idle, self._idle = self._idle, {}

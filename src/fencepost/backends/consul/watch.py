@@ -60,7 +60,7 @@ class Watch:
                 followed, index = session, 0
             try:
                 answer = await self._http.look(f"session/info/{session.id}", index, LONGEST_WAIT)
-                if answer.json:
+                if answer.parts(dict):
                     first, index = not index, answer.at
                     pauses.reset()
                     if first:

@@ -124,7 +124,7 @@ class Redis(Backend):
                     asked = (holder, kept(ttl), most, entry, KEEP, limit, 0)
                     reply = await self._calls.run(self.scripts.share, keys[:4], *asked, wire=wire)
                 else:
-                    reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry))
+                    reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry), self.scripts.take.fits)
                 if reply.__class__ is ReplyError:
                     args = (holder, kept(ttl), most, entry, KEEP)
                     reply = await self._calls.again(reply, self.scripts.take, keys[:4], args)
@@ -242,7 +242,8 @@ class Redis(Backend):
         for node, batch in by_node.items():
             try:
                 wire = await node.ready()
-                replies = await wire.calls([self._requests.renew(keys, hold) for _, keys, hold in batch])
+                requests = [self._requests.renew(keys, hold) for _, keys, hold in batch]
+                replies = await wire.calls(requests, [self.scripts.renew.fits] * len(batch))
             except BackendError as error:
                 failure = error
                 continue
@@ -272,7 +273,7 @@ class Redis(Backend):
             return await self._hand_over(name, keys, node, wire, own)
         request = self._requests.release(keys, own)
         try:
-            reply = await wire.call(request)
+            reply = await wire.call(request, self.scripts.release.fits)
             if reply.__class__ is ReplyError:
                 used = keys.lock, keys.queue, keys.counter
                 reply = await self._calls.again(reply, self.scripts.release, used, (own,))
@@ -288,7 +289,7 @@ class Redis(Backend):
         sent = self.driver.now()
         request = self._requests.release(keys, own, node.channel)
         try:
-            reply = await wire.call(request)
+            reply = await wire.call(request, self.scripts.release.fits)
             if reply.__class__ is ReplyError:
                 used = keys.lock, keys.queue, keys.counter
                 reply = await self._calls.again(reply, self.scripts.release, used, (own, node.channel))
@@ -306,7 +307,7 @@ class Redis(Backend):
     async def _once_more(self, node: Node, request: bytes) -> bool:
         """Whether a second attempt to release was the one that did."""
         try:
-            reply = await (await node.ready()).call(request)
+            reply = await (await node.ready()).call(request, self.scripts.release.fits)
         except BackendError:
             return False  # the first error says more: it may have happened
         return reply == 1 or isinstance(reply, list)

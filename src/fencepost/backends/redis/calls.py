@@ -5,6 +5,7 @@ from typing import Any
 
 from hiredis import ReplyError
 
+from fencepost.backends.redis import answers
 from fencepost.backends.redis.connection import ELSEWHERE, LATER, Dial, cause, pack, refusal
 from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.pool import Pool
@@ -32,7 +33,7 @@ class Calls:
     async def run(self, script: Script, keys: Sequence[str], *args: Any, wire: Pool | Stream | None = None) -> Any:
         """A script's answer, over ``wire`` if that is to be the first to be asked; BackendError if it has none."""
         request = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
-        reply = await (wire or await self.wire(keys[0])).call(request)
+        reply = await (wire or await self.wire(keys[0])).call(request, script.fits)
         return await self.again(reply, script, keys, args) if reply.__class__ is ReplyError else reply
 
     async def again(self, reply: Any, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -58,28 +59,29 @@ class Calls:
                 node = await self.nodes.at(keys[0])
             wire = await node.ready()
             if once:
-                asked, reply = await wire.calls([pack(("ASKING",)), request])
+                asked, reply = await wire.calls([pack(("ASKING",)), request], [answers.ok, script.fits])
                 if asked.__class__ is ReplyError and reply.__class__ is ReplyError:
                     raise refusal(asked, self._dial.scheme)  # or the two servers send us back and forth
             else:
-                reply = await wire.call(request)
+                reply = await wire.call(request, script.fits)
         return reply
 
     async def confirm(self, key: str, script: Script, args: Sequence[Any], replicas: int) -> None:
         """Return once so many replicas have what a script wrote; BackendError if not in time, or if it answers no 1."""
         ms = int(self._dial.timeout * 500)
         requests = [pack(("EVALSHA", script.sha, 1, key, *args)), pack(("WAIT", replicas, ms))]
-        done, have = await (await self.wire(key)).calls(requests)
+        fits = [script.fits, answers.number]
+        done, have = await (await self.wire(key)).calls(requests, fits)
         if done.__class__ is ReplyError:
             # The server forgot the script, or has not this key. WAIT covers what its own connection wrote: once more.
             await self.again(done, script, (key,), args)
-            done, have = await (await self.wire(key)).calls(requests)
+            done, have = await (await self.wire(key)).calls(requests, fits)
         if done.__class__ is ReplyError:
             raise refusal(done, self._dial.scheme)
         why = ""
         if done != 1:
             why = "the grant was gone before the replicas had it"
-        elif not isinstance(have, int) or have < replicas:
+        elif have.__class__ is ReplyError or have < replicas:
             why = f"the grant reached {have} of {replicas} replicas within {ms} ms"
         if why:
             raise BackendError(

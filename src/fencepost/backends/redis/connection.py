@@ -10,6 +10,8 @@ from typing import Any, NoReturn, cast
 
 from hiredis import ProtocolError, ReplyError, pack_command
 
+from fencepost.backends.redis import answers
+from fencepost.backends.redis.answers import Fits
 from fencepost.backends.sockets import connect
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
@@ -57,6 +59,10 @@ class Dial:
         if self.db:
             commands.append(pack(("SELECT", self.db)))
         return [*commands, *self.opening]
+
+    def greets(self) -> list[Fits]:
+        """What is answered to the greeting."""
+        return [answers.table, *([answers.ok] if self.db else ()), *([answers.text] * len(self.opening))]
 
     def welcomed(self, place: Place, replies: Sequence[Any]) -> None:
         """Check the answers to the greeting. Scripts that cannot be loaded now are sent when they are needed."""
@@ -121,6 +127,16 @@ def refusal(reply: Any, scheme: str) -> BackendError:
 def garbled(error: ProtocolError) -> OSError:
     """A connection that brings what no Redis says is of no more use than one that broke."""
     return ConnectionAbortedError(f"{error}; either this is no Redis, or it speaks TLS, as rediss:// does")
+
+
+def fitting(reply: Any, fits: Fits) -> bool:
+    """Whether a reply can be the answer to a request; every request can be refused."""
+    return reply.__class__ is ReplyError or fits(reply)
+
+
+def astray() -> OSError:
+    """From such a reply on nobody can tell which one belongs to which request."""
+    return ConnectionAbortedError("the server sent a reply that answers no request")
 
 
 def spell(place: Place) -> str:

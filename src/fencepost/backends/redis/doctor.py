@@ -5,6 +5,7 @@ from typing import Any
 from hiredis import ReplyError
 
 from fencepost.backend import Finding
+from fencepost.backends.redis import answers
 from fencepost.backends.redis.address import Options
 from fencepost.backends.redis.connection import pack, spell
 from fencepost.backends.redis.pool import Pool
@@ -24,7 +25,7 @@ _CONFIG = (
 async def examine(wire: Pool | Stream, options: Options) -> list[Finding]:
     """Read a server's settings and say what each means for locks."""
     requests = [pack(("INFO",)), *(pack(("CONFIG", "GET", key)) for key in _CONFIG)]
-    reply, *settings = await wire.calls(requests)
+    reply, *settings = await wire.calls(requests, [answers.text, *([answers.table] * len(_CONFIG))])
     if isinstance(reply, ReplyError):
         return [Finding("warn", f"INFO: {reply}", "this user may not look; ask somebody who may")]
     info = dict(line.split(":", 1) for line in _text(reply).splitlines() if ":" in line)

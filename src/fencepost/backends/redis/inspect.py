@@ -6,6 +6,7 @@ from typing import Any
 from hiredis import ReplyError
 
 from fencepost.backend import Status
+from fencepost.backends.redis.answers import scanned
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.connection import pack, refusal
 from fencepost.backends.redis.pool import Pool
@@ -72,7 +73,7 @@ async def held(wire: Pool | Stream, layout: Layout, prefix: str, scheme: str) ->
     names: list[str] = []
     cursor = b"0"
     while True:
-        reply = await wire.call(pack(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "string")))
+        reply = await wire.call(pack(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "string")), scanned)
         if reply.__class__ is ReplyError:
             raise refusal(reply, scheme)
         cursor, keys = reply

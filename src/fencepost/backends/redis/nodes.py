@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from hiredis import ReplyError
+from hiredis import PushNotification, ReplyError
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, limit, pack
+from fencepost.backends.redis.answers import pong, subscribed
+from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, astray, limit, pack
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import run
@@ -120,7 +121,7 @@ class TaskNode(Node):
             # Those who wait are cancelled too: what they clean up goes first.
             await asyncio.sleep(0.05)
             try:
-                await stream.call(pack(("PING",)))
+                await stream.call(pack(("PING",)), pong)
             except BackendError:
                 pass
             stream.close()
@@ -266,11 +267,22 @@ class Ear:
 
     def _listen(self, wire: Socket) -> None:
         node = self._node
+        wire.post(pack(("SUBSCRIBE", node.channel)))
+        answer = wire.read()
+        if answer.__class__ is ReplyError:
+            self.failure = node.dial.error(wire.place, answer, ambiguous=False)
+            self.refused = not str(answer).startswith(LATER)
+            return
+        if not subscribed(answer):
+            raise astray()
+        node.lost(node)  # from now on nothing is missed; what was before has to be asked for
+        self.refused = False
+        self.up.set()
+        self.settled.set()
         if node.dial.tls is None:
             limit(wire.raw, _LISTEN)
         else:
             wire.raw.settimeout(_LISTEN)
-        wire.post(pack(("SUBSCRIBE", node.channel)))
         asked = False
         while not self._closed:
             try:
@@ -281,18 +293,11 @@ class Ear:
                 asked = True
                 wire.post(pack(("PING",)))
                 continue
-            asked = False
-            if push.__class__ is ReplyError:
-                self.failure = node.dial.error(wire.place, push, ambiguous=False)
-                self.refused = not str(push).startswith(LATER)
-                return
-            if isinstance(push, list) and push[0] == b"subscribe":
-                node.lost(node)  # from now on nothing is missed; what was before has to be asked for
-                self.refused = False
-                self.up.set()
-                self.settled.set()
-            elif isinstance(push, list):
+            if push.__class__ is PushNotification:
                 node.hear(node, push)
+            elif not (asked and pong(push)):
+                raise astray()
+            asked = False
 
     def close(self) -> None:
         self._closed = True

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from hiredis import ProtocolError, Reader, ReplyError
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, garbled
+from fencepost.backends.redis.answers import Fits
+from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, astray, fitting, garbled
 from fencepost.driver import interrupts
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import deadline, patience
@@ -25,7 +26,7 @@ _IDLE = 0.02  # seconds after which to look whether the server is still there be
 class Socket:
     """One blocking connection, for one thread at a time."""
 
-    __slots__ = ("_feed", "_gets", "_limit", "_recv", "_send", "_timeout", "place", "raw", "used")
+    __slots__ = ("_feed", "_gets", "_limit", "_more", "_recv", "_send", "_timeout", "place", "raw", "used")
 
     def __init__(self, dial: Dial, place: Place) -> None:
         try:
@@ -36,20 +37,21 @@ class Socket:
         reader = Reader(notEnoughData=NOTHING)
         self._feed = reader.feed
         self._gets = reader.gets
+        self._more = reader.has_data
         self._recv = self.raw.recv
         self._timeout = dial.timeout
         self._limit = dial.timeout if dial.tls is None else 0.0  # with TLS, Python keeps the time itself
         self._send = self.raw.sendall
         try:
-            dial.welcomed(place, self.calls(dial.greeting()))
+            dial.welcomed(place, self.calls(dial.greeting(), dial.greets()))
         except BaseException as error:
             self.raw.close()
             if isinstance(error, OSError):
                 dial.fail(place, f"no answer: {error}", ambiguous=False)
             raise
 
-    def call(self, request: bytes) -> Any:
-        """One round trip; OSError if the connection broke: what was asked may have happened."""
+    def call(self, request: bytes, fits: Fits) -> Any:
+        """One round trip; OSError if the connection broke, or what came fits no answer: it may have happened."""
         self._send(request)
         while True:
             data = self._receive()
@@ -61,6 +63,8 @@ class Socket:
             except ProtocolError as error:
                 raise garbled(error) from error
             if reply is not NOTHING:
+                if not fitting(reply, fits) or self._more():
+                    raise astray()
                 self.used = monotonic()
                 return reply
 
@@ -76,10 +80,21 @@ class Socket:
             self.raw.settimeout(max(patience(self._timeout), 0.001))
         return interruptible(self._recv, 4096)
 
-    def calls(self, requests: Sequence[bytes]) -> list[Any]:
+    def calls(self, requests: Sequence[bytes], fits: Sequence[Fits]) -> list[Any]:
         """Several requests in one write."""
         self._send(b"".join(requests))
-        replies = [self.read() for _ in requests]
+        return self.replies(fits)
+
+    def replies(self, fits: Sequence[Fits]) -> list[Any]:
+        """The replies to requests that were posted, and nothing else."""
+        replies = []
+        for each in fits:
+            reply = self.read()
+            if not fitting(reply, each):
+                raise astray()
+            replies.append(reply)
+        if self._more():
+            raise astray()
         self.used = monotonic()
         return replies
 
@@ -135,19 +150,19 @@ class Pool:
         self._queued = 0
         self._ended = False
 
-    async def call(self, request: bytes) -> Any:
+    async def call(self, request: bytes, fits: Fits) -> Any:
         wire = self.spare() or await self.open()
         try:
-            reply = wire.call(request)
+            reply = wire.call(request, fits)
         except BaseException as error:
             self.broken(wire, error)
         self.back(wire)
         return reply
 
-    async def calls(self, requests: Sequence[bytes]) -> list[Any]:
+    async def calls(self, requests: Sequence[bytes], fits: Sequence[Fits]) -> list[Any]:
         wire = self.spare() or await self.open()
         try:
-            replies = wire.calls(requests)
+            replies = wire.calls(requests, fits)
         except BaseException as error:
             self.broken(wire, error)
         self.back(wire)

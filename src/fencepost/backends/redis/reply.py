@@ -23,8 +23,10 @@ class Reply:
     _error: BaseException | None = None
     _value: Any = None
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, fits: Callable[[Any], bool] = lambda value: True) -> None:
         self._loop = loop
+        self.fits = fits
+        """Whether a value can be brought to it."""
 
     # What the protocol calls
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fencepost.backend import Hold
 from fencepost.backends import margin
+from fencepost.backends.redis.answers import SCRIPTS, Fits, number
 from fencepost.backends.redis.connection import pack
 from fencepost.errors import ConfigError
 
@@ -30,6 +31,8 @@ class Script(NamedTuple):
     name: str
     text: str
     sha: str
+    fits: Fits
+    """What its answer looks like."""
 
     def head(self, keys: int, args: int) -> str:
         """How a request for it begins, up to its keys."""
@@ -55,7 +58,7 @@ def build(name: str, variants: Mapping[str, str], source: str | None = None) -> 
     """The script in a file of that name, or ``source``, with the parts it needs put in where it says so.
 
     Parts are inlined late so that the fast path parses as little Lua as possible; ``variants`` says which file has a
-    part.
+    part. A ``source`` is a script that answers a number.
     """
     folder = files("fencepost.backends.redis") / "lua"
 
@@ -66,7 +69,8 @@ def build(name: str, variants: Mapping[str, str], source: str | None = None) -> 
         return "".join(part(variants.get(need, need)) for need in needs[1].split(", "))
 
     text = _NEEDS.sub(parts, source or part(name))
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    fits = SCRIPTS[name] if source is None else number
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), fits)
 
 
 @functools.cache

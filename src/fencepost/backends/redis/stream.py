@@ -12,7 +12,8 @@ from typing import Any, cast
 from hiredis import ProtocolError, PushNotification, Reader, ReplyError
 
 from fencepost.backends.fork import sever
-from fencepost.backends.redis.connection import NOTHING, Dial, Place, garbled, keep_alive, pack
+from fencepost.backends.redis.answers import Fits, subscribed
+from fencepost.backends.redis.connection import NOTHING, Dial, Place, astray, fitting, garbled, keep_alive, pack
 from fencepost.backends.redis.reply import Reply
 
 
@@ -20,7 +21,7 @@ class Subscription(Reply):
     """The answer to SUBSCRIBE: a message if the server complies, a reply if it refuses."""
 
     def __init__(self, stream: "Stream") -> None:
-        super().__init__(stream.loop)
+        super().__init__(stream.loop, subscribed)
         self._stream = stream
 
     def bring(self, value: Any) -> None:
@@ -69,7 +70,7 @@ class Stream(asyncio.Protocol):
                 else:
                     name = host if dial.tls else None
                     await loop.create_connection(lambda: stream, host, port, ssl=dial.tls, server_hostname=name)
-                dial.welcomed(place, await stream.calls(dial.greeting()))
+                dial.welcomed(place, await stream.calls(dial.greeting(), dial.greets()))
         except BaseException as error:
             stream.close()
             await stream.gone()
@@ -94,17 +95,12 @@ class Stream(asyncio.Protocol):
         gets, popleft = self._gets, self._pending.popleft
         try:
             while (reply := gets()) is not NOTHING:
-                if reply.__class__ is PushNotification:
-                    if reply[0] != b"subscribe":
-                        self._hear(reply)
-                        continue
-                    if not self._pending or not isinstance(self._pending[0], Subscription):
-                        return self._give_up(_astray())
-                try:
-                    waiting = popleft()
-                except IndexError:
-                    return self._give_up(_astray())
-                waiting.bring(reply)
+                if reply.__class__ is PushNotification and not subscribed(reply):
+                    self._hear(reply)
+                    continue
+                if not self._pending or not fitting(reply, self._pending[0].fits):
+                    return self._give_up(astray())
+                popleft().bring(reply)
         except ProtocolError as error:
             self._give_up(garbled(error))
 
@@ -121,20 +117,23 @@ class Stream(asyncio.Protocol):
 
     # Requests
 
-    def call(self, request: bytes, reply: Reply | None = None) -> Reply:
-        """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop."""
+    def call(self, request: bytes, fits: Fits, reply: Reply | None = None) -> Reply:
+        """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop.
+
+        A reply that does not fit ends the connection.
+        """
         if not self.open:
             self._dial.fail(self.place, "the connection was closed", ambiguous=False)
         if reply is None:
-            reply = Reply(self.loop)
+            reply = Reply(self.loop, fits)
         self._post(request)
         self._pending.append(reply)
         if self._watch is None:
             self._watch = self.loop.call_later(self._dial.timeout / 2, self._check)
         return reply
 
-    async def calls(self, requests: Sequence[bytes]) -> list[Any]:
-        replies = list(map(self.call, requests))
+    async def calls(self, requests: Sequence[bytes], fits: Sequence[Fits]) -> list[Any]:
+        replies = list(map(self.call, requests, fits))
         return [await reply for reply in replies]
 
     def _post(self, request: bytes) -> None:
@@ -159,7 +158,7 @@ class Stream(asyncio.Protocol):
     def subscribe(self, channel: str) -> Reply:
         """Subscribe; the answer is a ReplyError if the server refuses that."""
         self.listening = channel
-        return self.call(pack(("SUBSCRIBE", channel)), Subscription(self))
+        return self.call(pack(("SUBSCRIBE", channel)), subscribed, Subscription(self))
 
     def subscribed(self, answer: Any) -> None:
         if answer.__class__ is ReplyError:
@@ -198,11 +197,6 @@ class Stream(asyncio.Protocol):
     def forked(self) -> None:
         self._lost = _ignore
         sever(self.transport.get_extra_info("socket"))
-
-
-def _astray() -> OSError:
-    # From here on nobody can tell which reply belongs to which request.
-    return ConnectionAbortedError("the server sent a reply that answers no request")
 
 
 def _ignore(stream: Stream) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from hiredis import ReplyError
 
+from fencepost.backends.redis import answers
+from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import Dial, Locate, Place, pack, refusal, spell
 from fencepost.backends.redis.nodes import Hear, Lost, Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Socket
@@ -17,18 +19,18 @@ from fencepost.errors import BackendError, ConfigError
 _FORGET = 0.5  # seconds within which nothing is looked for again
 
 
-async def ask(driver: Driver, dial: Dial, place: Place, requests: Sequence[bytes]) -> list[Any]:
-    """Send requests over a connection of their own."""
+async def ask(driver: Driver, dial: Dial, place: Place, request: bytes, fits: Fits) -> Any:
+    """Send a request over a connection of its own."""
     if not driver.blocking:
         stream = await Stream.connect(dial, place, lambda push: None, lambda stream: None)
         try:
-            return await stream.calls(requests)
+            return await stream.call(request, fits)
         finally:
             stream.close()
             await stream.gone()
     wire = Socket(dial, place)
     try:
-        return wire.calls(requests)
+        return wire.call(request, fits)
     except OSError as error:
         raise dial.error(place, error, ambiguous=False) from error
     finally:
@@ -167,7 +169,7 @@ class Masters(Single):
         # A node that hangs takes its time: those that failed last are asked last.
         for place in sorted(places, key=self._failed_at):
             try:
-                (reply,) = await ask(self._driver, self._dial, place, [pack(("CLUSTER", "SLOTS"))])
+                reply = await ask(self._driver, self._dial, place, pack(("CLUSTER", "SLOTS")), answers.slots)
             except BackendError as error:
                 failure = error
                 continue
@@ -220,15 +222,15 @@ def sentinel(driver: Driver, dial: Dial, seeds: Sequence[Place], service: str) -
         for place in seeds:
             try:
                 try:
-                    (reply,) = await ask(driver, plain, place, [request])
+                    reply = await ask(driver, plain, place, request, answers.address)
                 except BackendError as error:
                     if dial.password is None or "NOAUTH" not in str(error):
                         raise
-                    (reply,) = await ask(driver, guarded, place, [request])
+                    reply = await ask(driver, guarded, place, request, answers.address)
                 if reply is None or isinstance(reply, ReplyError):
                     raise dial.error(place, reply or f"this sentinel knows no {service!r}", ambiguous=False)
                 master = (reply[0].decode(), int(reply[1]))
-                (role,) = await ask(driver, dial, master, [pack(("ROLE",))])
+                role = await ask(driver, dial, master, pack(("ROLE",)), answers.role)
                 if isinstance(role, ReplyError):
                     raise dial.error(master, f"it does not tell its role: {role}", ambiguous=False)
                 if role[0] != b"master":

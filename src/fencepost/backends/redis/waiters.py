@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from fencepost.backends.redis.answers import texts
 from fencepost.backends.redis.connection import Denied
 from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.pool import Pool
@@ -141,7 +142,7 @@ class Lines:
 
     def hear(self, node: Node, push: list[Any]) -> None:
         """A message: perhaps one of ours was handed the lock."""
-        if push[0] == b"message":
+        if push[:1] == [b"message"] and texts(push[1:]) and len(push) == 3:
             self._told(push[2].decode("utf-8", "replace"), None)
 
     def served(self, answer: Iterable[bytes], since: float) -> None:

@@ -266,11 +266,14 @@ class Redlock(Polling):
     async def _names(self, prefix: str) -> set[str]:
         names: set[str] = set()
         errors: list[BackendError] = []
-        for member in self._nodes.all:
+        answered = 0
+        for member in sorted(self._nodes.all, key=lambda member: member.out is not None):
             try:
-                if member.out is not None:
+                # One that is out is asked only if there is no majority without it.
+                if member.out is not None and answered >= self._nodes.quorum:
                     raise member.out
                 names.update(await held(await member.node.ready(), self.layout, prefix, self.scheme))
+                answered += 1
             except BackendError as error:
                 errors.append(error)
         if len(errors) > len(self._nodes.all) - self._nodes.quorum:

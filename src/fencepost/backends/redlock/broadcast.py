@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, cast
 
+from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import Dial, Place
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Pool, Socket
@@ -16,7 +17,8 @@ from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible
 from fencepost.errors import BackendError
 
-Asked = Sequence[tuple[Node, Place, Sequence[bytes]]]
+Asked = Sequence[tuple[Node, Place, Sequence[bytes], Sequence[Fits]]]
+"""For each server its requests, and what their answers look like."""
 Answers = list[list[Any] | BackendError]
 """For each server its replies, or why there are none."""
 
@@ -38,7 +40,7 @@ async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None
 
 
 def _blocking(asked: Asked, dial: Dial) -> Answers:
-    pools = [_pool(node) for node, _, _ in asked]
+    pools = [_pool(node) for node, *_ in asked]
     wires: list[Socket | BackendError | None] = [pool.spare() for pool in pools]
     answers: list[list[Any] | BackendError | None] = [None] * len(asked)
     waiting: dict[int, int] = {}
@@ -46,7 +48,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
     try:
         _open(pools, wires, monotonic() + dial.timeout)
         until = monotonic() + dial.timeout  # who could not be reached has cost the others no time to answer
-        for index, (_, place, requests) in enumerate(asked):
+        for index, (_, place, requests, _) in enumerate(asked):
             wire = wires[index]
             if not isinstance(wire, Socket):
                 answers[index] = wire or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False)
@@ -65,8 +67,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 wire = wires[index]
                 assert isinstance(wire, Socket), "it was written to"
                 try:
-                    answers[index] = [wire.read() for _ in asked[index][2]]
-                    wire.used = monotonic()
+                    answers[index] = wire.replies(asked[index][3])
                     pools[index].back(wire)
                 except OSError as error:
                     answers[index] = _broken(pools[index], wire, error)
@@ -78,7 +79,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 pools[index].close()
     return [
         dial.error(place, _LATE, ambiguous=True) if answer is None else answer
-        for (_, place, _), answer in zip(asked, answers, strict=True)
+        for (_, place, *_), answer in zip(asked, answers, strict=True)
     ]
 
 
@@ -129,15 +130,15 @@ def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], unti
 
 async def _tasks(asked: Asked, dial: Dial) -> Answers:
     until = monotonic() + dial.timeout
-    wires = await _streams([node for node, _, _ in asked if isinstance(node, TaskNode)], until)
+    wires = await _streams([node for node, *_ in asked if isinstance(node, TaskNode)], until)
     sent: list[list[Reply] | BackendError] = []
     try:
-        for (_, place, requests), wire in zip(asked, wires, strict=True):
+        for (_, place, requests, fits), wire in zip(asked, wires, strict=True):
             if not isinstance(wire, Stream):
                 sent.append(wire or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False))
                 continue
             try:
-                sent.append([wire.call(request) for request in requests])
+                sent.append(list(map(wire.call, requests, fits)))
             except BackendError as error:
                 sent.append(error)
         replies = [reply for each in sent if isinstance(each, list) for reply in each]
@@ -146,7 +147,7 @@ async def _tasks(asked: Asked, dial: Dial) -> Answers:
             await asyncio.wait(cast("list[asyncio.Future[Any]]", replies), timeout=max(until - monotonic(), 0.0))
         return [
             _collect(each, node, dial.error(place, _LATE, ambiguous=True)) if isinstance(each, list) else each
-            for each, (node, place, _) in zip(sent, asked, strict=True)
+            for each, (node, place, *_) in zip(sent, asked, strict=True)
         ]
     finally:
         for each in sent:

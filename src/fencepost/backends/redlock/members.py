@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hiredis import ReplyError
 
+from fencepost.backends.redis.answers import Fits, pong
 from fencepost.backends.redis.connection import LATER, Dial, Place, cause, pack, refusal, spell
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.scripts import Script, build, scripts
@@ -115,7 +116,8 @@ class Members:
         # Those who are out are asked only if there is no majority without them.
         for group in ([each for each in wanted if each.out is None], [each for each in wanted if each.out is not None]):
             if sum(isinstance(each, list) for each in heard.values()) < self.quorum:
-                heard |= await self._round({member: [call.request() for call in calls] for member in group})
+                requests = [call.request() for call in calls], [call.script.fits for call in calls]
+                heard |= await self._round(dict.fromkeys(group, requests))
         # A server that was restarted or told SCRIPT FLUSH has forgotten what it was taught.
         again = {
             member: [index for index, reply in enumerate(replies) if _unknown(reply)]
@@ -123,7 +125,10 @@ class Members:
             if isinstance(replies, list) and any(map(_unknown, replies))
         }
         if again:
-            texts = {member: [calls[index].text() for index in indices] for member, indices in again.items()}
+            texts = {
+                member: ([calls[index].text() for index in indices], [calls[index].script.fits for index in indices])
+                for member, indices in again.items()
+            }
             for member, replies in (await self._round(texts)).items():
                 known = heard[member]
                 if isinstance(replies, BackendError) or isinstance(known, BackendError):
@@ -190,8 +195,8 @@ class Members:
 
     # Who is out
 
-    async def _round(self, requests: dict[Member, list[bytes]]) -> Heard:
-        answers = await ask([(member.node, member.place, texts) for member, texts in requests.items()], self._dial)
+    async def _round(self, requests: dict[Member, tuple[list[bytes], list[Fits]]]) -> Heard:
+        answers = await ask([(member.node, member.place, *texts) for member, texts in requests.items()], self._dial)
         heard = dict(zip(requests, answers, strict=True))
         self._judge(heard)
         return heard
@@ -233,7 +238,8 @@ class Members:
                     member.owed.pop(call, None)
             owed = list(member.owed)[:_BATCH]
             requests = [call.text() for call in owed[:1]] + [call.request() for call in owed[1:]] or [pack(("PING",))]
-            (answer,) = await ask([(member.node, member.place, requests)], self._dial)
+            fits = [call.script.fits for call in owed] or [pong]
+            (answer,) = await ask([(member.node, member.place, requests, fits)], self._dial)
             if isinstance(answer, list):
                 told = [call for call, reply in zip(owed, answer, strict=False) if not _passing(reply)]
                 for call in told:

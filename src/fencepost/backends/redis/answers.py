@@ -1,0 +1,118 @@
+"""What the answer to each request looks like. One that looks otherwise answers no request of ours."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hiredis import PushNotification
+
+Fits = Callable[[Any], bool]
+"""Whether a reply, which is no error, can be the answer."""
+
+
+def _number(reply: Any) -> bool:
+    return reply.__class__ is int
+
+
+def _bit(reply: Any) -> bool:
+    return reply.__class__ is int and 0 <= reply <= 1
+
+
+def _text(reply: Any) -> bool:
+    return reply.__class__ is bytes
+
+
+def _texts(reply: Any) -> bool:
+    return reply.__class__ is list and all(map(_text, reply))
+
+
+def _digits(reply: Any) -> bool:
+    return reply.__class__ is bytes and reply.isdigit()
+
+
+def _stamped(reply: Any) -> bool:
+    """A token, and a time."""
+    return reply.__class__ is list and len(reply) == 2 and _digits(reply[0]) and _number(reply[1])
+
+
+def _taken(reply: Any) -> bool:
+    if reply.__class__ is list:
+        return _stamped(reply) or (len(reply) == 3 and all(map(_number, reply)))
+    return _digits(reply) or (reply.__class__ is int and -2 <= reply <= 0)
+
+
+def _released(reply: Any) -> bool:
+    if reply.__class__ is not list:
+        return _bit(reply)
+    return bool(reply) and len(reply) % 2 == 0 and all(map(_text, reply)) and all(map(_digits, reply[1::2]))
+
+
+def _seen(reply: Any) -> bool:
+    if reply is None:
+        return True
+    if reply.__class__ is not list or len(reply) not in (3, 4):
+        return False
+    return _text(reply[0]) and _number(reply[1]) and all(map(_texts, reply[2:]))
+
+
+SCRIPTS: Mapping[str, Fits] = {
+    "take": _taken,
+    "share": _taken,
+    "claim": lambda reply: _stamped(reply) or (_number(reply) and reply == 0),
+    "release": _released,
+    "renew": _bit,
+    "leave": _bit,
+    "break_lock": _seen,
+    "status": _seen,
+    "bump": _bit,
+    "prune": _number,
+    "redlock_take": lambda reply: _stamped(reply) or _number(reply),
+    "redlock_keep": _bit,
+    "redlock_leave": _bit,
+}
+"""By the name of the script."""
+
+number, text, texts = _number, _text, _texts
+
+
+def ok(reply: Any) -> bool:
+    return bool(reply == b"OK")
+
+
+def pong(reply: Any) -> bool:
+    return bool(reply == b"PONG")
+
+
+def table(reply: Any) -> bool:
+    """HELLO's, or CONFIG GET's."""
+    return reply.__class__ is dict
+
+
+def subscribed(reply: Any) -> bool:
+    return reply.__class__ is PushNotification and reply[:1] == [b"subscribe"]
+
+
+def scanned(reply: Any) -> bool:
+    return reply.__class__ is list and len(reply) == 2 and _digits(reply[0]) and _texts(reply[1])
+
+
+def role(reply: Any) -> bool:
+    return reply.__class__ is list and len(reply) > 0 and _text(reply[0])
+
+
+def address(reply: Any) -> bool:
+    """Sentinel's: host and port, or nothing."""
+    return reply is None or (_texts(reply) and len(reply) == 2 and _digits(reply[1]))
+
+
+def slots(reply: Any) -> bool:
+    """The ranges of a cluster's slots: first, last, and the nodes that have them, the master first."""
+    return reply.__class__ is list and all(map(_range, reply))
+
+
+def _range(part: Any) -> bool:
+    if part.__class__ is not list or len(part) < 3 or not all(map(_number, part[:2])):
+        return False
+    return all(
+        each.__class__ is list and len(each) > 1 and (each[0] is None or _text(each[0])) and _number(each[1])
+        for each in part[2:]
+    )

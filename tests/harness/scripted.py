@@ -1,0 +1,332 @@
+"""A proxy in front of a real server that knows where requests and answers end, and spoils the answer to one of them.
+
+    with Scripted(server.port, Resp) as proxy:
+        proxy.plan(CLOSE, "take", 2)    # the second "take" gets no answer, and its connection is closed
+        ...
+        assert proxy.happened
+
+A request is named by its label, such as a Redis script's name, and by how many of that label came before it, over all
+connections: the order of requests with different labels may change from run to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+from typing import NamedTuple
+
+from fencepost.backends.redis.scripts import scripts
+from fencepost.backends.redlock.members import shares
+from fencepost_lab.faults.proxy import Proxy, _Pair
+
+
+class End(Enum):
+    """What becomes of an answer."""
+
+    COME = auto()
+    TWICE = auto()
+    HALF = auto()
+    """Its first half comes, and then the connection is closed."""
+    CLOSE = auto()
+    """The connection is closed instead."""
+    HOLD = auto()
+    """It comes when the proxy is told to let go, or once the client has hung up."""
+
+
+class Fault(NamedTuple):
+    """What happens to one request."""
+
+    name: str
+    end: End = End.COME
+    asked: bool = True
+    """Whether the server gets the request."""
+    answer: bytes | None = None
+    """What the client gets instead of the server's answer."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+TWICE = Fault("twice", End.TWICE)
+HALF = Fault("half", End.HALF)
+SWALLOW = Fault("swallow", End.CLOSE, asked=False)
+CLOSE = Fault("close", End.CLOSE)
+LATE = Fault("late", End.HOLD)
+BREAKS = (TWICE, HALF, SWALLOW, CLOSE, LATE)
+"""Those that need no word of the protocol."""
+
+
+def wrong(answers: Mapping[str, bytes]) -> Iterator[Fault]:
+    """Answers that no such request has, each once where the server did as it was asked, and once where it did not."""
+    for name, answer in answers.items():
+        yield Fault(f"done-{name}", answer=answer)
+        yield Fault(f"undone-{name}", asked=False, answer=answer)
+
+
+class Part(NamedTuple):
+    """A whole request or answer; ``label`` is a request's, and empty for what answers no request."""
+
+    label: str
+    data: bytes
+
+
+class Dialect(ABC):
+    """How one connection's bytes are divided into requests and answers, which come in the order of the requests."""
+
+    @abstractmethod
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        """Take the whole requests out of what a client has sent so far."""
+
+    @abstractmethod
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        """Take the whole answers out of what the server has sent so far."""
+
+
+@dataclass(slots=True)
+class _Request:
+    fault: Fault | None
+    answer: bytes | None = None
+
+
+class _Talk(_Pair):
+    """One client's connection: what it asked, in order, until that is answered."""
+
+    dialect: Dialect
+
+    def start(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.gate = threading.RLock()
+        self.open: deque[_Request] = deque()
+        self.held = b""
+
+
+class Scripted(Proxy):
+    """Carries requests and answers, and does once what was planned."""
+
+    def __init__(self, target: int, dialect: type[Dialect]) -> None:
+        self._dialect = dialect
+        self._gate = threading.Lock()
+        self._fault: Fault | None = None
+        self._label, self._left = "", 0
+        self.seen: Counter[str] = Counter()
+        """How many requests of each label have come."""
+        self.happened = False
+        """Whether the planned request came."""
+        super().__init__(target)
+
+    def plan(self, fault: Fault, label: str, nth: int) -> None:
+        """Spoil the n-th request of this label from now on."""
+        with self._gate:
+            self._fault, self._label, self._left, self.happened = fault, label, nth, False
+
+    def let_go(self) -> None:
+        """Deliver the answer that is held back, if there is one."""
+        for pair in list(self._pairs):
+            assert isinstance(pair, _Talk)
+            with pair.gate:
+                held, pair.held = pair.held, b""
+                with contextlib.suppress(OSError):  # the client has hung up
+                    pair.near.sendall(held)
+
+    @property
+    def clients(self) -> int:
+        """How many connections clients have open."""
+        return len(self._pairs)
+
+    def _pair(self, near: socket.socket, far: socket.socket) -> _Pair:
+        for each in (near, far):  # answers that were sent in one go are passed on one by one
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        talk = _Talk(near, far, self._gates)
+        talk.start(self._dialect())
+        return talk
+
+    def _carry(self, pair: _Pair, up: bool) -> None:
+        assert isinstance(pair, _Talk)
+        source, buffer = pair.near if up else pair.far, bytearray()
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                buffer += data
+                parts = (pair.dialect.requests if up else pair.dialect.answers)(buffer)
+                with pair.gate:
+                    for part in parts:
+                        (self._asked if up else self._answered)(pair, part)
+        if up and pair.held:
+            with pair.gate, contextlib.suppress(OSError):
+                pair.near.sendall(pair.held)
+        self._over(pair, up)
+
+    def _asked(self, talk: _Talk, part: Part) -> None:
+        fault = self._due(part.label)
+        if fault is not None and not fault.asked and fault.end is End.CLOSE:
+            raise ConnectionAbortedError
+        talk.open.append(_Request(fault, None if fault is None or fault.asked else fault.answer))
+        if fault is None or fault.asked:
+            talk.far.sendall(part.data)
+        self._deliver(talk)
+
+    def _due(self, label: str) -> Fault | None:
+        with self._gate:
+            self.seen[label] += 1
+            if label == self._label and self._left:
+                self._left -= 1
+                self.happened = not self._left
+                return self._fault if self.happened else None
+            return None
+
+    def _answered(self, talk: _Talk, part: Part) -> None:
+        if not part.label:
+            talk.near.sendall(part.data)
+            return
+        request = next(each for each in talk.open if each.answer is None)
+        fault = request.fault
+        request.answer = part.data if fault is None or fault.answer is None else fault.answer
+        self._deliver(talk)
+
+    def _deliver(self, talk: _Talk) -> None:
+        while talk.open and (answer := talk.open[0].answer) is not None:
+            end = End.COME if (fault := talk.open.popleft().fault) is None else fault.end
+            if end is End.CLOSE:
+                raise ConnectionAbortedError
+            if end is End.HALF:
+                talk.near.sendall(answer[: len(answer) // 2])
+                raise ConnectionAbortedError
+            if end is End.HOLD or talk.held:
+                talk.held += answer
+            else:
+                talk.near.sendall(answer * 2 if end is End.TWICE else answer)
+
+
+class Resp(Dialect):
+    """Redis; a script's label is its name."""
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        while (end := _resp_end(buffer, 0)) is not None:
+            data = bytes(buffer[:end])
+            del buffer[:end]
+            words = re.findall(rb"\$\d+\r\n([^\r]*)", data)
+            yield Part(_scripts().get(words[1]) or words[0].decode() if words[1:] else words[0].decode(), data)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        while (end := _resp_end(buffer, 0)) is not None:
+            data = bytes(buffer[:end])
+            del buffer[:end]
+            news = data.startswith(b">") and b"\r\nsubscribe\r\n" not in data
+            yield Part("" if news else "answer", data)
+
+
+def _resp_end(buffer: bytearray, start: int) -> int | None:
+    """Where a value of RESP ends; None if it is not whole."""
+    line = buffer.find(b"\r\n", start)
+    if line < 0:
+        return None
+    kind, end = buffer[start : start + 1], line + 2
+    if kind in b"$=!":
+        size = int(buffer[start + 1 : line])
+        end += size + 2 if size >= 0 else 0
+        return end if end <= len(buffer) else None
+    for _ in range(int(buffer[start + 1 : line]) * (2 if kind == b"%" else 1) if kind in b"*%~>" else 0):
+        after = _resp_end(buffer, end)
+        if after is None:
+            return None
+        end = after
+    return end
+
+
+@cache
+def _scripts() -> dict[bytes, str]:
+    every = (*scripts("clock"), *scripts("counter"), *shares())
+    return {each.sha.encode(): each.name for each in every}
+
+
+_REFUSED = (
+    "ERR whatever",
+    "NOPERM no permission",
+    "OOM command not allowed",
+    "LOADING Redis is loading",
+    "READONLY You can't write",
+    "BUSY Redis is busy",
+    "NOSCRIPT No matching script",
+)
+_WRONG = {
+    "text": b"+OK\r\n",
+    "number": b":7\r\n",
+    "list": b"*2\r\n*0\r\n*0\r\n",
+    "nothing": b"_\r\n",
+    "push": b">1\r\n+a\r\n",
+}
+RESP = (
+    *(Fault(f"refused-{why.split()[0]}", asked=False, answer=f"-{why}\r\n".encode()) for why in _REFUSED),
+    *wrong(_WRONG),
+    Fault("garbage", answer=b"\x15\x03\x01\x00\x02\x02F\r\n"),
+    *BREAKS,
+)
+"""The faults of one Redis."""
+
+
+class Http(Dialect):
+    """HTTP/1.1; a label is the method, the first two steps of the path, and the verb of a Consul transaction."""
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _http_message(buffer)) is not None:
+            method, path = data.split(b" ", 2)[:2]
+            verb = re.search(rb'"Verb":"([\w-]+)"', data)
+            steps = re.split(rb"[/?]", path)[2:4]
+            if steps[0] == b"kv":
+                steps = [b"keys" if b"?keys=" in path else b"kv"]
+            kind = [steps[0], verb[1]] if verb else steps
+            waits = [b"waiting"] if b"index=" in path else []
+            yield Part(b" ".join([*waits, method, *kind]).decode(), data)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _http_message(buffer)) is not None:
+            yield Part("answer", data)
+
+
+def _http_message(buffer: bytearray) -> bytes | None:
+    """Take a message that is whole out of the buffer."""
+    end = buffer.find(b"\r\n\r\n") + 4
+    if end < 4:
+        return None
+    head = bytes(buffer[:end]).lower()
+    if b"\r\ntransfer-encoding: chunked" in head:
+        last = buffer.find(b"0\r\n\r\n", end - 2)
+        if last < 0:
+            return None
+        end = last + 5
+    elif size := re.search(rb"\r\ncontent-length: (\d+)", head):
+        end += int(size[1])
+    if end > len(buffer):
+        return None
+    data = bytes(buffer[:end])
+    del buffer[:end]
+    return data
+
+
+def _http(status: str, body: bytes) -> bytes:
+    return b"HTTP/1.1 %b\r\nX-Consul-Index: 7\r\nContent-Length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
+
+
+_STATUS = ("403 Forbidden", "404 Not Found", "409 Conflict", "429 Too Many Requests", "500 Internal Server Error")
+_BODIES = {
+    "object": b"{}",
+    "list": b"[]",
+    "nothing": b"null",
+    "objects": b"[{}]",
+    "lists": b'{"Results":[[]],"Errors":[[]]}',
+    "page": b"<html>",
+}
+CONSUL = (
+    *(Fault(f"refused-{each.split()[0]}", asked=False, answer=_http(each, b"no")) for each in _STATUS),
+    *wrong({name: _http("200 OK", body) for name, body in _BODIES.items()}),
+    Fault("garbage", answer=b"\x15\x03\x01\x00\x02\x02F\r\n\r\n"),
+    *BREAKS,
+)
+"""The faults of one Consul agent."""
