@@ -37,6 +37,8 @@ class Answer(NamedTuple):
     status: int
     at: int
     body: bytes
+    link: "_Link"
+    """The connection that it came over."""
 
     @property
     def json(self) -> Any:
@@ -75,6 +77,13 @@ class Answer(NamedTuple):
         """The keys that were asked for; none if there are none."""
         return self.checked(self.parts(dict)) if self.there else []
 
+    def of(self, key: str) -> list[dict[str, Any]]:
+        """The same where one key was asked for, and no other can be meant."""
+        pairs = self.pairs()
+        if pairs and [pair["Key"] for pair in pairs] != [key]:
+            raise self.astray()
+        return pairs
+
     def checked(self, pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keys of which everything is there that each has."""
         if not pairs or not all(map(_whole, pairs)):
@@ -82,7 +91,8 @@ class Answer(NamedTuple):
         return pairs
 
     def astray(self) -> BackendError:
-        """What to raise where this is no answer to what was asked."""
+        """What to raise where this is no answer to what was asked; whatever comes next over its connection is none."""
+        self.link.hang_up()
         return BackendError(f"this is no Consul's answer: {self.body[:80]!r}", backend="consul", ambiguous=True)
 
 
@@ -166,7 +176,7 @@ class _Link:
             await self._fill(buffer, size)
             body = bytes(buffer[:size])
             del buffer[:size]
-        return Answer(int(head.partition(b" ")[2][:3]), int(_header(head, b"x-consul-index") or 0), body)
+        return Answer(int(head.partition(b" ")[2][:3]), int(_header(head, b"x-consul-index") or 0), body, self)
 
     async def _chunked(self, buffer: bytearray) -> bytes:
         body = bytearray()
