@@ -30,7 +30,7 @@ class Own:
 
     def keys(self) -> set[str]:
         """Every key but the counter of tokens."""
-        return set(self.client.keys("*")) - {"lock:\x1ftoken"}
+        return set(self.client.keys("*")) - {"fencepost:lock:\x1ftoken"}
 
 
 @pytest.fixture

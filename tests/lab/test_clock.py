@@ -44,11 +44,11 @@ def ahead(client: Any) -> float:
 
 def test_a_clock_that_jumps_ends_a_lock_that_had_a_minute_left(server: ClockedRedis, client: Any) -> None:
     assert abs(ahead(client)) < 5, "until then it tells the time"
-    assert client.set("lock:a", "A", nx=True, px=60_000)
-    assert not client.set("lock:a", "B", nx=True, px=60_000)
+    assert client.set("fencepost:lock:a", "A", nx=True, px=60_000)
+    assert not client.set("fencepost:lock:a", "B", nx=True, px=60_000)
     server.clock.jump(120)
     assert ahead(client) > 115
-    assert client.set("lock:a", "B", nx=True, px=60_000), "a second client takes it"
+    assert client.set("fencepost:lock:a", "B", nx=True, px=60_000), "a second client takes it"
     server.clock.jump(-120)
     assert abs(ahead(client)) < 5
     assert [(fault["do"], fault["who"], fault["by"]) for fault in server.faults] == [
@@ -59,8 +59,8 @@ def test_a_clock_that_jumps_ends_a_lock_that_had_a_minute_left(server: ClockedRe
 
 def test_a_fast_clock_shortens_leases_and_keeps_what_it_has_gained(server: ClockedRedis, client: Any) -> None:
     server.clock.skew(100.0)
-    assert client.set("lock:a", "A", nx=True, px=60_000)
-    until(lambda: not client.exists("lock:a"), "a minute there is less than that here", deadline=50)
+    assert client.set("fencepost:lock:a", "A", nx=True, px=60_000)
+    until(lambda: not client.exists("fencepost:lock:a"), "a minute there is less than that here", deadline=50)
     gained = ahead(client)
     assert gained > 50
     server.clock.skew(1.0)

@@ -40,10 +40,12 @@ class Store:
 
     def locks(self) -> dict[str, str]:
         """Every lock's name and holder."""
-        keys = [key for key in self.client.scan_iter("lock:*", count=1000) if "\x1f" not in key]
+        keys = [key for key in self.client.scan_iter("fencepost:lock:*", count=1000) if "\x1f" not in key]
         values = self.client.mget(keys) if keys else []
         return {
-            key.removeprefix("lock:"): value.partition(":")[0] for key, value in zip(keys, values, strict=True) if value
+            key.removeprefix("fencepost:lock:"): value.partition(":")[0]
+            for key, value in zip(keys, values, strict=True)
+            if value
         }
 
 
@@ -75,7 +77,7 @@ def test_the_locks_are_held_as_the_backend_holds_them(store: Store) -> None:
     assert store.locks() == dict(listed(7, 2500))
     with fencepost.connect(store.url) as locks:
         mine = locks.acquire("mine", ttl=60)
-        ours, theirs = (store.client.get(f"lock:{name}") for name in ("mine", listed(7, 1)[0][0]))
+        ours, theirs = (store.client.get(f"fencepost:lock:{name}") for name in ("mine", listed(7, 1)[0][0]))
         assert len(ours) == len(theirs), "holder and token"
         tokens = []
         for name, holder in (listed(7, 2500)[index] for index in (0, 998, 999, 2499)):
@@ -92,7 +94,7 @@ def test_the_locks_are_held_as_the_backend_holds_them(store: Store) -> None:
 
 def test_a_counter_for_each_lock_if_the_backend_would_have_one(store: Store) -> None:
     lay(f"{store.url}?fence=counter", Order(keys=20, ttl=60, batch=6))
-    assert {store.client.get(f"lock:{name}").partition(":")[2] for name, _ in listed(7, 20)} == {"1"}
+    assert {store.client.get(f"fencepost:lock:{name}").partition(":")[2] for name, _ in listed(7, 20)} == {"1"}
     assert len(list(store.client.scan_iter("fence:*"))) == 20
 
 

@@ -118,8 +118,8 @@ def test_a_request_that_arrives_after_its_holder_left_is_refused(own_redis: Own,
         before = own_redis.requests()
         proxy.heal()
         until(lambda: own_redis.requests() == before + 1, "it was to arrive after all")
-        assert own_redis.keys() == {"lock:a\x1fgone"}
-        assert 0 < own_redis.client.pttl("lock:a\x1fgone") <= 60_000
+        assert own_redis.keys() == {"fencepost:lock:a\x1fgone"}
+        assert 0 < own_redis.client.pttl("fencepost:lock:a\x1fgone") <= 60_000
 
 
 def test_a_look_that_arrives_after_its_waiter_has_left_takes_nothing(
@@ -142,7 +142,7 @@ def test_a_look_that_arrives_after_its_waiter_has_left_takes_nothing(
             before = own_redis.requests()
             proxy.heal()
             until(lambda: own_redis.requests() > before, "the first one arrives")
-            assert own_redis.keys() <= {"lock:a\x1fgone"}
+            assert own_redis.keys() <= {"fencepost:lock:a\x1fgone"}
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -182,4 +182,4 @@ def test_one_who_could_not_leave_does_so_as_soon_as_the_server_answers(
             assert await lease.release()
 
     run(scenario())
-    until(lambda: own_redis.keys() <= {"lock:a\x1fgone"}, "its keys are gone")
+    until(lambda: own_redis.keys() <= {"fencepost:lock:a\x1fgone"}, "its keys are gone")

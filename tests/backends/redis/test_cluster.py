@@ -27,7 +27,7 @@ pytestmark = pytest.mark.redis
 
 def owner(cluster: RedisCluster, name: str) -> Member:
     """The master that has a lock."""
-    slot = int(cluster.members[0].tell("CLUSTER", "KEYSLOT", f"lock:{name}"))
+    slot = int(cluster.members[0].tell("CLUSTER", "KEYSLOT", f"fencepost:lock:{name}"))
     return cluster.members[min(slot * len(cluster.members) // 16384, len(cluster.members) - 1)]
 
 
@@ -68,7 +68,7 @@ def leads(view: Member, member: Member) -> bool:
 @pytest.mark.parametrize("face", FACES)
 def test_the_new_master_is_found_after_a_failover_although_the_old_one_says_nothing(face: str) -> None:
     async def whole() -> None:
-        client = Client(face, f"{cluster.url}?prefix=lock:&connect_timeout=1s&timeout=1s", ttl=2)
+        client = Client(face, f"{cluster.url}?prefix=fencepost:lock:&connect_timeout=1s&timeout=1s", ttl=2)
         await (await client.acquire("a")).release()
         master = owner(cluster, "a")
         with replica_of(cluster, master) as replica:
@@ -97,7 +97,7 @@ def move(cluster: RedisCluster, name: str) -> tuple[Member, Member, int]:
     """Begin to move a lock's slot, without any of its keys, and leave it so."""
     source = owner(cluster, name)
     target = next(each for each in cluster.members if each is not source)
-    slot = int(source.tell("CLUSTER", "KEYSLOT", f"lock:{name}"))
+    slot = int(source.tell("CLUSTER", "KEYSLOT", f"fencepost:lock:{name}"))
     with contextlib.closing(redis.Redis(port=source.port)) as client:
         keys: Any = client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100)  # type: ignore[no-untyped-call]
         if keys:
@@ -121,7 +121,7 @@ def test_a_slot_on_the_move_is_used_with_the_documented_rights_and_named_without
         for member in cluster.members:
             member.tell("ACL", "SETUSER", "app", "on", ">pw", *documented())
             member.tell("ACL", "SETUSER", "less", "on", ">pw", *documented(), "-asking")
-        url = f"{cluster.url}?prefix=lock:"
+        url = f"{cluster.url}?prefix=fencepost:lock:"
         with (
             fencepost.connect(url.replace("//", "//app:pw@")) as locks,
             fencepost.connect(url.replace("//", "//less:pw@")) as less,
@@ -137,16 +137,16 @@ def test_a_slot_on_the_move_is_used_with_the_documented_rights_and_named_without
             for member in (target, source):
                 member.tell("CLUSTER", "SETSLOT", slot, "NODE", target.tell("CLUSTER", "MYID"))
             lease = waiting.result()
-            assert target.tell("GET", "lock:a") == f"{lease.holder}:{lease.token}"
+            assert target.tell("GET", "fencepost:lock:a") == f"{lease.holder}:{lease.token}"
             assert lease.release()
 
 
 def test_servers_that_send_a_request_back_and_forth_are_given_up_in_time() -> None:
     """As while they do not agree yet on who has a slot."""
-    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:&timeout=1s") as locks:
+    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout=1s") as locks:
         assert locks.acquire("a").release()
         source = owner(cluster, "a")
-        slot = source.tell("CLUSTER", "KEYSLOT", "lock:a")
+        slot = source.tell("CLUSTER", "KEYSLOT", "fencepost:lock:a")
         target = next(each for each in cluster.members if each is not source)
         with contextlib.closing(redis.Redis(port=source.port)) as client:
             keys: Any = client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100)  # type: ignore[no-untyped-call]
@@ -164,7 +164,10 @@ def test_servers_that_send_a_request_back_and_forth_are_given_up_in_time() -> No
 
 
 def test_a_master_that_hangs_does_not_cost_the_leases_at_the_others() -> None:
-    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:&timeout=5s", ttl=6) as locks:
+    with (
+        RedisCluster() as cluster,
+        fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout=5s", ttl=6) as locks,
+    ):
         hung, *well = cluster.members
         there = names(cluster)
         leases = {member: locks.acquire(there[member][0]) for member in (hung, *well)}
@@ -175,12 +178,15 @@ def test_a_master_that_hangs_does_not_cost_the_leases_at_the_others() -> None:
 
 
 def test_a_slot_that_nobody_serves_costs_only_the_leases_in_it() -> None:
-    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:&timeout=1s", ttl=300) as locks:
+    with (
+        RedisCluster() as cluster,
+        fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout=1s", ttl=300) as locks,
+    ):
         for member in cluster.members:
             member.tell("CONFIG", "SET", "cluster-require-full-coverage", "no")
         first, second, *_ = names(cluster)[cluster.members[0]]
         holds = [Hold(each.name, each.holder, each.token, 300) for each in map(locks.acquire, (first, second))]
-        slot = cluster.members[0].tell("CLUSTER", "KEYSLOT", f"lock:{first}")
+        slot = cluster.members[0].tell("CLUSTER", "KEYSLOT", f"fencepost:lock:{first}")
         for member in cluster.members:
             member.tell("CLUSTER", "DELSLOTS", slot)
         backend: Any = locks._core.backend
@@ -192,7 +198,7 @@ def test_a_slot_that_nobody_serves_costs_only_the_leases_in_it() -> None:
 
 
 def test_a_redirection_without_a_host_leads_to_the_host_of_the_node_that_says_so() -> None:
-    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=lock:") as locks:
+    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:") as locks:
         before = locks.acquire("a")
         assert before.release()
         source, target, slot = move(cluster, "a")
@@ -201,10 +207,10 @@ def test_a_redirection_without_a_host_leads_to_the_host_of_the_node_that_says_so
         for member in (target, source):
             member.tell("CLUSTER", "SETSLOT", slot, "NODE", target.tell("CLUSTER", "MYID"))
         with socket.create_connection((HOST, source.port)) as raw:
-            raw.sendall(b"GET lock:a\r\n")
+            raw.sendall(b"GET fencepost:lock:a\r\n")
             assert raw.recv(100) == f"-MOVED {slot} :{target.port}\r\n".encode()
         lease = locks.acquire("a", timeout=PATIENCE)
-        assert target.tell("GET", "lock:a") == f"{lease.holder}:{lease.token}"
+        assert target.tell("GET", "fencepost:lock:a") == f"{lease.holder}:{lease.token}"
         topology: Any = locks._core.backend._nodes  # type: ignore[attr-defined]  # Redis' own
         assert {host for host, _ in topology._places} == {HOST}
         assert lease.release()
@@ -212,7 +218,7 @@ def test_a_redirection_without_a_host_leads_to_the_host_of_the_node_that_says_so
 
 def test_waiting_at_a_master_that_hangs_does_not_hold_up_those_at_the_others() -> None:
     with RedisCluster() as cluster:
-        url = f"{cluster.url}?prefix=lock:"
+        url = f"{cluster.url}?prefix=fencepost:lock:"
         with fencepost.connect(url) as others, fencepost.connect(url) as locks:
             hung, well, _ = cluster.members
             there = names(cluster)

@@ -95,7 +95,7 @@ def test_user_and_password(own_redis: Own) -> None:
     commands += " +zadd +zrank +zrange +zcard +zrem +pttl +pexpire +sismember +sadd"
     commands += " +pubsub +zscore +zremrangebyscore"
     own_redis.client.execute_command(
-        "ACL", "SETUSER", "app", "on", f">{SECRET}", "~lock:*", "&fencepost.*", *commands.split()
+        "ACL", "SETUSER", "app", "on", f">{SECRET}", "~fencepost:lock:*", "&fencepost.*", *commands.split()
     )
     own_redis.client.execute_command("ACL", "SETUSER", "default", "off")
     place = f"{HOST}:{own_redis.server.port}"
@@ -118,7 +118,7 @@ def test_a_unix_socket_and_another_database(tmp_path: Path) -> None:
     with Redis(args=["--unixsocket", str(path)]) as server:
         works(f"redis+unix://{path}?db=3")
         client = redis.Redis(port=server.port, db=3)
-        assert client.keys("*") == [b"lock:\x1ftoken"]
+        assert client.keys("*") == [b"fencepost:lock:\x1ftoken"]
         client.close()
 
 
@@ -229,7 +229,7 @@ def test_the_deadline_is_counted_from_before_the_request(own_redis: Own) -> None
         Proxy(own_redis.server.port) as proxy,
         fencepost.connect(f"redis://{proxy.address}?timeout={PATIENCE:g}s", ttl=300) as locks,
     ):
-        proxy.lose_answer_to(b"lock:a")
+        proxy.lose_answer_to(b"fencepost:lock:a")
         asking = background(lambda: locks.acquire("a"))
         until(lambda: proxy.held > 0, "the answer is held back", watching=[asking])
         carried_out = boottime()
@@ -260,7 +260,7 @@ def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_finds_
         fencepost.connect(own_redis.url, ttl=300) as others,
     ):
         lease = locks.acquire("a")
-        assert own_redis.client.delete("lock:a"), "forgotten, as by a failover"
+        assert own_redis.client.delete("fencepost:lock:a"), "forgotten, as by a failover"
         other = others.acquire("a")
         proxy.drop_after(lease.holder.encode())
         with pytest.raises(BackendError) as failed:
@@ -369,7 +369,7 @@ def test_a_slot_that_moves_takes_its_waiters_along() -> None:
     with RedisCluster() as cluster, fencepost.connect(cluster.url) as locks:
         held = locks.acquire("a")
         thread, got = waiting(locks)
-        slot = int(cluster.members[0].tell("CLUSTER", "KEYSLOT", "lock:a"))
+        slot = int(cluster.members[0].tell("CLUSTER", "KEYSLOT", "fencepost:lock:a"))
         ids = [member.tell("CLUSTER", "MYID") for member in cluster.members]
         (source,) = [m for m in cluster.members if m.tell("CLUSTER", "COUNTKEYSINSLOT", slot) != "0"]
         target = cluster.members[(cluster.members.index(source) + 1) % 3]
@@ -473,7 +473,7 @@ def test_a_grant_waits_for_replicas_where_that_is_asked_for() -> None:
             fencepost.connect(f"{url}&timeout=3s") as hasty,
         ):
             with locks.lock("a") as lease:
-                assert there.get("lock:a") == f"{lease.holder}:{lease.token}"
+                assert there.get("fencepost:lock:a") == f"{lease.holder}:{lease.token}"
             with replica.paused(), pytest.raises(BackendError, match="0 of 1 replicas") as raised:
                 hasty.acquire("a")
             assert raised.value.ambiguous

@@ -33,7 +33,7 @@ def waiting(locks: sync.Locks, name: str, ttl: float = 300.0) -> tuple[threading
 
 
 def test_redis_py_keeps_fencepost_out_and_its_release_wakes_the_waiter(own_redis: Own) -> None:
-    foreign = Lock(own_redis.client, "lock:a", timeout=300)
+    foreign = Lock(own_redis.client, "fencepost:lock:a", timeout=300)
     assert foreign.acquire()
     with fencepost.connect(own_redis.url) as locks:
         assert locks.try_acquire("a") is None
@@ -45,34 +45,34 @@ def test_redis_py_keeps_fencepost_out_and_its_release_wakes_the_waiter(own_redis
         foreign.release()
         thread.join(10)
         assert got
-        assert not Lock(own_redis.client, "lock:a", timeout=300).acquire(blocking=False)
+        assert not Lock(own_redis.client, "fencepost:lock:a", timeout=300).acquire(blocking=False)
         assert got[0].release()
 
 
 @pytest.mark.parametrize("end", ["it expires", "somebody deletes it"])
 def test_the_end_of_a_foreign_key_wakes_the_waiter(own_redis: Own, end: str) -> None:
-    own_redis.client.set("lock:a", "somebody", nx=True, px=300 if end == "it expires" else None)
+    own_redis.client.set("fencepost:lock:a", "somebody", nx=True, px=300 if end == "it expires" else None)
     with fencepost.connect(own_redis.url) as locks:
         thread, got = waiting(locks, "a")
         if end != "it expires":
-            own_redis.client.delete("lock:a")
+            own_redis.client.delete("fencepost:lock:a")
         thread.join(10)
         assert got
         assert got[0].release()
 
 
 def test_waiting_for_a_foreign_holder_costs_the_same_for_one_waiter_and_for_fifty(own_redis: Own) -> None:
-    own_redis.client.set("lock:a", "somebody", nx=True)
+    own_redis.client.set("fencepost:lock:a", "somebody", nx=True)
     with fencepost.connect(own_redis.url) as locks:
         threads = [threading.Thread(target=lambda: locks.acquire("a").release(), daemon=True) for _ in range(50)]
         for thread in threads:
             thread.start()
-        until(lambda: own_redis.client.zcard("lock:a\x1fqueue") == 50, "the queue is that long")
+        until(lambda: own_redis.client.zcard("fencepost:lock:a\x1fqueue") == 50, "the queue is that long")
         before = own_redis.requests()
         until(lambda: own_redis.requests() >= before + 5, "the look-out looks")
         polled = own_redis.requests() - before
         assert polled < 20, "one look-out, not fifty"
-        own_redis.client.delete("lock:a")
+        own_redis.client.delete("fencepost:lock:a")
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive()
@@ -80,7 +80,7 @@ def test_waiting_for_a_foreign_holder_costs_the_same_for_one_waiter_and_for_fift
 
 
 def test_fencepost_keeps_redis_py_out_until_it_releases(own_redis: Own) -> None:
-    foreign = Lock(own_redis.client, "lock:a", timeout=300)
+    foreign = Lock(own_redis.client, "fencepost:lock:a", timeout=300)
     with fencepost.connect(own_redis.url) as locks:
         with locks.lock("a"):
             assert not foreign.acquire(blocking=False)
@@ -94,7 +94,7 @@ def test_fencepost_keeps_redis_py_out_until_it_releases(own_redis: Own) -> None:
 
 def test_redis_py_gets_a_lock_only_once_nobody_is_in_the_queue(own_redis: Own) -> None:
     """Its turn comes between a holder and the next one, and there is no such moment while somebody waits here."""
-    foreign = Lock(own_redis.client, "lock:a", timeout=300)
+    foreign = Lock(own_redis.client, "fencepost:lock:a", timeout=300)
     with fencepost.connect(own_redis.url, ttl=300) as locks:
         lease = locks.acquire("a")
         for _ in range(5):
@@ -117,11 +117,11 @@ def test_the_prefix_says_which_key_is_the_lock(own_redis: Own) -> None:
 
 
 def test_a_key_that_is_no_lock_is_left_alone(own_redis: Own) -> None:
-    own_redis.client.hset("lock:a", "field", "value")
+    own_redis.client.hset("fencepost:lock:a", "field", "value")
     with fencepost.connect(own_redis.url) as locks, pytest.raises(BackendError, match="prefix") as raised:
         locks.acquire("a", timeout=5)
     assert not raised.value.ambiguous
-    assert own_redis.client.hgetall("lock:a") == {"field": "value"}
+    assert own_redis.client.hgetall("fencepost:lock:a") == {"field": "value"}
 
 
 def test_get_then_del_deletes_somebody_elses_lock_and_our_release_does_not(own_redis: Own) -> None:
@@ -129,13 +129,13 @@ def test_get_then_del_deletes_somebody_elses_lock_and_our_release_does_not(own_r
 
         def replaced(lease: sync.Lease) -> sync.Lease:
             """Its lease runs out, and somebody else acquires."""
-            assert client.delete("lock:a")
+            assert client.delete("fencepost:lock:a")
             return locks.acquire("a")
 
         first = locks.acquire("a")
         value = f"{first.holder}:{first.token}".encode()
         second: list[sync.Lease] = []
-        assert buggy_release(client, "lock:a", value, lambda: second.append(replaced(first)))
+        assert buggy_release(client, "fencepost:lock:a", value, lambda: second.append(replaced(first)))
         assert second
         assert locks.status("a") is None, "the second holder's lock was to be deleted by the first"
 
@@ -150,8 +150,8 @@ def test_get_then_del_deletes_somebody_elses_lock_and_our_release_does_not(own_r
 def test_a_lock_whose_key_became_something_else_takes_no_other_lock_along(own_redis: Own) -> None:
     with fencepost.connect(own_redis.url) as locks:
         leases = [locks.acquire(name, ttl=1.5) for name in ("a", "b", "c")]
-        own_redis.client.delete("lock:a")
-        own_redis.client.hset("lock:a", "no", "lock")
+        own_redis.client.delete("fencepost:lock:a")
+        own_redis.client.hset("fencepost:lock:a", "no", "lock")
         until(lambda: leases[0].lost, "the first lease is lost")
         until(lambda: leases[1].deadline > leases[0].deadline + 1.5, "only the second is renewed")
         assert [lease.reason for lease in leases[1:]] == [None, None]
@@ -163,7 +163,7 @@ def test_a_foreign_key_without_expiry_is_shown_as_one_and_as_json(own_redis: Own
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    own_redis.client.set("lock:a", "somebody")
+    own_redis.client.set("fencepost:lock:a", "somebody")
     for command in (("show", "a"), ("ls",)):
         shown = [sys.executable, "-m", "fencepost", *command, "--backend", own_redis.url]
         assert "holder somebody, no expiry" in subprocess.check_output(shown, text=True)

@@ -16,7 +16,7 @@ from tests.conformance.faces import FACES, Client
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
-QUEUE = "lock:a\x1fqueue"
+QUEUE = "fencepost:lock:a\x1fqueue"
 GARBAGE = [b"", b"hello world", b"\xff\xfe\x00", b"1 2 3", b"1 2 x somebody", b"9" * 5000]
 
 
@@ -71,7 +71,7 @@ def test_a_forged_grant_is_not_believed(own_redis: Own, face: str) -> None:
         before = own_redis.requests()
         assert own_redis.client.publish(channel, holder) == 1
         await until_async(lambda: own_redis.requests() > before, "it asks the server")
-        assert own_redis.client.get("lock:a") == f"{holder}:{lease.token}"
+        assert own_redis.client.get("fencepost:lock:a") == f"{holder}:{lease.token}"
         assert await lease.release()
         await client.close()
 
@@ -124,7 +124,7 @@ def test_a_queue_that_came_back_with_those_who_are_done_is_worked_off_at_once(ow
 
     with fencepost.connect(own_redis.url) as others:
         run(whole())
-    assert own_redis.keys() <= {"lock:a\x1fgone"}
+    assert own_redis.keys() <= {"fencepost:lock:a\x1fgone"}
 
 
 @pytest.mark.parametrize("rights", ["-publish", "-pubsub", "-publish -pubsub"])
@@ -155,12 +155,12 @@ def test_who_leaves_a_redis_that_is_full_frees_what_it_had(own_redis: Own) -> No
         with pytest.raises(redis.ResponseError, match="maxmemory"):
             own_redis.client.set("x", "y")
         finish(backend._leave("a", held.holder, "", late=True))
-        assert own_redis.client.get("lock:a") is None
+        assert own_redis.client.get("fencepost:lock:a") is None
         own_redis.client.config_set("maxmemory", 0)
 
 
 def test_refused_acquires_leave_nothing_in_memory(own_redis: Own) -> None:
-    own_redis.client.lpush("lock:a", "x")
+    own_redis.client.lpush("fencepost:lock:a", "x")
 
     async def concurrent() -> None:
         async with aio.connect(own_redis.url) as locks:
@@ -196,16 +196,16 @@ def test_what_a_look_took_for_nobody_is_given_back_although_the_server_did_not_a
         async def once(script: Any, *args: Any, **options: Any) -> Any:
             reply = await run_script(script, *args, **options)
             if not lost and script is (backend.scripts.take if failing == "the look" else backend.scripts.leave):
-                lost.append(own_redis.client.get("lock:a"))
+                lost.append(own_redis.client.get("fencepost:lock:a"))
                 if failing != "the look":
-                    own_redis.client.set("lock:a", "ghost:7")  # as if it had never arrived
+                    own_redis.client.set("fencepost:lock:a", "ghost:7")  # as if it had never arrived
                 raise fencepost.BackendError("its answer is lost", backend="redis", ambiguous=True)
             return reply
 
         monkeypatch.setattr(backend._calls, "run", once)
         with pytest.raises(fencepost.BackendError, match="lost"):
             finish(backend._look(waiter.line, waiter))
-        until(lambda: own_redis.client.get("lock:a") is None, "it is given back")
+        until(lambda: own_redis.client.get("fencepost:lock:a") is None, "it is given back")
         assert lost
         if failing == "the look":
             assert lost[0].startswith("ghost:"), "it took the lock"

@@ -19,7 +19,7 @@ from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 from tests.unit.test_no_threads import Unstartable
 
-QUEUE = "lock:a\x1fqueue"
+QUEUE = "fencepost:lock:a\x1fqueue"
 
 
 async def contenders(
@@ -84,7 +84,7 @@ async def test_when_the_holder_and_the_first_in_line_die_together_the_rest_goes_
         served: list[int] = []
         tasks = await contenders(own_redis, locks, 30, served)
         assert doomed.kill() == []
-        own_redis.client.pexpire("lock:a", 300)
+        own_redis.client.pexpire("fencepost:lock:a", 300)
         before = own_redis.requests()
         await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
         assert served == list(range(30))
@@ -378,7 +378,7 @@ def test_a_waiter_that_hears_late_of_its_grant_counts_on_no_more_than_is_left_of
         proxy.cut()
         assert held.release()
         until(lambda: proxy.held > 0, "the message is held back", watching=[waiting])
-        assert own_redis.client.pexpire("lock:a", 100_000), "it was handed the lock some 200 s ago"
+        assert own_redis.client.pexpire("fencepost:lock:a", 100_000), "it was handed the lock some 200 s ago"
         proxy.heal()
         lease = waiting.result()
         assert lease.remaining <= 100

@@ -49,10 +49,12 @@ async def test_a_refused_subscribe_is_nobody_elses_answer(own_redis: Own) -> Non
                     await locks.acquire("y", timeout=5)
             own_redis.client.execute_command("ACL", "SETUSER", "app", "allchannels")
             waiting = asyncio.create_task(locks.acquire("y", timeout=PATIENCE))
-            await until_async(lambda: own_redis.client.zcard("lock:y\x1fqueue") == 1, "it waits", watching=[waiting])
+            await until_async(
+                lambda: own_redis.client.zcard("fencepost:lock:y\x1fqueue") == 1, "it waits", watching=[waiting]
+            )
             assert held.release()
             assert await (await waiting).release()
-    assert own_redis.keys() <= {"lock:y\x1fgone"}
+    assert own_redis.keys() <= {"fencepost:lock:y\x1fgone"}
 
 
 async def test_rights_that_are_taken_away_from_a_process_that_listens(own_redis: Own) -> None:
@@ -104,7 +106,7 @@ def test_a_reply_that_answers_no_request_ends_the_connection(
             said.say(extra)
             await until_async(lambda: said.clients == 0, "it gives that connection up")
             lease = await locks.acquire("b", ttl=300)
-            assert lease.token == int(own_redis.client.get("lock:b").rpartition(":")[2])
+            assert lease.token == int(own_redis.client.get("fencepost:lock:b").rpartition(":")[2])
             assert await lease.release()
 
     with said:
@@ -131,7 +133,9 @@ async def test_each_waiter_that_is_denied_has_an_error_of_its_own(
 ) -> None:
     monkeypatch.setattr(waiters, "_PATIENCE", 0.0)
     own_redis.client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "allchannels")
-    own_redis.client.set("lock:a", "a holder that is none of ours")  # which a waiter looks after from time to time
+    own_redis.client.set(
+        "fencepost:lock:a", "a holder that is none of ours"
+    )  # which a waiter looks after from time to time
     async with aio.connect(own_redis.url.replace("//", "//app:pw@")) as locks:
         waiting = [asyncio.create_task(locks.acquire("a", ttl=300)) for _ in range(3)]
         await until_async(lambda: known_to_wait(locks) == 3, "they wait", watching=waiting)

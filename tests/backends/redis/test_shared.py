@@ -16,7 +16,7 @@ from tests.backends.conftest import Own
 from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, until, until_async
 
-LOCK, QUEUE, SHARES = "lock:a", "lock:a\x1fqueue", "lock:a\x1fshares"
+LOCK, QUEUE, SHARES = "fencepost:lock:a", "fencepost:lock:a\x1fqueue", "fencepost:lock:a\x1fshares"
 
 
 def test_one_server_can_and_a_cluster_says_that_it_cannot() -> None:

@@ -60,7 +60,7 @@ def test_tokens_grow_although_the_last_one_lies_ahead_of_the_clock(own_redis: Ow
     with fencepost.connect(own_redis.url) as locks:
         with locks.lock("a") as lease:
             ahead = lease.token + 3_600_000_000
-        own_redis.client.set("lock:\x1ftoken", ahead)
+        own_redis.client.set("fencepost:lock:\x1ftoken", ahead)
         for expected in (ahead + 1, ahead + 2):
             with locks.lock("a") as lease:
                 assert lease.token == expected
@@ -115,7 +115,7 @@ def test_failing_over_to_a_lagging_replica(fence: str) -> None:
     guard = MemoryGuard[str]()
     with lagging() as (master, replica, proxy):
         there = redis.Redis(port=replica.port, decode_responses=True)
-        counter = "lock:\x1ftoken" if fence == "clock" else "fence:{lock:a}"
+        counter = "fencepost:lock:\x1ftoken" if fence == "clock" else "fence:{fencepost:lock:a}"
         with fencepost.connect(f"{master.url}?fence={fence}", ttl=2) as locks:
             with locks.lock("a") as lease:
                 control = lease.token

@@ -25,7 +25,7 @@ class Five:
     def at(self, index: int) -> Any:
         return redis.Redis(HOST, self.members[index].port, decode_responses=True)
 
-    def value(self, index: int, key: str = "lock:a") -> str | None:
+    def value(self, index: int, key: str = "fencepost:lock:a") -> str | None:
         with self.at(index) as client:
             found: str | None = client.get(key)
             return found
@@ -40,7 +40,7 @@ class Five:
         for index in indices:
             self.members[index].restart()
             with self.at(index) as client:
-                assert not client.exists("lock:\x1ftoken"), "nothing was to survive"
+                assert not client.exists("fencepost:lock:\x1ftoken"), "nothing was to survive"
 
 
 @pytest.fixture(scope="module")

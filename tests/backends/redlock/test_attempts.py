@@ -125,7 +125,7 @@ async def test_releases_beside_a_dead_node_leave_nothing_at_the_others(five: Fiv
         assert await (await client.acquire("a", timeout=PATIENCE)).release()
     for index in (0, 1, 3, 4):
         with five.at(index) as node:
-            assert node.keys("*") == ["lock:\x1ftoken"]
+            assert node.keys("*") == ["fencepost:lock:\x1ftoken"]
     await client.close()
 
 
@@ -134,50 +134,59 @@ def test_each_note_of_an_attempt_that_was_cut_off_expires_by_itself(five: Five) 
     with five.at(0) as node:
         for holder in ("one", "two"):
             leave(node, holder, attempt=7)
-        keys = node.keys("lock:a\x1fgone*")
+        keys = node.keys("fencepost:lock:a\x1fgone*")
         assert len(keys) == 2
         assert all(0 < node.pttl(key) <= 60_000 for key in keys)
         for attempt, told in ((7, -2), (8, None)):
-            arguments = ("lock:a", "lock:a\x1fgone\x1fone", "lock:\x1ftoken", "one", attempt, 60_000)
+            arguments = (
+                "fencepost:lock:a",
+                "fencepost:lock:a\x1fgone\x1fone",
+                "fencepost:lock:\x1ftoken",
+                "one",
+                attempt,
+                60_000,
+            )
             said = node.eval(shares().take.text, 3, *arguments)
             assert said == told or (told is None and isinstance(said, list))
 
 
 def leave(node: Any, holder: str, *, attempt: int, token: str = "*") -> int:
     """Have a server give up what a holder has, and refuse its attempts for a minute."""
-    gone = f"lock:a\x1fgone\x1f{holder}"
-    return int(node.eval(shares().leave.text, 2, "lock:a", gone, holder, attempt, token, 60_000))
+    gone = f"fencepost:lock:a\x1fgone\x1f{holder}"
+    return int(node.eval(shares().leave.text, 2, "fencepost:lock:a", gone, holder, attempt, token, 60_000))
 
 
 @pytest.mark.parametrize("value", ["two:9", "two:-3", "one:-8", "somebody"])
 def test_a_token_is_remembered_only_where_the_share_still_belongs_to_the_attempt(five: Five, value: str) -> None:
     """Between the two steps it may expire and become another's, or that of a later attempt of the same waiter."""
     with five.at(0) as node:
-        node.set("lock:a", value, px=60_000)
-        said = node.eval(shares().keep.text, 2, "lock:a", "lock:\x1ftoken", "one:-7", "one:12", "12")
+        node.set("fencepost:lock:a", value, px=60_000)
+        said = node.eval(
+            shares().keep.text, 2, "fencepost:lock:a", "fencepost:lock:\x1ftoken", "one:-7", "one:12", "12"
+        )
         assert said == 0
-        assert node.get("lock:a") == value
-        assert node.get("lock:\x1ftoken") is None
+        assert node.get("fencepost:lock:a") == value
+        assert node.get("fencepost:lock:\x1ftoken") is None
 
 
 def test_giving_up_an_attempt_leaves_the_next_one_that_has_no_token_yet(five: Five) -> None:
     with five.at(0) as node:
-        node.set("lock:a", "one:-8", px=60_000)
+        node.set("fencepost:lock:a", "one:-8", px=60_000)
         leave(node, "one", attempt=7, token="")
-        assert node.get("lock:a") == "one:-8"
+        assert node.get("fencepost:lock:a") == "one:-8"
         leave(node, "one", attempt=8, token="")
-        assert node.get("lock:a") is None
+        assert node.get("fencepost:lock:a") is None
 
 
 def test_a_server_that_is_out_of_memory_frees_a_share_all_the_same(five: Five) -> None:
     with five.at(0) as node:
-        node.set("lock:a", "one:5", px=60_000)
+        node.set("fencepost:lock:a", "one:5", px=60_000)
         node.config_set("maxmemory", 1)
         try:
             with pytest.raises(redis.exceptions.OutOfMemoryError):
                 node.set("b", "more")
             assert leave(node, "two", attempt=1) == 0
             assert leave(node, "one", attempt=1, token="5") == 1
-            assert node.get("lock:a") is None
+            assert node.get("fencepost:lock:a") is None
         finally:
             node.config_set("maxmemory", 0)

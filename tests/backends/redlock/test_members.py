@@ -25,17 +25,17 @@ def test_a_node_that_refuses_what_it_is_told_for_good_is_asked_again(five: Five)
     """Such as one where the key is in use for something else."""
     with fencepost.connect(five.url, ttl=TTL) as locks, five.at(1) as node:
         lease = locks.acquire("a")
-        node.delete("lock:a")
-        node.rpush("lock:a", "no lock")
+        node.delete("fencepost:lock:a")
+        node.rpush("fencepost:lock:a", "no lock")
         assert lease.release()
         five.kill(1)
         assert locks.acquire("b").release()
         five.revive(1)
-        node.rpush("lock:a", "no lock")
+        node.rpush("fencepost:lock:a", "no lock")
 
         def votes() -> bool:
             with locks.lock("b", timeout=PATIENCE):
-                return five.value(1, "lock:b") is not None
+                return five.value(1, "fencepost:lock:b") is not None
 
         until(votes, "the node votes again")
 

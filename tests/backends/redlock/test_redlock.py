@@ -93,7 +93,7 @@ async def test_a_grant_that_comes_after_the_release_is_given_back(five: Five, fa
         assert await lease.release()
         five.members[3].resume()
         await until_async(lambda: asked() > before, "the request that was given up, carried out all the same")
-        await until_async(lambda: late.keys("lock:a\x1fgone*"), "the news that its holder left")
+        await until_async(lambda: late.keys("fencepost:lock:a\x1fgone*"), "the news that its holder left")
         await until_async(lambda: five.value(3) is None, "the end of the late grant")
     assert await (await client.acquire("a", timeout=PATIENCE)).release()
     await client.close()
@@ -122,7 +122,7 @@ def test_a_majority_remembers_a_token_before_it_is_used_and_every_other_majority
         five.revive(3, 4)
         five.kill(0, 1)  # of those who were bumped, one is left
         tokens.append(_token(locks))
-        known = [five.value(each, "lock:\x1ftoken") for each in (2, 3, 4)]
+        known = [five.value(each, "fencepost:lock:\x1ftoken") for each in (2, 3, 4)]
         assert known == [str(tokens[-1])] * 3
     assert tokens == sorted(set(tokens))
 
@@ -138,11 +138,11 @@ def test_half_of_an_even_number_of_servers_is_no_majority(five: Five) -> None:
     with fencepost.connect(f"redlock://{places}/0?node_timeout=10s", ttl=TTL) as locks:
         for index in (0, 1):
             with five.at(index) as client:
-                assert client.set("lock:a", "somebody", nx=True, px=60_000)
+                assert client.set("fencepost:lock:a", "somebody", nx=True, px=60_000)
         assert locks.try_acquire("a") is None
         assert [five.value(index) for index in (2, 3)] == [None, None]
         with five.at(0) as client:
-            assert client.delete("lock:a")
+            assert client.delete("fencepost:lock:a")
         assert locks.acquire("a", timeout=PATIENCE).release()
 
 
@@ -154,7 +154,7 @@ def test_the_deadline_is_counted_from_before_the_servers_are_asked(five: Five) -
         locks = stack.enter_context(fencepost.connect(url, ttl=TTL))
         assert locks.acquire("warm").release()
         for each in proxies:
-            each.lose_answer_to(b"lock:a")
+            each.lose_answer_to(b"fencepost:lock:a")
         asking = background(lambda: locks.acquire("a"))
         until(lambda: all(each.held > 0 for each in proxies), "the answers are held back", watching=[asking])
         carried_out = boottime()
@@ -173,7 +173,7 @@ def test_the_deadline_comes_before_any_node_forgets_the_lease(five: Five) -> Non
             before = lease.remaining
             for index in range(5):
                 with five.at(index) as client:
-                    left = client.pttl("lock:a") / 1000
+                    left = client.pttl("fencepost:lock:a") / 1000
                 assert left > before + TTL * 0.005, "what a clock that runs faster takes is not the holder's"
 
 
@@ -184,7 +184,7 @@ async def test_a_lease_is_lost_once_a_majority_says_so_and_not_before(five: Five
     for index in range(3):
         await lease.renew()
         with five.at(index) as node:
-            assert node.delete("lock:a") == 1
+            assert node.delete("fencepost:lock:a") == 1
     with pytest.raises(LeaseLost):
         await lease.renew()
     assert await lease.release() is False
@@ -214,7 +214,7 @@ async def test_a_renewal_that_hangs_on_one_silent_node_is_unknown(five: Five, fa
     lease = await client.acquire("a")
     for index in (0, 1):
         with five.at(index) as node:
-            assert node.delete("lock:a") == 1
+            assert node.delete("fencepost:lock:a") == 1
     five.members[2].pause()
     with pytest.raises(BackendError, match=five.members[2].address) as raised:
         await lease.renew()
@@ -236,16 +236,16 @@ def test_a_plain_client_in_a_majority_excludes_and_is_excluded(five: Five) -> No
     with fencepost.connect(five.url, ttl=TTL) as locks:
         for index in range(3):
             with five.at(index) as client:
-                assert client.set("lock:a", "somebody", nx=True, px=60_000)
+                assert client.set("fencepost:lock:a", "somebody", nx=True, px=60_000)
         assert locks.try_acquire("a") is None
         status = locks.status("a")
         assert status is not None
         assert (status.holder, status.token) == ("somebody", 0)
         assert five.value(4) is None, "the attempt left nothing behind"
         with five.at(0) as client:
-            client.delete("lock:a")
+            client.delete("fencepost:lock:a")
         with locks.lock("a"), five.at(0) as client:
-            assert not client.set("lock:a", "somebody", nx=True, px=60_000)
+            assert not client.set("fencepost:lock:a", "somebody", nx=True, px=60_000)
 
 
 def test_scripts_that_were_flushed_are_taught_again(five: Five) -> None:
@@ -318,4 +318,4 @@ def test_nothing_but_the_counter_is_left_behind(five: Five) -> None:
             assert locks.acquire(f"lock {number}").release()
     for index in range(5):
         with five.at(index) as client:
-            assert client.keys("*") == ["lock:\x1ftoken"]
+            assert client.keys("*") == ["fencepost:lock:\x1ftoken"]

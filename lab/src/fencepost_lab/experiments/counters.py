@@ -226,7 +226,7 @@ def _lose(take: Take, lose: Callable[[], None]) -> dict[str, Any]:
 
 
 def _one(server: ClockedRedis, kind: str) -> int:
-    with contextlib.closing(Mint(server.port, kind, "lock:")) as mint:
+    with contextlib.closing(Mint(server.port, kind, "fencepost:lock:")) as mint:
         token = mint.take(NAME)
         mint.release(NAME, token)
         return token

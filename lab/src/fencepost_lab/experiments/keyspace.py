@@ -164,7 +164,7 @@ def _lazy(outcome: Outcome, server: Redis, settings: Settings, room: Room) -> No
             if (lease := locks.try_acquire(names[-1])) is None or not lease.release():
                 raise Unexpected("an expired lock was not free")
         for first in range(0, keys // 2, 1000):
-            client.exists(*(f"lock:{name}" for name in names[first : min(first + 1000, keys // 2)]))
+            client.exists(*(f"fencepost:lock:{name}" for name in names[first : min(first + 1000, keys // 2)]))
         touched = used() - before
         at = time.monotonic()
         client.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "1")

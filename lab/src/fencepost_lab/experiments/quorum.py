@@ -53,7 +53,7 @@ class Views:
         found = []
         for number, member in enumerate(self._members, 1):
             with redis.Redis(HOST, member.port, decode_responses=True) as node:
-                value = node.get(f"lock:{lock}")
+                value = node.get(f"fencepost:lock:{lock}")
             if str(value or "").startswith(holder + ":"):
                 found.append(f"r{number}")
         return found

@@ -14,7 +14,7 @@ from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.stage.actors import Unexpected
 
 LOCK = "account/42"
-KEY = f"lock:{LOCK}"
+KEY = f"fencepost:lock:{LOCK}"
 FORCED = "the race took place in every round: B held the lock before A's release arrived"
 
 

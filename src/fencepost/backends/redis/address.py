@@ -72,7 +72,7 @@ def options(address: Address) -> Options:
         places=places,
         service=service,
         db=db,
-        prefix=found.get("prefix", "lock:"),
+        prefix=found.get("prefix", "fencepost:lock:"),
         fence=found.get("fence", "clock"),
         wait_replicas=found.get("wait_replicas", 0),
         timeout=found.get("timeout", 3.0),
