@@ -6,6 +6,7 @@ import tomllib
 from typing import Any
 
 from fencepost.cli.loader import LAB
+from fencepost_lab.servers.programs import PROGRAMS
 from tests import ROOT
 
 
@@ -66,3 +67,13 @@ def test_all_places_name_the_same_python_versions() -> None:
     assert f"(3, {first.partition('.')[2]})" in setup
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     assert f"python: {json.dumps(versions)}" in workflow
+
+
+def test_whatever_ci_and_the_scripts_fetch_is_pinned() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    used = re.findall(r"uses: (.*)", workflow)
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each)] == []
+    lock = (ROOT / "scripts" / "lock").read_text("utf-8")
+    assert re.search(r"^uv=\d+\.\d+\.\d+$", lock, re.MULTILINE)
+    assert all(program.integrity for program in PROGRAMS.values() if program.npm)

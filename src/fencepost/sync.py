@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
 from fencepost.driver import call, call_or_undo
-from fencepost.driver.interrupts import protected
+from fencepost.driver.interrupts import Again, on_main_thread, protected
 from fencepost.driver.scope import Closed
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost
@@ -406,11 +406,20 @@ class Election:
         """Term after term, each with a larger epoch; leaving the loop resigns."""
         candidate = self._candidate()
         self._candidates.add(candidate)
+        interrupted: list[Again] = []
         try:
             while True:
                 yield call(candidate.elect)
         except Closed:
             return  # the election was closed
+        except GeneratorExit:
+            try:
+                call(candidate.resign)
+            except BaseException as error:
+                if not on_main_thread():
+                    raise
+                interrupted.append(Again(error))  # most loops are left to the garbage collector, which would drop it
+            raise
         finally:
             self._candidates.discard(candidate)
             call(candidate.resign)

@@ -349,6 +349,19 @@ def test_the_script_names_what_is_missing_and_the_next_step(tmp_path: Path) -> N
     assert "scripts/servers consul" in said.stderr
 
 
+def test_the_script_takes_no_other_package_from_npm_than_the_one_that_was_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "axe.min.js").write_text("steal()")
+    npm = tmp_path / "npm"
+    npm.write_text(f"#!/bin/sh\nexec tar -czf axe-core.tgz -C {tmp_path} package\n")
+    npm.chmod(0o755)
+    cache = tmp_path / "cache"
+    said = script("axe", PATH=f"{tmp_path}:{os.environ['PATH']}", FENCEPOST_SERVERS=str(cache))
+    assert said.returncode == 1
+    assert "is not the one that was looked at" in said.stderr
+    assert list(cache.rglob("axe*")) == []
+
+
 def test_the_script_knows_its_names() -> None:
     said = script("reddis")
     assert said.returncode == 2

@@ -1,5 +1,6 @@
 """Signal handlers are held back in protected code, and run where it waits. Each test is a process of its own."""
 
+import gc
 import inspect
 import os
 import signal
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 
+import fencepost
+from fencepost import sync
 from fencepost.driver import call, call_or_undo, interrupts
 from fencepost.driver.interrupts import interruptible, masked, protected
 from fencepost.driver.threads import Blocking, Flag
+from fencepost.events import Event
 from tests.harness.interrupts import Interrupter
 from tests.harness.isolated import isolated
 from tests.harness.threads import background
@@ -364,3 +368,53 @@ def test_a_coroutine_that_is_interrupted_on_its_way_back_is_undone() -> None:
     with pytest.raises(KeyboardInterrupt):
         call(work)
     assert interrupts._depth == 0
+
+
+@pytest.mark.parametrize("left", ["break", "raise", "close", "collect"])
+@isolated
+def test_an_interrupt_while_a_loop_over_an_election_is_left_is_not_lost(left: str) -> None:
+    """Python drops what is raised in a generator that it collects, which is what most loops end with."""
+    signal.signal(signal.SIGTERM, end)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    for number, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)):
+        sent: list[signal.Signals] = []
+
+        def interrupt(event: Event) -> None:
+            if event.kind == "released" and not sent:  # noqa: B023
+                sent.append(number)  # noqa: B023
+                press(sent[0])  # noqa: B023
+
+        with fencepost.connect("memory://", hooks=[interrupt]) as locks:
+            with pytest.raises(error) as raised:
+                leave(locks, left)
+            assert sent == [number]
+            assert getattr(raised.value, "code", 3) == 3
+            assert locks.status("scheduler") is None, "it has resigned"
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def end(*_: object) -> None:
+    raise SystemExit(3)
+
+
+def leave(locks: sync.Locks, how: str) -> None:
+    """Leave a loop in one of the ways there are, and go on with something else."""
+    if how == "collect":
+        terms: list[Any] = [iter(locks.election("scheduler"))]
+        terms.append(terms)
+        next(terms[0])
+        del terms
+        gc.collect()
+    elif how == "close":
+        loop = iter(locks.election("scheduler"))
+        next(loop)
+        loop.close()
+    elif how == "raise":
+        with suppress(ValueError):
+            for _ in locks.election("scheduler"):
+                raise ValueError
+    else:
+        for _ in locks.election("scheduler"):
+            break
+    for _ in range(1000):
+        pass

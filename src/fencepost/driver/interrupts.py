@@ -195,6 +195,28 @@ class masked:
             _masks = self._before
 
 
+class Again:
+    """Raises an error once more, in the main thread, as soon as this object is gone.
+
+    For what a signal handler raises in code that may be a finalizer's, where Python drops it: keep this in a local
+    variable there, and it comes out of whatever ran the finalizer.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        # Without the frames of the finalizer, which would keep this object.
+        again = error.with_traceback(None)
+        again.__context__ = None
+        before = _getsignal(signal.SIGINT)
+
+        def handle(*_: object) -> None:
+            _setsignal(signal.SIGINT, before)
+            raise again
+
+        _setsignal(signal.SIGINT, handle)
+
+    __del__ = staticmethod(interrupt_main)  # nothing of Python's own runs in it, so that the handler runs after it
+
+
 def _after_fork() -> None:
     # The thread that forked is the child's main thread. Wherever it is, Ctrl-C must reach it, and what had come before
     # is the parent's.

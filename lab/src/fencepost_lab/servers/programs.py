@@ -111,6 +111,8 @@ class Program:
     packages: tuple[str, ...] = ()
     release: str = ""
     npm: str = ""
+    integrity: str = ""
+    """What the archive of that package must be, as npm writes it."""
     minimum: tuple[int, ...] = ()
     ask: tuple[str, ...] = ("--version",)
 
@@ -138,7 +140,11 @@ PROGRAMS = {
     "chromium": Program(
         lambda: programs("chromium", CHROMIUM="chromium", CHROMEDRIVER="chromedriver"), ("chromium", "chromium-driver")
     ),
-    "axe": Program(find_axe, npm="axe-core@4.14.0"),
+    "axe": Program(
+        find_axe,
+        npm="axe-core@4.14.0",
+        integrity="sha512-9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ==",
+    ),
     # What the lab's faults need: a compiler for clocks that jump, network namespaces.
     "cc": Program(lambda: programs("cc", CC="cc"), ("gcc", "libc6-dev")),
     "iproute2": Program(
