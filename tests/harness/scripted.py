@@ -72,7 +72,7 @@ def wrong(answers: Mapping[str, bytes]) -> Iterator[Fault]:
 
 
 class Part(NamedTuple):
-    """A whole request or answer; ``label`` is a request's, and empty for what answers no request."""
+    """A whole request or answer; its label is empty if it is neither, and only passes by."""
 
     label: str
     data: bytes
@@ -164,6 +164,9 @@ class Scripted(Proxy):
         self._over(pair, up)
 
     def _asked(self, talk: _Talk, part: Part) -> None:
+        if not part.label:
+            talk.far.sendall(part.data)
+            return
         fault = self._due(part.label)
         if fault is not None and not fault.asked and fault.end is End.CLOSE:
             raise ConnectionAbortedError
@@ -330,3 +333,88 @@ CONSUL = (
     *BREAKS,
 )
 """The faults of one Consul agent."""
+
+
+class Postgres(Dialect):
+    """Postgres; a label is the function of fencepost's schema that is called, else the statement's first word."""
+
+    def __init__(self) -> None:
+        self._started = self._negotiates = self._ready = False
+        self._unit = b""
+        self._answer = b""
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := self._message(buffer, 1 if self._started else 0)) is not None:
+            if not self._started:
+                self._negotiates = int.from_bytes(data[4:8]) in (80877103, 80877104)
+                self._started = not self._negotiates
+                yield Part("negotiate" if self._negotiates else "start", data)
+            elif data[:1] in b"pX":
+                yield Part("", data)
+            else:
+                self._unit += data
+                if data[:1] in b"QS":
+                    unit, self._unit = self._unit, b""
+                    yield Part(_statement(unit), unit)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        if self._negotiates and buffer:
+            self._negotiates = False
+            yield Part("answer", bytes(buffer[:1]))
+            del buffer[:1]
+        while (data := self._message(buffer, 1)) is not None:
+            ends = data[:1] == b"Z"
+            if not ends and (not self._ready or (not self._answer and data[:1] in b"ANS")):
+                yield Part("", data)  # the server's part of an authentication, or news
+                continue
+            self._answer += data
+            if ends:
+                self._ready = True
+                answer, self._answer = self._answer, b""
+                yield Part("answer", answer)
+
+    def _message(self, buffer: bytearray, start: int) -> bytes | None:
+        end = start + int.from_bytes(buffer[start : start + 4])
+        if len(buffer) < start + 4 or len(buffer) < end:
+            return None
+        data = bytes(buffer[:end])
+        del buffer[:end]
+        return data
+
+
+def _statement(unit: bytes) -> str:
+    if b"PREPARE " in unit:
+        return "PREPARE"
+    found = re.search(rb"\bfencepost\.(\w+)\(", unit) or re.search(rb"\x00(take|release)\x00", unit)
+    return (found or re.findall(rb"([A-Za-z]\w+)", unit[5:]))[1 if found else 0].decode()
+
+
+def _pg(kind: bytes, body: bytes = b"") -> bytes:
+    return kind + (len(body) + 4).to_bytes(4) + body
+
+
+def _pg_refusal(code: str) -> bytes:
+    return _pg(b"E", b"SERROR\0VERROR\0C%b\0Mno\0\0" % code.encode()) + _PG_READY
+
+
+def _pg_row(value: bytes | None) -> bytes:
+    column = b"a\0" + bytes(6) + (25).to_bytes(4) + (-1).to_bytes(2, signed=True) + (-1).to_bytes(4, signed=True)
+    size = (-1).to_bytes(4, signed=True) if value is None else len(value).to_bytes(4)
+    described = _pg(b"T", (1).to_bytes(2) + column + bytes(2))
+    return described + _pg(b"D", (1).to_bytes(2) + size + (value or b"")) + _pg(b"C", b"SELECT 1\0") + _PG_READY
+
+
+_PG_READY = _pg(b"Z", b"I")
+POSTGRES = (
+    *(Fault(f"refused-{code}", asked=False, answer=_pg_refusal(code)) for code in ("42501", "40001", "57P03", "XX000")),
+    *wrong(
+        {
+            "empty": _pg(b"I") + _PG_READY,
+            "text": _pg_row(b"OK"),
+            "nothing": _pg_row(None),
+        }
+    ),
+    Fault("garbage", answer=b"\x15\x03\x01\x00\x02\x02F\r\n"),
+    *BREAKS,
+)
+"""The faults of one Postgres."""
