@@ -24,7 +24,21 @@ import pytest
 from fencepost.backend import Status
 from fencepost.errors import FencepostError, LeaseLost
 from tests.conformance.faces import Client, Hold
-from tests.harness.scripted import BREAKS, CONSUL, POSTGRES, RESP, Dialect, End, Fault, Http, Postgres, Resp, Scripted
+from tests.harness.scripted import (
+    BREAKS,
+    CONSUL,
+    POSTGRES,
+    RESP,
+    ZOOKEEPER,
+    Dialect,
+    End,
+    Fault,
+    Http,
+    Postgres,
+    Resp,
+    Scripted,
+    ZooKeeper,
+)
 from tests.harness.servers import Endpoint
 from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
@@ -86,6 +100,13 @@ KINDS = {
         options=f"timeout={PATIENCE}s&connect_timeout={PATIENCE:.0f}",
         hasty="timeout=500ms&connect_timeout=2",
         plausible=frozenset({("nothing", "granted")}),
+    ),
+    "zookeeper": Kind(
+        "zookeeper_server",
+        ZooKeeper,
+        ZOOKEEPER,
+        ("connect", "container", "create", "children", "data", "sync", "delete"),
+        plausible=frozenset({("empty", "delete"), ("text", "delete")}),
     ),
     "consul": Kind(
         "consul_server",

@@ -89,10 +89,15 @@ class Dialect(ABC):
     def answers(self, buffer: bytearray) -> Iterator[Part]:
         """Take the whole answers out of what the server has sent so far."""
 
+    def answer(self, request: bytes, fault: bytes) -> bytes:
+        """A fault's answer, as one to this request."""
+        return fault
+
 
 @dataclass(slots=True)
 class _Request:
     fault: Fault | None
+    instead: bytes | None = None
     answer: bytes | None = None
 
 
@@ -170,9 +175,14 @@ class Scripted(Proxy):
         fault = self._due(part.label)
         if fault is not None and not fault.asked and fault.end is End.CLOSE:
             raise ConnectionAbortedError
-        talk.open.append(_Request(fault, None if fault is None or fault.asked else fault.answer))
+        request = _Request(fault)
+        talk.open.append(request)
+        if fault is not None and fault.answer is not None:
+            request.instead = talk.dialect.answer(part.data, fault.answer)
         if fault is None or fault.asked:
             talk.far.sendall(part.data)
+        else:
+            request.answer = request.instead
         self._deliver(talk)
 
     def _due(self, label: str) -> Fault | None:
@@ -189,8 +199,7 @@ class Scripted(Proxy):
             talk.near.sendall(part.data)
             return
         request = next(each for each in talk.open if each.answer is None)
-        fault = request.fault
-        request.answer = part.data if fault is None or fault.answer is None else fault.answer
+        request.answer = part.data if request.instead is None else request.instead
         self._deliver(talk)
 
     def _deliver(self, talk: _Talk) -> None:
@@ -418,3 +427,52 @@ POSTGRES = (
     *BREAKS,
 )
 """The faults of one Postgres."""
+
+
+class ZooKeeper(Dialect):
+    """ZooKeeper; a label is the name of the operation, and "connect" for the first request."""
+
+    def __init__(self) -> None:
+        self._connects = self._connected = True
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _jute(buffer)) is not None:
+            label = "connect" if self._connects else self._name(data)
+            self._connects = False
+            yield Part(label, data)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _jute(buffer)) is not None:
+            news = not self._connected and data[4:8] == b"\xff\xff\xff\xff"
+            self._connected = False
+            yield Part("" if news else "answer", data)
+
+    def _name(self, data: bytes) -> str:
+        return _OPERATIONS.get(int.from_bytes(data[8:12], signed=True), "another")
+
+    def answer(self, request: bytes, fault: bytes) -> bytes:
+        body = request[4:8] + bytes(8) + fault
+        return len(body).to_bytes(4) + body
+
+
+_OPERATIONS = {2: "delete", 4: "data", 8: "children", 9: "sync", 15: "create", 19: "container", -11: "close"}
+
+
+def _jute(buffer: bytearray) -> bytes | None:
+    end = 4 + int.from_bytes(buffer[:4])
+    if len(buffer) < 4 or len(buffer) < end:
+        return None
+    data = bytes(buffer[:end])
+    del buffer[:end]
+    return data
+
+
+ZOOKEEPER = (
+    *(
+        Fault(f"refused-{name}", asked=False, answer=code.to_bytes(4, signed=True))
+        for name, code in {"system": -1, "noauth": -102, "expired": -112, "unimplemented": -6}.items()
+    ),
+    *wrong({"empty": bytes(4), "text": bytes(4) + b"OK"}),
+    *(each for each in BREAKS if each is not LATE),
+)
+"""The faults of one ZooKeeper. It may be silent for two thirds of a session's timeout, which is long here."""
