@@ -168,11 +168,11 @@ class Trial:
     async def acquire(self, client: Client) -> Hold:
         """Acquire the lock, again after an error."""
 
-        async def once() -> Hold | None:
+        async def once() -> list[Hold]:
             got = await self.tried(lambda: client.acquire(self.name, timeout=PATIENCE))
-            return None if isinstance(got, FencepostError) else got
+            return [] if isinstance(got, FencepostError) else [got]
 
-        lease = await until_async(once, "it acquires the lock")
+        [lease] = await until_async(once, "it acquires the lock")
         status = await self.found()
         assert status is not None, "a lease is one that the store has"
         assert (status.holder, status.token) == (lease.holder, lease.token)
@@ -264,10 +264,11 @@ async def trial(bench: Bench, fault: Fault | None = None, label: str = "", nth: 
         behind = url + (kind.hasty if fault and silent(fault) else kind.options)
         for place, proxy in zip(places, proxies, strict=True):
             behind = behind.replace(place, proxy.address)
-        clients = [Client(face, behind, ttl=TTL), Client(face, behind, ttl=TTL)]
-        mine = Trial(proxies, *clients, direct, f"scripted-{secrets.token_hex(6)}")
-        for proxy in faulty if fault is not None else ():
-            proxy.plan(fault, label, nth)
+        first, second = Client(face, behind, ttl=TTL), Client(face, behind, ttl=TTL)
+        mine = Trial(proxies, first, second, direct, f"scripted-{secrets.token_hex(6)}")
+        if fault is not None:
+            for proxy in faulty:
+                proxy.plan(fault, label, nth)
         try:
             await mine.scenario()
             await mine.after()
