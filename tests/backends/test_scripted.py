@@ -33,6 +33,7 @@ from tests.harness.scripted import (
     Dialect,
     End,
     Fault,
+    Grpc,
     Http,
     Postgres,
     Resp,
@@ -107,6 +108,14 @@ KINDS = {
         ZOOKEEPER,
         ("connect", "container", "create", "children", "data", "sync", "delete"),
         plausible=frozenset({("empty", "delete"), ("text", "delete")}),
+    ),
+    "etcd": Kind(
+        "etcd_server",
+        Grpc,
+        BREAKS,
+        tuple(f"call {number}" for number in range(1, 7)),
+        options=f"timeout={PATIENCE}s",
+        hasty="timeout=500ms",
     ),
     "consul": Kind(
         "consul_server",

@@ -16,7 +16,7 @@ import re
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -76,10 +76,15 @@ class Part(NamedTuple):
 
     label: str
     data: bytes
+    stream: int = 0
+    """What an answer has in common with its request, where answers come in any order."""
 
 
 class Dialect(ABC):
-    """How one connection's bytes are divided into requests and answers, which come in the order of the requests."""
+    """How one connection's bytes are divided into requests and answers.
+
+    Answers come in the order of the requests, except where each request is a stream.
+    """
 
     @abstractmethod
     def requests(self, buffer: bytearray) -> Iterator[Part]:
@@ -97,6 +102,7 @@ class Dialect(ABC):
 @dataclass(slots=True)
 class _Request:
     fault: Fault | None
+    stream: int
     instead: bytes | None = None
     answer: bytes | None = None
 
@@ -109,7 +115,7 @@ class _Talk(_Pair):
     def start(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.gate = threading.RLock()
-        self.open: deque[_Request] = deque()
+        self.open: list[_Request] = []
         self.held = b""
 
 
@@ -175,7 +181,7 @@ class Scripted(Proxy):
         fault = self._due(part.label)
         if fault is not None and not fault.asked and fault.end is End.CLOSE:
             raise ConnectionAbortedError
-        request = _Request(fault)
+        request = _Request(fault, part.stream)
         talk.open.append(request)
         if fault is not None and fault.answer is not None:
             request.instead = talk.dialect.answer(part.data, fault.answer)
@@ -196,24 +202,33 @@ class Scripted(Proxy):
 
     def _answered(self, talk: _Talk, part: Part) -> None:
         if not part.label:
-            talk.near.sendall(part.data)
+            self._pass_on(talk, part.data)
             return
-        request = next(each for each in talk.open if each.answer is None)
+        request = next(each for each in talk.open if each.answer is None and each.stream == part.stream)
         request.answer = part.data if request.instead is None else request.instead
         self._deliver(talk)
 
     def _deliver(self, talk: _Talk) -> None:
-        while talk.open and (answer := talk.open[0].answer) is not None:
-            end = End.COME if (fault := talk.open.popleft().fault) is None else fault.end
+        for request in tuple(talk.open):
+            answer, fault = request.answer, request.fault
+            if answer is None:
+                if request.stream:
+                    continue
+                return
+            talk.open.remove(request)
+            end = End.COME if fault is None else fault.end
             if end is End.CLOSE:
                 raise ConnectionAbortedError
             if end is End.HALF:
                 talk.near.sendall(answer[: len(answer) // 2])
                 raise ConnectionAbortedError
-            if end is End.HOLD or talk.held:
-                talk.held += answer
-            else:
-                talk.near.sendall(answer * 2 if end is End.TWICE else answer)
+            self._pass_on(talk, answer * 2 if end is End.TWICE else answer, hold=end is End.HOLD)
+
+    def _pass_on(self, talk: _Talk, data: bytes, *, hold: bool = False) -> None:
+        if hold or talk.held:  # nothing overtakes what is held back
+            talk.held += data
+        else:
+            talk.near.sendall(data)
 
 
 class Resp(Dialect):
@@ -476,3 +491,45 @@ ZOOKEEPER = (
     *(each for each in BREAKS if each is not LATE),
 )
 """The faults of one ZooKeeper. It may be silent for two thirds of a session's timeout, which is long here."""
+
+
+class Grpc(Dialect):
+    """gRPC, as far as frames of HTTP/2 tell: a label is a call's number on its connection.
+
+    A call's answer is its first frame. What its headers say depends on those before, so none is left out or changed.
+    """
+
+    def __init__(self) -> None:
+        self._greets = True
+        self._calls = 0
+        self._begun: set[int] = set()
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        if self._greets and len(buffer) >= 24:
+            self._greets = False
+            yield Part("", bytes(buffer[:24]))
+            del buffer[:24]
+        while not self._greets and (data := _frame(buffer)) is not None:
+            self._calls += data[3] == 1
+            yield Part(f"call {self._calls}", data, _stream(data)) if data[3] == 1 else Part("", data)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _frame(buffer)) is not None:
+            stream = _stream(data)
+            first = data[3] in (0, 1) and stream not in self._begun
+            self._begun.add(stream)
+            yield Part("answer", data, stream) if first else Part("", data)
+
+
+def _frame(buffer: bytearray) -> bytes | None:
+    """Take a frame of HTTP/2 that is whole out of the buffer."""
+    end = 9 + int.from_bytes(buffer[:3])
+    if len(buffer) < 9 or len(buffer) < end:
+        return None
+    data = bytes(buffer[:end])
+    del buffer[:end]
+    return data
+
+
+def _stream(frame: bytes) -> int:
+    return int.from_bytes(frame[5:9]) & 0x7FFFFFFF

@@ -199,7 +199,7 @@ class Consul(Polling):
             return []
         # The bases after the locks: a base knows what it was before, and not what it will be.
         keys = [self._key(each, end) for end in (_LOCK, _BASE) for each in wanted]
-        answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys))
+        answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys), keys=keys)
         locks = zip(wanted, answers[: len(wanted)], answers[len(wanted) :], strict=True)
         return [
             self._hold(each, lock.pairs()[0], self._base(each, base.pairs()))
