@@ -16,6 +16,7 @@ from fencepost.backends.redis.connection import refusal
 from fencepost.errors import BackendError
 from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
+from tests.harness.scripted import TWICE, Resp, Scripted
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
@@ -109,6 +110,18 @@ def test_a_reply_that_answers_no_request_ends_the_connection(
     with said:
         run(scenario())
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@pytest.mark.parametrize("label", ["HELLO", "take"])
+def test_an_extra_reply_is_not_the_next_requests_answer(own_redis: Own, label: str) -> None:
+    with Scripted(own_redis.server.port, Resp) as proxy, fencepost.connect(f"redis://{proxy.address}") as locks:
+        proxy.plan(TWICE, label, 1)
+        with pytest.raises(BackendError, match="answers no request"):
+            locks.acquire("a")
+        assert proxy.happened
+        lease = locks.acquire("b", ttl=300)
+        assert lease.token == int(own_redis.client.get("lock:b").rpartition(":")[2])
+        assert lease.release()
 
 
 def test_a_server_that_is_busy_with_a_script_is_asked_again(own_redis: Own) -> None:
