@@ -16,7 +16,7 @@ import re
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -72,14 +72,19 @@ def wrong(answers: Mapping[str, bytes]) -> Iterator[Fault]:
 
 
 class Part(NamedTuple):
-    """A whole request or answer; ``label`` is a request's, and empty for what answers no request."""
+    """A whole request or answer; its label is empty if it is neither, and only passes by."""
 
     label: str
     data: bytes
+    stream: int = 0
+    """What an answer has in common with its request, where answers come in any order."""
 
 
 class Dialect(ABC):
-    """How one connection's bytes are divided into requests and answers, which come in the order of the requests."""
+    """How one connection's bytes are divided into requests and answers.
+
+    Answers come in the order of the requests, except where each request is a stream.
+    """
 
     @abstractmethod
     def requests(self, buffer: bytearray) -> Iterator[Part]:
@@ -89,10 +94,16 @@ class Dialect(ABC):
     def answers(self, buffer: bytearray) -> Iterator[Part]:
         """Take the whole answers out of what the server has sent so far."""
 
+    def answer(self, request: bytes, fault: bytes) -> bytes:
+        """A fault's answer, as one to this request."""
+        return fault
+
 
 @dataclass(slots=True)
 class _Request:
     fault: Fault | None
+    stream: int
+    instead: bytes | None = None
     answer: bytes | None = None
 
 
@@ -104,7 +115,7 @@ class _Talk(_Pair):
     def start(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.gate = threading.RLock()
-        self.open: deque[_Request] = deque()
+        self.open: list[_Request] = []
         self.held = b""
 
 
@@ -164,12 +175,20 @@ class Scripted(Proxy):
         self._over(pair, up)
 
     def _asked(self, talk: _Talk, part: Part) -> None:
+        if not part.label:
+            talk.far.sendall(part.data)
+            return
         fault = self._due(part.label)
         if fault is not None and not fault.asked and fault.end is End.CLOSE:
             raise ConnectionAbortedError
-        talk.open.append(_Request(fault, None if fault is None or fault.asked else fault.answer))
+        request = _Request(fault, part.stream)
+        talk.open.append(request)
+        if fault is not None and fault.answer is not None:
+            request.instead = talk.dialect.answer(part.data, fault.answer)
         if fault is None or fault.asked:
             talk.far.sendall(part.data)
+        else:
+            request.answer = request.instead
         self._deliver(talk)
 
     def _due(self, label: str) -> Fault | None:
@@ -183,25 +202,33 @@ class Scripted(Proxy):
 
     def _answered(self, talk: _Talk, part: Part) -> None:
         if not part.label:
-            talk.near.sendall(part.data)
+            self._pass_on(talk, part.data)
             return
-        request = next(each for each in talk.open if each.answer is None)
-        fault = request.fault
-        request.answer = part.data if fault is None or fault.answer is None else fault.answer
+        request = next(each for each in talk.open if each.answer is None and each.stream == part.stream)
+        request.answer = part.data if request.instead is None else request.instead
         self._deliver(talk)
 
     def _deliver(self, talk: _Talk) -> None:
-        while talk.open and (answer := talk.open[0].answer) is not None:
-            end = End.COME if (fault := talk.open.popleft().fault) is None else fault.end
+        for request in tuple(talk.open):
+            answer, fault = request.answer, request.fault
+            if answer is None:
+                if request.stream:
+                    continue
+                return
+            talk.open.remove(request)
+            end = End.COME if fault is None else fault.end
             if end is End.CLOSE:
                 raise ConnectionAbortedError
             if end is End.HALF:
                 talk.near.sendall(answer[: len(answer) // 2])
                 raise ConnectionAbortedError
-            if end is End.HOLD or talk.held:
-                talk.held += answer
-            else:
-                talk.near.sendall(answer * 2 if end is End.TWICE else answer)
+            self._pass_on(talk, answer * 2 if end is End.TWICE else answer, hold=end is End.HOLD)
+
+    def _pass_on(self, talk: _Talk, data: bytes, *, hold: bool = False) -> None:
+        if hold or talk.held:  # nothing overtakes what is held back
+            talk.held += data
+        else:
+            talk.near.sendall(data)
 
 
 class Resp(Dialect):
@@ -330,3 +357,179 @@ CONSUL = (
     *BREAKS,
 )
 """The faults of one Consul agent."""
+
+
+class Postgres(Dialect):
+    """Postgres; a label is the function of fencepost's schema that is called, else the statement's first word."""
+
+    def __init__(self) -> None:
+        self._started = self._negotiates = self._ready = False
+        self._unit = b""
+        self._answer = b""
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := self._message(buffer, 1 if self._started else 0)) is not None:
+            if not self._started:
+                self._negotiates = int.from_bytes(data[4:8]) in (80877103, 80877104)
+                self._started = not self._negotiates
+                yield Part("negotiate" if self._negotiates else "start", data)
+            elif data[:1] in b"pX":
+                yield Part("", data)
+            else:
+                self._unit += data
+                if data[:1] in b"QS":
+                    unit, self._unit = self._unit, b""
+                    yield Part(_statement(unit), unit)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        if self._negotiates and buffer:
+            self._negotiates = False
+            yield Part("answer", bytes(buffer[:1]))
+            del buffer[:1]
+        while (data := self._message(buffer, 1)) is not None:
+            ends = data[:1] == b"Z"
+            if not ends and (not self._ready or (not self._answer and data[:1] in b"ANS")):
+                yield Part("", data)  # the server's part of an authentication, or news
+                continue
+            self._answer += data
+            if ends:
+                self._ready = True
+                answer, self._answer = self._answer, b""
+                yield Part("answer", answer)
+
+    def _message(self, buffer: bytearray, start: int) -> bytes | None:
+        end = start + int.from_bytes(buffer[start : start + 4])
+        if len(buffer) < start + 4 or len(buffer) < end:
+            return None
+        data = bytes(buffer[:end])
+        del buffer[:end]
+        return data
+
+
+def _statement(unit: bytes) -> str:
+    if b"PREPARE " in unit:
+        return "PREPARE"
+    found = re.search(rb"\bfencepost\.(\w+)\(", unit) or re.search(rb"\x00(take|release)\x00", unit)
+    return (found or re.findall(rb"([A-Za-z]\w+)", unit[5:]))[1 if found else 0].decode()
+
+
+def _pg(kind: bytes, body: bytes = b"") -> bytes:
+    return kind + (len(body) + 4).to_bytes(4) + body
+
+
+def _pg_refusal(code: str) -> bytes:
+    return _pg(b"E", b"SERROR\0VERROR\0C%b\0Mno\0\0" % code.encode()) + _PG_READY
+
+
+def _pg_row(value: bytes | None) -> bytes:
+    column = b"a\0" + bytes(6) + (25).to_bytes(4) + (-1).to_bytes(2, signed=True) + (-1).to_bytes(4, signed=True)
+    size = (-1).to_bytes(4, signed=True) if value is None else len(value).to_bytes(4)
+    described = _pg(b"T", (1).to_bytes(2) + column + bytes(2))
+    return described + _pg(b"D", (1).to_bytes(2) + size + (value or b"")) + _pg(b"C", b"SELECT 1\0") + _PG_READY
+
+
+_PG_READY = _pg(b"Z", b"I")
+POSTGRES = (
+    *(Fault(f"refused-{code}", asked=False, answer=_pg_refusal(code)) for code in ("42501", "40001", "57P03", "XX000")),
+    *wrong(
+        {
+            "empty": _pg(b"I") + _PG_READY,
+            "text": _pg_row(b"OK"),
+            "nothing": _pg_row(None),
+        }
+    ),
+    Fault("garbage", answer=b"\x15\x03\x01\x00\x02\x02F\r\n"),
+    *BREAKS,
+)
+"""The faults of one Postgres."""
+
+
+class ZooKeeper(Dialect):
+    """ZooKeeper; a label is the name of the operation, and "connect" for the first request."""
+
+    def __init__(self) -> None:
+        self._connects = self._connected = True
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _jute(buffer)) is not None:
+            label = "connect" if self._connects else self._name(data)
+            self._connects = False
+            yield Part(label, data)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _jute(buffer)) is not None:
+            news = not self._connected and data[4:8] == b"\xff\xff\xff\xff"
+            self._connected = False
+            yield Part("" if news else "answer", data)
+
+    def _name(self, data: bytes) -> str:
+        return _OPERATIONS.get(int.from_bytes(data[8:12], signed=True), "another")
+
+    def answer(self, request: bytes, fault: bytes) -> bytes:
+        body = request[4:8] + bytes(8) + fault
+        return len(body).to_bytes(4) + body
+
+
+_OPERATIONS = {2: "delete", 4: "data", 8: "children", 9: "sync", 15: "create", 19: "container", -11: "close"}
+
+
+def _jute(buffer: bytearray) -> bytes | None:
+    end = 4 + int.from_bytes(buffer[:4])
+    if len(buffer) < 4 or len(buffer) < end:
+        return None
+    data = bytes(buffer[:end])
+    del buffer[:end]
+    return data
+
+
+ZOOKEEPER = (
+    *(
+        Fault(f"refused-{name}", asked=False, answer=code.to_bytes(4, signed=True))
+        for name, code in {"system": -1, "noauth": -102, "expired": -112, "unimplemented": -6}.items()
+    ),
+    *wrong({"empty": bytes(4), "text": bytes(4) + b"OK"}),
+    *(each for each in BREAKS if each is not LATE),
+)
+"""The faults of one ZooKeeper. It may be silent for two thirds of a session's timeout, which is long here."""
+
+
+class Grpc(Dialect):
+    """gRPC, as far as frames of HTTP/2 tell: a label is a call's number on its connection.
+
+    A call's answer is its first frame. What its headers say depends on those before, so none is left out or changed.
+    """
+
+    def __init__(self) -> None:
+        self._greets = True
+        self._calls = 0
+        self._begun: set[int] = set()
+
+    def requests(self, buffer: bytearray) -> Iterator[Part]:
+        if self._greets and len(buffer) >= 24:
+            self._greets = False
+            yield Part("", bytes(buffer[:24]))
+            del buffer[:24]
+        while not self._greets and (data := _frame(buffer)) is not None:
+            self._calls += data[3] == 1
+            yield Part(f"call {self._calls}", data, _stream(data)) if data[3] == 1 else Part("", data)
+
+    def answers(self, buffer: bytearray) -> Iterator[Part]:
+        while (data := _frame(buffer)) is not None:
+            stream = _stream(data)
+            first = data[3] in (0, 1) and stream not in self._begun
+            self._begun.add(stream)
+            yield Part("answer", data, stream) if first else Part("", data)
+
+
+def _frame(buffer: bytearray) -> bytes | None:
+    """Take a frame of HTTP/2 that is whole out of the buffer."""
+    end = 9 + int.from_bytes(buffer[:3])
+    if len(buffer) < 9 or len(buffer) < end:
+        return None
+    data = bytes(buffer[:end])
+    del buffer[:end]
+    return data
+
+
+def _stream(frame: bytes) -> int:
+    return int.from_bytes(frame[5:9]) & 0x7FFFFFFF

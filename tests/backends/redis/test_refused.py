@@ -17,6 +17,7 @@ from fencepost.backends.redis.connection import Denied, refusal
 from fencepost.errors import BackendError
 from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
+from tests.harness.scripted import TWICE, Resp, Scripted
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
@@ -133,9 +134,8 @@ async def test_each_waiter_that_is_denied_has_an_error_of_its_own(
 ) -> None:
     monkeypatch.setattr(waiters, "_PATIENCE", 0.0)
     own_redis.client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "allchannels")
-    own_redis.client.set(
-        "fencepost:lock:a", "a holder that is none of ours"
-    )  # which a waiter looks after from time to time
+    # A waiter looks after a holder that is none of ours from time to time.
+    own_redis.client.set("fencepost:lock:a", "somebody else")
     async with aio.connect(own_redis.url.replace("//", "//app:pw@")) as locks:
         waiting = [asyncio.create_task(locks.acquire("a", ttl=300)) for _ in range(3)]
         await until_async(lambda: known_to_wait(locks) == 3, "they wait", watching=waiting)
@@ -144,6 +144,18 @@ async def test_each_waiter_that_is_denied_has_an_error_of_its_own(
         own_redis.client.execute_command("ACL", "SETUSER", "app", "+eval", "+evalsha")
     assert [type(error) for error in errors] == [Denied] * 3
     assert len({id(error) for error in errors}) == 3
+
+
+@pytest.mark.parametrize("label", ["HELLO", "take"])
+def test_an_extra_reply_is_not_the_next_requests_answer(own_redis: Own, label: str) -> None:
+    with Scripted(own_redis.server.port, Resp) as proxy, fencepost.connect(f"redis://{proxy.address}") as locks:
+        proxy.plan(TWICE, label, 1)
+        with pytest.raises(BackendError, match="answers no request"):
+            locks.acquire("a")
+        assert proxy.happened
+        lease = locks.acquire("b", ttl=300)
+        assert lease.token == int(own_redis.client.get("fencepost:lock:b").rpartition(":")[2])
+        assert lease.release()
 
 
 def test_a_server_that_is_busy_with_a_script_is_asked_again(own_redis: Own) -> None:

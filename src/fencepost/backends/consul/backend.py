@@ -199,13 +199,12 @@ class Consul(Polling):
             return []
         # The bases after the locks: a base knows what it was before, and not what it will be.
         keys = [self._key(each, end) for end in (_LOCK, _BASE) for each in wanted]
-        answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys))
-        pairs = [answer.of(key) for key, answer in zip(keys, answers, strict=True)]
-        locks = zip(wanted, pairs[: len(wanted)], pairs[len(wanted) :], strict=True)
+        answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys), keys=keys)
+        locks = zip(wanted, answers[: len(wanted)], answers[len(wanted) :], strict=True)
         return [
-            self._hold(each, lock[0], self._base(each, base))
+            self._hold(each, lock.pairs()[0], self._base(each, base.pairs()))
             for each, lock, base in locks
-            if lock and lock[0].get("Session")
+            if _session(lock)
         ]
 
     async def changed(self, name: str, token: int | None) -> None:
@@ -229,7 +228,7 @@ class Consul(Polling):
         key, raised = self._key(name, _BASE), False
         while not raised:
             answer = await self._http.one("GET", f"kv/{key}", consistent="")
-            base = self._base(name, answer.of(key))
+            base = self._base(name, answer.pairs())
             # The index of an answer is not the last one there is; what it is short of, the tokens rise more.
             if (value := base.raised(above, answer.at)) is None:
                 return

@@ -11,6 +11,7 @@ import json
 import select
 import socket
 import ssl
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -76,13 +77,6 @@ class Answer(NamedTuple):
     def pairs(self) -> list[dict[str, Any]]:
         """The keys that were asked for; none if there are none."""
         return self.checked(self.parts(dict)) if self.there else []
-
-    def of(self, key: str) -> list[dict[str, Any]]:
-        """The same where one key was asked for, and no other can be meant."""
-        pairs = self.pairs()
-        if pairs and [pair["Key"] for pair in pairs] != [key]:
-            raise self.astray()
-        return pairs
 
     def checked(self, pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keys of which everything is there that each has."""
@@ -219,7 +213,7 @@ class _Reader(asyncio.StreamReader):
 
     unread = 0
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # no transport brings anything else
         self.unread += len(data)
         super().feed_data(data)
 
@@ -288,10 +282,10 @@ class Http:
         line = f"{method} /v1/{quote(path)}{'?' + params if params else ''} HTTP/1.1\r\n"
         return f"{line}{self._head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
-    async def ask(self, *requests: bytes, delay: float = 0.0) -> list[Answer]:
+    async def ask(self, *requests: bytes, delay: float = 0.0, keys: Sequence[str] = ()) -> list[Answer]:
         """Send them in one go on one connection; BackendError if one is not answered as Consul would.
 
-        ``delay`` is how long the server may take on purpose.
+        ``delay`` is how long the server may take on purpose; ``keys`` are those that are asked for, if they are.
         """
         if self._closed:
             raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
@@ -303,6 +297,9 @@ class Http:
                 with woken(link.hang_up):
                     limit = patience(self._settings.timeout + delay)
                     answers += await link.exchange(b"".join(batch), len(batch), limit)
+            for answer, key in zip(answers, keys, strict=False):
+                if answer.status == 200 and any(pair["Key"] != key for pair in answer.pairs()):
+                    raise answer.astray()  # and so may the others be: the connection is of no more use
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: that was no HTTP
             self._drop(link)
             self._drop_idle()  # what became of this one may have become of them all
@@ -346,7 +343,8 @@ class Http:
         """What is there; with an ``index``, once that has changed since then, or ``wait`` seconds have passed."""
         query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
         request = self.request("GET", path, **query)
-        return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0))[0]
+        keys = [path.removeprefix("kv/")] if path.startswith("kv/") else []
+        return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0, keys=keys))[0]
 
     async def _link(self, *, spare: bool) -> _Link:
         """An open connection, or a new one; ``spare`` leaves one open for others.

@@ -25,6 +25,8 @@ from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
 _BUSY, _FULL, _DEAF = -1, -2, -3
+_TAKEN = r"\{-?\d+(,-?\d+,-?\d+)?\}"
+_HELD = (str, str, int, float, list, list)
 _ANY_QUEUE = 2**62
 _RETRY = (0.05, 1.0)
 _OWED = 300.0  # seconds for which a clean-up is tried again while the server cannot be reached
@@ -76,9 +78,9 @@ class Postgres(Backend):
         self._patience: float = options.get("timeout", 10.0)
         self._poll: float = options.get("poll", 0.1)
         self._listen = _listen(options.get("listen"))
-        self._take = Call.of(self._schema, "take", 5)
-        self._take_share = Call.of(self._schema, "take_share", 6)
-        self._release = Call.of(self._schema, "release", 3)
+        self._take = Call.of(self._schema, "take", 5, _TAKEN)
+        self._take_share = Call.of(self._schema, "take_share", 6, _TAKEN)
+        self._release = Call.of(self._schema, "release", 3, "[tf]")
         self._links = Links(
             conninfo(address, self._patience),
             driver,
@@ -154,8 +156,7 @@ class Postgres(Backend):
             None if queue is None else str(queue),
             None if process is None else str(process),
         )
-        assert answer is not None, "take() answers an array"
-        return [int(part) for part in answer[1:-1].split(",")]
+        return [int(part) for part in (answer or "")[1:-1].split(",")]
 
     def _granted(self, answer: list[int], sent: float, ttl: float) -> Grant:
         if len(answer) == 1:
@@ -226,7 +227,9 @@ class Postgres(Backend):
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         names, holders, tokens, ttls = (list(column) for column in zip(*holds, strict=True))
         rows = await self._links.rows(
-            f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)", names, holders, tokens, [*map(kept, ttls)]
+            f"SELECT {self._schema}.renew(%s, %s, %s::bigint[], %s)",
+            *(names, holders, tokens, [*map(kept, ttls)]),
+            kinds=(int,),
         )
         renewed = {place for (place,) in rows}
         return [Renewal.RENEWED if place in renewed else Renewal.LOST for place in range(1, len(holds) + 1)]
@@ -235,11 +238,11 @@ class Postgres(Backend):
         return await self._links.call(self._release, name, holder, str(token)) == "t"
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
-        rows = await self._links.rows(f"SELECT * FROM {self._schema}.held(%s, %s)", name, prefix)
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.held(%s, %s)", name, prefix, kinds=_HELD)
         return [_status(row) for row in rows]
 
     async def break_lock(self, name: str) -> Status | None:
-        rows = await self._links.rows(f"SELECT * FROM {self._schema}.break_lock(%s)", name)
+        rows = await self._links.rows(f"SELECT * FROM {self._schema}.break_lock(%s)", name, kinds=_HELD)
         return _status(rows[0]) if rows else None
 
     async def bump(self, name: str, above: int) -> None:

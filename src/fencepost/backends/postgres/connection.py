@@ -1,10 +1,12 @@
 """One connection to Postgres: where it leads, what is called over it, and what its errors mean."""
 
 import asyncio
+import re
 from collections.abc import Generator, Sequence
 from functools import partial
 from importlib import resources
 from math import inf
+from types import UnionType
 from typing import Any, TypeAlias
 
 import psycopg
@@ -90,6 +92,8 @@ def _bounded(work: Generator[Any, Any, Any], patience: float) -> Generator[Any, 
             state = work.send(ready)
     except StopIteration as end:
         return end.value
+    finally:
+        work.close()  # or a connection that is being made lives as long as the error that ended it
 
 
 def _cause(error: psycopg.Error) -> BaseException:
@@ -144,40 +148,71 @@ async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Li
         opened: Any = interruptible(partial(kind.connect, **info, autocommit=True, prepare_threshold=None))
         link: Link = await settle(opened)
     except (psycopg.Error, OSError) as error:  # the latter where no descriptor is left
-        raise failure(error, ambiguous=False) from error
+        # Without its traceback, which keeps a connection that was given up open as long as somebody has the error.
+        raise failure(error, ambiguous=False) from error.with_traceback(None)
     link.patience = patience
     link.pid = link.info.backend_pid  # libpq forgets it when the connection breaks
     return link
 
 
-async def ask(link: Any, sql: str, args: Sequence[Any] | None = None) -> list[Any]:
-    """All rows that one statement answers."""
+def astray(link: Any) -> psycopg.OperationalError:
+    """What to raise for an answer to something else than was asked; the connection is of no more use."""
+    link.pgconn.finish()
+    return psycopg.OperationalError("the server sent an answer to another statement")
+
+
+async def ask(
+    link: Any, sql: str, args: Sequence[Any] | None = None, kinds: Sequence[type | UnionType] | None = None
+) -> list[Any]:
+    """All rows that one statement answers; their columns are of these ``kinds``."""
     cursor = await settle(link.execute(sql, args))
-    return await settle(cursor.fetchall()) if cursor.description else []
+    if kinds is not None and cursor.description is None:
+        raise astray(link)
+    rows: list[Any] = await settle(cursor.fetchall()) if cursor.description else []
+    for row in rows if kinds is not None else ():
+        if len(row) != len(kinds or ()) or not all(map(isinstance, row, kinds or ())):
+            raise astray(link)
+    return rows
+
+
+async def one(link: Any, sql: str, kinds: Sequence[type | UnionType]) -> Any:
+    """The row of a statement that answers one."""
+    rows = await ask(link, sql, kinds=kinds)
+    if len(rows) != 1:
+        raise astray(link)
+    return rows[0]
+
+
+async def tell(link: Any, sql: str) -> None:
+    """Carry out a statement that answers with its own first word."""
+    cursor = await settle(link.execute(sql))
+    if cursor.statusmessage != sql.partition(" ")[0]:
+        raise astray(link)
 
 
 async def pooled(link: Link) -> bool:
     """Whether a pooler stands in between: it cannot know the pid of the session that a statement will meet."""
-    return await ask(link, "SELECT pg_backend_pid()") != [(link.info.backend_pid,)]
+    return bool(await one(link, "SELECT pg_backend_pid()", (int,)) != (link.info.backend_pid,))
 
 
 class Call:
     """A statement that answers one value, sent by the shortest way that libpq has."""
 
-    def __init__(self, name: str, sql: str) -> None:
+    def __init__(self, name: str, sql: str, answer: str) -> None:
         self._name = name.encode()
         self._sql = sql.encode()
+        self._fits = re.compile(answer).fullmatch
 
     @classmethod
-    def of(cls, schema: str, function: str, arity: int) -> "Call":
-        """The call of a function of the schema."""
-        return cls(function, f"SELECT {schema}.{function}({', '.join(f'${n}' for n in range(1, arity + 1))})")
+    def of(cls, schema: str, function: str, arity: int, answer: str) -> "Call":
+        """The call of a function of the schema, whose answer looks so."""
+        return cls(function, f"SELECT {schema}.{function}({', '.join(f'${n}' for n in range(1, arity + 1))})", answer)
 
     async def prepare(self, link: Link) -> None:
-        await ask(link, f"PREPARE {self._name.decode()} AS {self._sql.decode()}")
+        await tell(link, f"PREPARE {self._name.decode()} AS {self._sql.decode()}")
 
     async def make(self, link: Any, args: Sequence[str | None], *, prepared: bool) -> str | None:
-        """The value as Postgres writes it."""
+        """The value as Postgres writes it; None for a null."""
         sent = [None if arg is None else arg.encode() for arg in args]
         if prepared:
             link.pgconn.send_query_prepared(self._name, sent)
@@ -187,28 +222,31 @@ class Call:
         if result.status != ExecStatus.TUPLES_OK:
             raise errors.error_from_result(result, "utf-8")
         value: bytes | None = result.get_value(0, 0)
-        return None if value is None else value.decode()
+        text = None if value is None else value.decode()
+        if (result.ntuples, result.nfields) != (1, 1) or not self._fits(text or ""):
+            raise astray(link)
+        return text
 
 
 async def create(link: Link, schema: str) -> None:
     """Create the schema, or bring an earlier revision of it up to date; ConfigError if it is of another version."""
     try:
-        if _known(schema, await ask(link, f"SELECT {schema}.version(), {schema}.revision()")):
+        if _known(schema, *await one(link, f"SELECT {schema}.version(), {schema}.revision()", (int, int))):
             return
     except _NO_SCHEMA:
         pass
     sql = resources.files("fencepost.backends.postgres").joinpath("schema.sql").read_text("utf-8")
     sql = sql.replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
-    await ask(link, "BEGIN")
+    await tell(link, "BEGIN")
     try:
         # One creates it; the others wait, and then find it there.
         await ask(link, f"SELECT pg_advisory_xact_lock(hashtextextended('create {schema}', 0))")
         if not await _there(link, schema):
             await ask(link, sql)
-        await ask(link, "COMMIT")
+        await tell(link, "COMMIT")
     except (psycopg.Error, ConfigError):
         if not link.closed:
-            await ask(link, "ROLLBACK")
+            await tell(link, "ROLLBACK")
         raise
 
 
@@ -216,16 +254,15 @@ async def _there(link: Link, schema: str) -> bool:
     """Whether the schema has all that is used here, asked so that nothing fails if it has nothing."""
     found = []
     for function in ("version", "revision"):
-        if await ask(link, f"SELECT to_regprocedure('{schema}.{function}()')") == [(None,)]:
+        if await one(link, f"SELECT to_regprocedure('{schema}.{function}()')", (str | None,)) == (None,):
             found.append(0)
         else:
-            found += (await ask(link, f"SELECT {schema}.{function}()"))[0]
-    return found[0] != 0 and _known(schema, [found])
+            found += await one(link, f"SELECT {schema}.{function}()", (int,))
+    return found[0] != 0 and _known(schema, *found)
 
 
-def _known(schema: str, found: Sequence[Sequence[int]]) -> bool:
+def _known(schema: str, version: int, revision: int) -> bool:
     """Whether a schema has all that is used here; later revisions have it too."""
-    ((version, revision),) = found
     if version != _VERSION:
         raise ConfigError(
             f"schema {schema!r} is of version {version}, this fencepost knows {_VERSION}: upgrade the older one"

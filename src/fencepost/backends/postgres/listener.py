@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled
+from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled, tell
 from fencepost.driver import Driver, Signal, abandoned, boottime, run
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience as within
@@ -76,7 +76,7 @@ class Ear:
         self._schema = schema
         self._times = f"{schema}.us(expires), {schema}.us(clock_timestamp())"
         grant = f"SELECT concat_ws(' ', token, {self._times}) FROM {schema}.%s WHERE name = $1 AND holder = $2"
-        self._granted = Call("granted", f"SELECT coalesce(({grant % 'lock'}), ({grant % 'share'}))")
+        self._granted = Call("granted", f"SELECT coalesce(({grant % 'lock'}), ({grant % 'share'}))", r"(\d+ \d+ \d+)?")
         self._patience = patience
         self._poll = poll
         self._listen = listen
@@ -172,7 +172,7 @@ class Ear:
         if listens:
             # This lock ends with the session, however that ends: it is how others know that we are gone.
             link.execute("SELECT pg_advisory_lock(%s)", [process])
-            link.execute(f'LISTEN "fencepost_{process}"')
+            run(tell(link, f'LISTEN "fencepost_{process}"'))
             run(self._granted.prepare(link))  # it is a session of its own, so it may keep a plan
         every, window = _LISTENING if listens else _POLLING
         beat = f"SELECT {self._schema}.beat(%s, %s, %s)", (process, listens, window)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from math import inf
+from types import UnionType
 from typing import Any, TypeVar
 
 import psycopg
@@ -25,6 +26,7 @@ from fencepost.backends.postgres.connection import (
     create,
     failure,
     pooled,
+    tell,
 )
 from fencepost.driver import Driver, Signal, settle
 from fencepost.driver.scope import patience as within
@@ -80,9 +82,12 @@ class Links:
         """What one of the prepared calls answers; raises as ``rows`` does."""
         return await self._with(lambda link: call.make(link, args, prepared=not self.pooled))
 
-    async def rows(self, sql: str, *args: Any) -> list[Any]:
-        """What one statement answers; BackendError, ambiguous if it may have been carried out all the same."""
-        return await self._with(lambda link: ask(link, sql, args))
+    async def rows(self, sql: str, *args: Any, kinds: Sequence[type | UnionType] | None = None) -> list[Any]:
+        """What one statement answers, in columns of these ``kinds``.
+
+        BackendError, ambiguous if it may have been carried out all the same.
+        """
+        return await self._with(lambda link: ask(link, sql, args, kinds))
 
     async def route(self) -> tuple[str, str, bool]:
         """The host that a connection leads to, its sslmode, and whether it is encrypted."""
@@ -255,7 +260,7 @@ class Links:
                 await create(link, self._schema)
                 self._known = True
             if not self.pooled:
-                await ask(link, "SET default_transaction_isolation = 'read committed'")  # see _TRANSIENT
+                await tell(link, "SET default_transaction_isolation = 'read committed'")  # see _TRANSIENT
                 for call in self._calls:
                     await call.prepare(link)
         except BaseException as error:

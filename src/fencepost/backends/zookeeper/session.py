@@ -2,6 +2,7 @@
 
 import logging
 import select
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,6 +173,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         except (ConnectionDropped, self.handler.timeout_exception) as error:
             self.trouble = str(error)
             raise
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        try:
+            return super()._read_socket(read_timeout)
+        except (RuntimeError, LookupError, ValueError, struct.error) as error:
+            # It answers no request, or is no answer. Kazoo would end the session, and leave its nodes until it expires.
+            raise ConnectionDropped(f"the server sent what answers no request: {error!r}") from error
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         super()._send_request(read_timeout, connect_timeout)
