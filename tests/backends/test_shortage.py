@@ -1,16 +1,22 @@
-"""A process with no descriptor left, with one, with two, ...: each store says so, and goes on once there are more."""
+"""No descriptor left, or one, or two, ...; a disk that is full at the n-th byte: locks say so, and go on afterwards."""
 
 import asyncio
 import gc
 import secrets
+import sqlite3
 from collections.abc import Awaitable
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+import fencepost
+from fencepost import sync
 from fencepost.errors import BackendError
 from tests.conformance.faces import FACES, Client
-from tests.harness.descriptors import few_descriptors, open_descriptors
+from tests.harness.descriptors import few_descriptors, no_descriptors, open_descriptors
+from tests.harness.disk import full_disk
 from tests.harness.isolated import isolated
 from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, until_async
@@ -56,13 +62,16 @@ class Shortage:
             self.failures.append(str(error))
             return None
 
+    def _short(self) -> AbstractContextManager[None]:
+        return few_descriptors(self._spare) if self._spare else no_descriptors()
+
     def _connect(self) -> Client:
         return Client(self._face, self._url, ttl=PATIENCE)
 
     async def alone(self) -> None:
         """Take, renew and give back a lock, with nothing open before."""
         locks, name = self._connect(), f"{self._name}/alone"
-        with few_descriptors(self._spare):
+        with self._short():
             lease = await self._try(locks.acquire(name, timeout=PATIENCE))
             if lease is not None:
                 await self._try(lease.renew())
@@ -71,14 +80,14 @@ class Shortage:
         if lease is not None:
             await lease.release()
         assert await (await locks.acquire(name, timeout=PATIENCE)).release(), "nothing stayed behind"
-        with few_descriptors(self._spare):
+        with self._short():
             await asyncio.wait_for(locks.close(), PATIENCE)
 
     async def together(self) -> None:
         """Wait for another's lock, be handed it, give it back."""
         locks, others, name = self._connect(), self._connect(), f"{self._name}/together"
         held = await others.acquire(name)
-        with few_descriptors(self._spare):
+        with self._short():
             waiter = asyncio.create_task(locks.acquire(name, timeout=PATIENCE))
             await until_async(lambda: known_to_wait(locks.raw) == 1 or waiter.done(), "it waits, or cannot")
             await self._try(locks.status(name))
@@ -122,3 +131,42 @@ async def test_a_process_that_runs_out_of_descriptors_says_so_and_recovers(url: 
         await closed()
     assert spare, "there was a shortage"
     await closed()
+
+
+@pytest.mark.slow
+@isolated
+@pytest.mark.parametrize("new", [True, False], ids=["new", "open"])
+def test_locks_in_a_file_that_finds_no_room_say_so_and_go_on(tmp_path: Path, new: bool) -> None:
+    """Where not even the clean-up finds room, the ttl does it."""
+    size = 0
+    while True:
+        path = tmp_path / f"{size if new else 0}.db"
+        failed, last, lease = False, 0, None
+        with fencepost.connect(f"sqlite://{path}", ttl=PATIENCE) as locks:
+            if not new:
+                last = one_lease(locks, last)
+            with full_disk(size):
+                try:
+                    lease = locks.acquire("lock", ttl=1)
+                    last = lease.token
+                    lease.renew()
+                    assert lease.release()
+                except BackendError:
+                    failed = True
+            if lease is not None:
+                lease.release()
+            one_lease(locks, last)
+        with closing(sqlite3.connect(path)) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        if not failed:
+            break
+        size += 1024
+    assert size, "the disk was full"
+
+
+def one_lease(locks: sync.Locks, last: int) -> int:
+    """Take the lock, with a token larger than the last one, and give it back."""
+    lease = locks.acquire("lock", timeout=PATIENCE)
+    assert lease.token > last
+    assert lease.release()
+    return lease.token
