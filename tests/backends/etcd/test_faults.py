@@ -345,6 +345,11 @@ def test_a_waiter_outlives_a_compaction(server: Etcd) -> None:
             assert waiter.served()
 
 
+def fill(server: Etcd) -> None:
+    while True:
+        etcdctl(server.url, "put", "filler", "x" * 100_000)
+
+
 def test_an_etcd_that_is_full_refuses_who_comes_and_serves_who_is_there() -> None:
     with (
         Etcd(args=[*QUICK_ETCD, "--quota-backend-bytes", "1000000"]) as server,
@@ -355,8 +360,7 @@ def test_an_etcd_that_is_full_refuses_who_comes_and_serves_who_is_there() -> Non
         with Waiting(server.url, "a") as waiter:
             assert waiter.queued()
             with pytest.raises(AssertionError, match="database space exceeded"):
-                for _ in range(100):
-                    etcdctl(server.url, "put", "filler", "x" * 100_000)
+                fill(server)
             for _ in range(2):
                 with pytest.raises(BackendError, match="database space exceeded") as refused:
                     others.acquire("b", timeout=PATIENCE)
