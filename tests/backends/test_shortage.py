@@ -1,10 +1,14 @@
-"""No descriptor left, or one, or two, ...; a disk that is full at the n-th byte: locks say so, and go on afterwards."""
+"""Out of descriptors, of room on the disk, of memory, at the n-th step for each n: locks say so, and go on later."""
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import secrets
 import sqlite3
-from collections.abc import Awaitable
+import threading
+import warnings
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TypeVar
@@ -13,13 +17,14 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.errors import BackendError
+from fencepost.errors import BackendError, LeaseLost
 from tests.conformance.faces import FACES, Client
 from tests.harness.descriptors import few_descriptors, no_descriptors, open_descriptors
 from tests.harness.disk import full_disk
 from tests.harness.isolated import isolated
-from tests.harness.threads import known_to_wait
-from tests.harness.waiting import PATIENCE, until_async
+from tests.harness.memory import OutOfMemory
+from tests.harness.threads import background, known_to_wait
+from tests.harness.waiting import PATIENCE, until, until_async
 
 T = TypeVar("T")
 
@@ -170,3 +175,78 @@ def one_lease(locks: sync.Locks, last: int) -> int:
     assert lease.token > last
     assert lease.release()
     return lease.token
+
+
+class Remembered:
+    """The calls that run out of memory. They work with the same locks as before afterwards, whatever step it was."""
+
+    def __init__(self, url: str) -> None:
+        self.locks = fencepost.connect(url, ttl=2)
+        self.others = fencepost.connect(url, ttl=2)
+        self.names: list[str] = []
+
+    def at_every_step(self, call: Callable[[str, OutOfMemory], None]) -> None:
+        for step in itertools.count(1):
+            self.names.append(f"memory-{secrets.token_hex(4)}")
+            fault = OutOfMemory(step)
+            call(self.names[-1], fault)
+            if not fault.raised:
+                assert step > 1
+                return
+
+    def acquire(self, name: str, fault: OutOfMemory) -> None:
+        fault.run(lambda: self.locks.acquire(name).release())
+
+    def block(self, name: str, fault: OutOfMemory) -> None:
+        def hold() -> None:
+            with self.locks.lock(name):
+                pass
+
+        fault.run(hold)
+
+    def renew(self, name: str, fault: OutOfMemory) -> None:
+        lease = self.locks.acquire(name)
+        with contextlib.suppress(LeaseLost):
+            fault.run(lease.renew)
+        background(lease.release).result()
+
+    def release(self, name: str, fault: OutOfMemory) -> None:
+        lease = self.locks.acquire(name)
+        fault.run(lease.release)
+        background(lease.release).result()
+
+    def wait(self, name: str, fault: OutOfMemory) -> None:
+        held, over = self.others.acquire(name), threading.Event()
+
+        def hand_over() -> None:
+            until(lambda: over.is_set() or known_to_wait(self.locks) > 0, "it waits")
+            held.release()
+
+        handing = background(hand_over)
+        fault.run(lambda: self.locks.acquire(name, timeout=PATIENCE).release())
+        over.set()
+        handing.result()
+
+    def status(self, name: str, fault: OutOfMemory) -> None:
+        fault.run(lambda: self.locks.status(name))
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis_server"])
+def light(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    urls = {"memory": "memory://", "sqlite": f"sqlite://{tmp_path}/locks.db"}
+    found: str = urls.get(request.param) or request.getfixturevalue(request.param).url
+    return found
+
+
+@pytest.mark.slow
+@isolated
+def test_a_call_that_runs_out_of_memory_leaves_no_lock_past_its_ttl_and_holds_nobody_up(light: str) -> None:
+    warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # the very call that awaits it failed
+    victim = Remembered(light)
+    for call in (victim.acquire, victim.block, victim.renew, victim.release, victim.wait, victim.status):
+        victim.at_every_step(call)
+    for name in victim.names:
+        assert victim.others.acquire(name, timeout=PATIENCE).release()
+        assert victim.locks.acquire(name, timeout=PATIENCE).release()
+    for locks in (victim.locks, victim.others):
+        background(locks.close).result()

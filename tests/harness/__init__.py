@@ -6,6 +6,7 @@
 - ``interrupts``  SIGINT at every place where Python runs signal handlers, or at random moments
 - ``descriptors``  ``no_descriptors``: nothing can be opened, for ``@isolated`` tests; ``few_descriptors``
 - ``disk``      ``full_disk``: no file can get longer than so much, for ``@isolated`` tests
+- ``memory``    ``OutOfMemory``: MemoryError at the n-th call, for ``@isolated`` tests
 - ``forsaken``  ``forsake``: a waiter whose event loop is closed under it
 - ``faulty``    ``Faulty``: a store in memory that fails as it is told to
 - ``terminal``  ``Terminal``: a program at a pseudo-terminal and in a session of its own
