@@ -1,6 +1,8 @@
-"""A disk that is full at the n-th byte: a guard changes nothing then, says so, and goes on once there is room."""
+"""Out of room on the disk, of descriptors, of memory, at the n-th step: a guard changes nothing, and goes on later."""
 
+import itertools
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,8 +18,11 @@ from fencepost.resource.ledger import Found
 from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
 from fencepost.saga import Saga, Step, Task
+from tests.harness.descriptors import few_descriptors, open_descriptors
 from tests.harness.disk import full_disk
 from tests.harness.isolated import isolated
+from tests.harness.memory import OutOfMemory
+from tests.harness.threads import background
 
 pytestmark = pytest.mark.slow
 
@@ -137,3 +142,42 @@ async def test_a_service_that_finds_no_room_keeps_its_values(tmp_path: Path) -> 
         await store.check()
     finally:
         store.close()
+
+
+@isolated
+def test_a_file_guard_that_can_open_nothing_more_changes_nothing(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    guard.write("thing", b"old", Stamp(1, 1, "ann"))
+    files, before, spare = sorted(tmp_path.iterdir()), open_descriptors(), 0
+
+    def unchanged(error: BackendError) -> None:
+        assert not error.ambiguous
+        assert (guard.peek("thing"), guard.mark("thing")) == (b"old", Stamp(1, 1, "ann"))
+        assert sorted(tmp_path.iterdir()) == files
+
+    while True:
+        try:
+            with few_descriptors(spare):
+                guard.write("thing", b"new", Stamp(2, 1, "bob"))
+        except BackendError as error:
+            unchanged(error)
+            spare += 1
+        else:
+            break
+    assert spare, "there was a shortage"
+    assert open_descriptors() == before
+    assert guard.peek("thing") == b"new"
+
+
+@isolated
+def test_a_file_guard_that_runs_out_of_memory_holds_nobody_up(tmp_path: Path) -> None:
+    sys.unraisablehook = lambda lost: None  # Python tells what a destructor has no memory for, and goes on
+    guard = FileGuard(tmp_path)
+    for step in itertools.count(1):
+        fault = OutOfMemory(step)
+        fault.run(lambda: guard.write("thing", b"%d" % step, Stamp(2 * step, 1, "ann")))  # noqa: B023
+        background(lambda: guard.write("thing", b"next", Stamp(2 * step + 1, 1, "bob"))).result()  # noqa: B023
+        assert (guard.peek("thing"), guard.mark("thing")) == (b"next", Stamp(2 * step + 1, 1, "bob"))
+        if not fault.raised:
+            break
+    assert step > 1
