@@ -165,11 +165,17 @@ class Lock:
         lease = entered.again(task, self.name) if self._reentrant else None
         if lease is None:
             lease = await self.acquire()
-            lease._entered = True
-            if self._reentrant:
-                entered.first(task, lease)
-        body = Body(lease)
-        self._bodies.setdefault(body.task, []).append(body)
+        try:
+            if not lease._entered:
+                lease._entered = True
+                if self._reentrant:
+                    entered.first(task, lease)
+            body = Body(lease)
+            self._bodies.setdefault(body.task, []).append(body)
+        except BaseException:  # for example, out of memory: nobody would leave the block
+            ambient.pop(lease)
+            await self._locks._core.finish(lease)
+            raise
         return lease
 
     async def __aexit__(

@@ -221,17 +221,22 @@ class Core(Generic[L]):
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
-            lease = (make or self._lease)(self, name, holder, grant, renew, hold, limit is not None)
-            if lease.reason is None:
+            try:
+                lease = (make or self._lease)(self, name, holder, grant, renew, hold, limit is not None)
+                over = lease.reason is not None
+            except BaseException:  # for example, out of memory: nobody would release it
+                await self._leave(name, holder)
+                raise
+            if not over:
                 break
             # This process slept through the whole lease on its way here; it is worth nothing.
             await self._leave(name, holder)
             if self.driver.now() >= start + patience:  # where every answer comes that late, asking again never ends
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
-        if self._hooked:  # first: from then on it may be lost, and that be told
-            self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
         try:
+            if self._hooked:  # first: from then on it may be lost, and that be told
+                self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
             self._renewals.watch(lease)
         except BaseException:  # for example, no thread can be started that renews it
             await self._release_quietly(lease)
@@ -261,8 +266,8 @@ class Core(Generic[L]):
             # Who asks once, with a timeout of 0, waits as long as the store does.
             grant = await (self._in_time(asked, until) if queue and until < inf else asked)
             if grant is None and queue:
-                queued = True
                 waits.enter()
+                queued = True
             while grant is None and queue:
                 left = until - self.driver.now()
                 if left <= 0 and more is not None:
@@ -326,19 +331,13 @@ class Core(Generic[L]):
                 return False
             known = lease._reason
         lease._releasing = claim
-        self._renewals.forget(lease)
         try:
-            released = await self.backend.release(lease.name, lease.holder, lease.token)
-        except GeneratorExit:
-            self._done_releasing(lease)
-            raise
-        except BaseException as error:
-            self._settle(lease, known, Reason.UNCONFIRMED if reason is Reason.RELEASED else reason)
-            if not isinstance(error, BackendError):
-                # Cancelled or interrupted: see it through where that does not reach.
-                await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
-            raise
-        self._settle(lease, known, reason if released else Reason.REPLACED)
+            released = await self._released(lease, known, reason)
+        finally:
+            if lease._releasing is claim:  # for example, out of memory: who releases it again must not wait for this
+                if known is None:
+                    lease._reason = Reason.UNCONFIRMED
+                self._done_releasing(lease)
         if released:
             if self._hooked:
                 held = self.driver.now() - lease.since
@@ -350,6 +349,23 @@ class Core(Generic[L]):
         if known is None:
             self._renewals.lost(lease)
         return False
+
+    async def _released(self, lease: L, known: Reason | None, reason: Reason) -> bool:
+        """What the store answers to the release of a lease that ``known`` says is over, or that ends for ``reason``."""
+        try:
+            self._renewals.forget(lease)
+            released = await self.backend.release(lease.name, lease.holder, lease.token)
+        except GeneratorExit:
+            self._done_releasing(lease)
+            raise
+        except BaseException as error:
+            self._settle(lease, known, Reason.UNCONFIRMED if reason is Reason.RELEASED else reason)
+            if not isinstance(error, BackendError):
+                # Cancelled or interrupted: see it through where that does not reach.
+                await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
+            raise
+        self._settle(lease, known, reason if released else Reason.REPLACED)
+        return released
 
     async def _released_beside(self, lease: L) -> bool:
         """Wait for a release of the same lease by another thread or task; say whether it failed."""

@@ -161,12 +161,18 @@ class Lock:
         lease = entered.again(thread, self.name) if self._reentrant else None
         if lease is None:
             lease = self.acquire()
-            lease._entered = True
-            if self._reentrant:
-                entered.first(thread, lease)
-        self._held.setdefault(thread, []).append(lease)
-        if not lease.shared:  # a guard must not take a share for the lock
-            ambient.push(lease)
+        try:
+            if not lease._entered:
+                lease._entered = True
+                if self._reentrant:
+                    entered.first(thread, lease)
+            if not lease.shared:  # a guard must not take a share for the lock
+                ambient.push(lease)
+            self._held.setdefault(thread, []).append(lease)
+        except BaseException:  # for example, out of memory: nobody would leave the block
+            ambient.pop(lease)
+            call(self._locks._core.finish, lease)
+            raise
         return lease
 
     def __exit__(
@@ -177,14 +183,17 @@ class Lock:
             raise lost
 
     def _leave(self, begun: list[bool]) -> LeaseLost | None:
-        begun.append(True)
         thread = left(self._held, threading.current_thread(), self.name)
         mine = self._held[thread]
         lease = mine.pop()
-        if not mine:
-            del self._held[thread]
-        ambient.pop(lease)
-        return call(self._locks._core.finish, lease)
+        begun.append(True)
+        try:
+            if not mine:
+                del self._held[thread]
+            ambient.pop(lease)
+        finally:
+            lost = call(self._locks._core.finish, lease)
+        return lost
 
     def __call__(self, work: Callable[P, R]) -> Callable[P, R]:
         if not callable(work):

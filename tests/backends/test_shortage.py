@@ -1,19 +1,30 @@
-"""A process with no descriptor left, with one, with two, ...: each store says so, and goes on once there are more."""
+"""Out of descriptors, of room on the disk, of memory, at the n-th step for each n: locks say so, and go on later."""
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import secrets
-from collections.abc import Awaitable
+import sqlite3
+import threading
+import warnings
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from fencepost.errors import BackendError
+import fencepost
+from fencepost import sync
+from fencepost.errors import BackendError, LeaseLost
 from tests.conformance.faces import FACES, Client
-from tests.harness.descriptors import few_descriptors, open_descriptors
+from tests.harness.descriptors import few_descriptors, no_descriptors, open_descriptors
+from tests.harness.disk import full_disk
 from tests.harness.isolated import isolated
-from tests.harness.threads import known_to_wait
-from tests.harness.waiting import PATIENCE, until_async
+from tests.harness.memory import OutOfMemory
+from tests.harness.threads import background, known_to_wait
+from tests.harness.waiting import PATIENCE, until, until_async
 
 T = TypeVar("T")
 
@@ -56,13 +67,16 @@ class Shortage:
             self.failures.append(str(error))
             return None
 
+    def _short(self) -> AbstractContextManager[None]:
+        return few_descriptors(self._spare) if self._spare else no_descriptors()
+
     def _connect(self) -> Client:
         return Client(self._face, self._url, ttl=PATIENCE)
 
     async def alone(self) -> None:
         """Take, renew and give back a lock, with nothing open before."""
         locks, name = self._connect(), f"{self._name}/alone"
-        with few_descriptors(self._spare):
+        with self._short():
             lease = await self._try(locks.acquire(name, timeout=PATIENCE))
             if lease is not None:
                 await self._try(lease.renew())
@@ -71,14 +85,14 @@ class Shortage:
         if lease is not None:
             await lease.release()
         assert await (await locks.acquire(name, timeout=PATIENCE)).release(), "nothing stayed behind"
-        with few_descriptors(self._spare):
+        with self._short():
             await asyncio.wait_for(locks.close(), PATIENCE)
 
     async def together(self) -> None:
         """Wait for another's lock, be handed it, give it back."""
         locks, others, name = self._connect(), self._connect(), f"{self._name}/together"
         held = await others.acquire(name)
-        with few_descriptors(self._spare):
+        with self._short():
             waiter = asyncio.create_task(locks.acquire(name, timeout=PATIENCE))
             await until_async(lambda: known_to_wait(locks.raw) == 1 or waiter.done(), "it waits, or cannot")
             await self._try(locks.status(name))
@@ -122,3 +136,117 @@ async def test_a_process_that_runs_out_of_descriptors_says_so_and_recovers(url: 
         await closed()
     assert spare, "there was a shortage"
     await closed()
+
+
+@pytest.mark.slow
+@isolated
+@pytest.mark.parametrize("new", [True, False], ids=["new", "open"])
+def test_locks_in_a_file_that_finds_no_room_say_so_and_go_on(tmp_path: Path, new: bool) -> None:
+    """Where not even the clean-up finds room, the ttl does it."""
+    size = 0
+    while True:
+        path = tmp_path / f"{size if new else 0}.db"
+        failed, last, lease = False, 0, None
+        with fencepost.connect(f"sqlite://{path}", ttl=PATIENCE) as locks:
+            if not new:
+                last = one_lease(locks, last)
+            with full_disk(size):
+                try:
+                    lease = locks.acquire("lock", ttl=1)
+                    last = lease.token
+                    lease.renew()
+                    assert lease.release()
+                except BackendError:
+                    failed = True
+            if lease is not None:
+                lease.release()
+            one_lease(locks, last)
+        with closing(sqlite3.connect(path)) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        if not failed:
+            break
+        size += 1024
+    assert size, "the disk was full"
+
+
+def one_lease(locks: sync.Locks, last: int) -> int:
+    """Take the lock, with a token larger than the last one, and give it back."""
+    lease = locks.acquire("lock", timeout=PATIENCE)
+    assert lease.token > last
+    assert lease.release()
+    return lease.token
+
+
+class Remembered:
+    """The calls that run out of memory. They work with the same locks as before afterwards, whatever step it was."""
+
+    def __init__(self, url: str) -> None:
+        self.locks = fencepost.connect(url, ttl=2)
+        self.others = fencepost.connect(url, ttl=2)
+        self.names: list[str] = []
+
+    def at_every_step(self, call: Callable[[str, OutOfMemory], None]) -> None:
+        for step in itertools.count(1):
+            self.names.append(f"memory-{secrets.token_hex(4)}")
+            fault = OutOfMemory(step)
+            call(self.names[-1], fault)
+            if not fault.raised:
+                assert step > 1
+                return
+
+    def acquire(self, name: str, fault: OutOfMemory) -> None:
+        fault.run(lambda: self.locks.acquire(name).release())
+
+    def block(self, name: str, fault: OutOfMemory) -> None:
+        def hold() -> None:
+            with self.locks.lock(name):
+                pass
+
+        fault.run(hold)
+
+    def renew(self, name: str, fault: OutOfMemory) -> None:
+        lease = self.locks.acquire(name)
+        with contextlib.suppress(LeaseLost):
+            fault.run(lease.renew)
+        background(lease.release).result()
+
+    def release(self, name: str, fault: OutOfMemory) -> None:
+        lease = self.locks.acquire(name)
+        fault.run(lease.release)
+        background(lease.release).result()
+
+    def wait(self, name: str, fault: OutOfMemory) -> None:
+        held, over = self.others.acquire(name), threading.Event()
+
+        def hand_over() -> None:
+            until(lambda: over.is_set() or known_to_wait(self.locks) > 0, "it waits")
+            held.release()
+
+        handing = background(hand_over)
+        fault.run(lambda: self.locks.acquire(name, timeout=PATIENCE).release())
+        over.set()
+        handing.result()
+
+    def status(self, name: str, fault: OutOfMemory) -> None:
+        fault.run(lambda: self.locks.status(name))
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis_server"])
+def light(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    urls = {"memory": "memory://", "sqlite": f"sqlite://{tmp_path}/locks.db"}
+    found: str = urls.get(request.param) or request.getfixturevalue(request.param).url
+    return found
+
+
+@pytest.mark.slow
+@isolated
+def test_a_call_that_runs_out_of_memory_leaves_no_lock_past_its_ttl_and_holds_nobody_up(light: str) -> None:
+    warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # the very call that awaits it failed
+    victim = Remembered(light)
+    for call in (victim.acquire, victim.block, victim.renew, victim.release, victim.wait, victim.status):
+        victim.at_every_step(call)
+    for name in victim.names:
+        assert victim.others.acquire(name, timeout=PATIENCE).release()
+        assert victim.locks.acquire(name, timeout=PATIENCE).release()
+    for locks in (victim.locks, victim.others):
+        background(locks.close).result()

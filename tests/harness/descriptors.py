@@ -16,23 +16,32 @@ def open_descriptors() -> set[int]:
 
 
 @contextmanager
+def no_descriptors() -> Iterator[None]:
+    """In here every call that needs a new descriptor fails with EMFILE; what is open stays open.
+
+    Not even one that is closed in here can be opened again, as if another thread were always faster.
+    """
+    with _limited(5):  # not less: the kernel refuses a poll() of more, and Redlock polls five
+        yield
+
+
+@contextmanager
 def few_descriptors(spare: int) -> Iterator[None]:
-    """In here so many more can be open at once; what needs one more fails with EMFILE. What is open stays open."""
+    """In here so many more can be open at once, and the next fails with EMFILE; what is open stays open."""
     taken = open_descriptors()
     limit = 0
     while spare or limit in taken:
         spare -= limit not in taken
         limit += 1
+    with _limited(limit):
+        yield
+
+
+@contextmanager
+def _limited(limit: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """In here every call that needs a new descriptor fails with EMFILE; what is open stays open."""
-    with few_descriptors(0):
-        yield

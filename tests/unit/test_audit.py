@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import resource
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from fencepost.guards.policy import Policy
 from fencepost.hooks.audit import Audit, Sync, read
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 from tests.harness.child import Child
+from tests.harness.disk import full_disk
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE
@@ -115,13 +115,8 @@ def test_a_torn_line_is_passed_over_and_spoils_no_other(path: Path) -> None:
 def test_a_full_disk_is_told_and_the_next_line_is_whole(path: Path) -> None:
     audit = Audit(path)
     audit(decision(1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
-    try:
-        with pytest.raises(OSError, match="only 10 of"):
-            audit(decision(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(path.stat().st_size + 10), pytest.raises(OSError, match="only 10 of"):
+        audit(decision(2))
     audit(decision(3))
     assert [facts["token"] for facts in read(path)] == [1, 3]
 

@@ -138,17 +138,23 @@ class FileGuard(cas.Guard):
             raise ConfigError(f"this process was forked while {resource!r} was being changed; the parent changes it")
         path = self.path(resource)
         fresh = path.with_suffix(".new")
-        with _failures(ambiguous=True):  # after a failed fsync nobody knows what is on the disk
-            with _created(fresh, path) as out:
-                out.write(pack(content))
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(fresh, path)
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
+        with _failures(ambiguous=False):
+            folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with _failures(ambiguous=False):
+                try:
+                    with _created(fresh, path) as out:
+                        out.write(pack(content))
+                        out.flush()
+                        os.fsync(out.fileno())
+                except BaseException:
+                    fresh.unlink(missing_ok=True)  # on a full disk it would take room from the next attempt
+                    raise
+            with _failures(ambiguous=True):  # after a failed fsync nobody knows what is on the disk
+                os.replace(fresh, path)
                 os.fsync(folder)
-            finally:
-                os.close(folder)
+        finally:
+            os.close(folder)
         return True
 
 

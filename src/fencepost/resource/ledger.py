@@ -94,9 +94,13 @@ class SqliteLedger:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
             self.conn = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-            for statement in _SETUP:
-                patiently(partial(self.conn.execute, statement), busy=_BUSY)
-            self.conn.execute(f"PRAGMA busy_timeout = {_BUSY * 1000:.0f}")
+            try:
+                for statement in _SETUP:
+                    patiently(partial(self.conn.execute, statement), busy=_BUSY)
+                self.conn.execute(f"PRAGMA busy_timeout = {_BUSY * 1000:.0f}")
+            except BaseException:
+                self.conn.close()
+                raise
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"the store {str(path)!r} cannot be used: {error}; name another") from error
 

@@ -343,3 +343,34 @@ def test_a_waiter_outlives_a_compaction(server: Etcd) -> None:
             etcdctl(server.url, "compact", str(locks.acquire("last").token))
             assert holder.release()
             assert waiter.served()
+
+
+def fill(server: Etcd) -> None:
+    while True:
+        etcdctl(server.url, "put", "filler", "x" * 100_000)
+
+
+def test_an_etcd_that_is_full_refuses_who_comes_and_serves_who_is_there() -> None:
+    with (
+        Etcd(args=[*QUICK_ETCD, "--quota-backend-bytes", "1000000"]) as server,
+        fencepost.connect(server.url, ttl=LONG) as locks,
+        fencepost.connect(server.url, ttl=LONG) as others,
+    ):
+        lease = locks.acquire("a")
+        with Waiting(server.url, "a") as waiter:
+            assert waiter.queued()
+            with pytest.raises(AssertionError, match="database space exceeded"):
+                fill(server)
+            for _ in range(2):
+                with pytest.raises(BackendError, match="database space exceeded") as refused:
+                    others.acquire("b", timeout=PATIENCE)
+                assert not refused.value.ambiguous
+            lease.renew()
+            assert lease.release()
+            assert waiter.served()
+        etcdctl(server.url, "compact", str(etcdctl(server.url, "get", "filler")["header"]["revision"]))
+        etcdctl(server.url, "defrag")
+        etcdctl(server.url, "alarm", "disarm")
+        after = others.acquire("b")
+        assert after.token > lease.token
+        assert after.release()

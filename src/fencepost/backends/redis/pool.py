@@ -154,18 +154,18 @@ class Pool:
         wire = self.spare() or await self.open()
         try:
             reply = wire.call(request, fits)
+            self.back(wire)
         except BaseException as error:
             self.broken(wire, error)
-        self.back(wire)
         return reply
 
     async def calls(self, requests: Sequence[bytes], fits: Sequence[Fits]) -> list[Any]:
         wire = self.spare() or await self.open()
         try:
             replies = wire.calls(requests, fits)
+            self.back(wire)
         except BaseException as error:
             self.broken(wire, error)
-        self.back(wire)
         return replies
 
     def spare(self) -> Socket | None:
@@ -175,8 +175,12 @@ class Pool:
                 wire = self._idle.pop()
             except IndexError:
                 break  # another thread was faster
-            if wire.fresh():
-                return wire
+            try:
+                if wire.fresh():
+                    return wire
+            except BaseException:  # for example, out of memory: it would count as open from now on
+                self.drop(wire)
+                raise
             self.drop(wire)
         return None
 

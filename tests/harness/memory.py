@@ -1,0 +1,43 @@
+"""Blocking code that runs out of memory at a chosen call. For ``@isolated`` tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import fencepost
+
+_PRODUCT = str(Path(fencepost.__file__).parent)
+# What undoes, at its very first step: Python code cannot free a lock there, and Python drops what __del__ raises.
+_SPARED = {"__exit__", "_see_through", "__del__"}
+
+
+class OutOfMemory:
+    """Raises MemoryError instead of the n-th call, on this thread, of a function of fencepost's, once."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.raised = False
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        code = frame.f_code
+        if code.co_filename.startswith(_PRODUCT) and code.co_name not in _SPARED:
+            self._left -= 1
+            if self._left == 0:
+                self.raised = True
+                raise MemoryError
+        return None
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Make the call; what it raises is raised, but for this MemoryError."""
+        sys.settrace(self._trace)
+        try:
+            call()
+        except MemoryError:
+            if not self.raised:
+                raise
+        finally:
+            sys.settrace(None)
