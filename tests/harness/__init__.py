@@ -9,6 +9,7 @@
 - ``faulty``    ``Faulty``: a store in memory that fails as it is told to
 - ``terminal``  ``Terminal``: a program at a pseudo-terminal and in a session of its own
 - ``threads``   ``background`` and ``on_thread``: work beside the test, whose errors are not lost; ``known_to_wait``
+- ``script``    a program of scripts/ as a module
 - ``servers``   the session's servers as fixtures, and the ends of their logs after a failure
 - ``pgbouncer``, ``object_store``, ``resource``   servers that only the tests need
 """
