@@ -8,9 +8,11 @@ import pytest
 from kazoo.protocol.serialization import Create2
 
 from fencepost import BackendError, connect
+from fencepost.backends.etcd import doctor
 from fencepost.backends.postgres import connection
 from fencepost.backends.zookeeper import session
 from tests.harness.servers import Endpoint
+from tests.harness.waiting import run
 
 
 def test_postgres_before_14(postgres_server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +24,13 @@ def test_postgres_before_14(postgres_server: Endpoint, monkeypatch: pytest.Monke
         ),
     ):
         locks.acquire(secrets.token_hex(4))
+
+
+def test_etcd_before_3_4_is_a_warning_of_the_doctor(etcd_server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "WAKES", (1000,))
+    with connect(etcd_server.url) as locks:
+        findings = run(locks._core.backend.doctor())
+    assert any(each.level == "warn" and "too old to wake waiters" in each.means for each in findings)
 
 
 class Unknown(Create2):  # type: ignore[misc]  # kazoo has no types
