@@ -34,7 +34,7 @@ mutate: setup servers ## Put faults into copies of the source: the tests must no
 matrix: servers ## What quick does and the conformance suite, on every Python from 3.11 on that is here
 	@scripts/matrix $(ARGS)
 
-versions: setup servers ## The conformance suite on every server version that can be downloaded; takes hours (ARGS="--only redis 6.2")
+versions: setup servers ## The conformance suite on every server version that can be downloaded; takes an hour (ARGS="--only redis 6.2")
 	@scripts/versions $(ARGS)
 
 check: setup ## Lint, formatting and strict types

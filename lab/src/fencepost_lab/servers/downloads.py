@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -155,13 +154,15 @@ def fetch(package: str, *, name: str = "", sha256: str = "") -> None:
             run(["tar", "-xzf", str(archive), "-C", str(scratch / "unpacked")])
 
 
-def fetch_wheel(requirement: str, *, name: str, sha256: str, python: str, platform: str) -> None:
-    """Download a wheel from the Python package index, and unpack it into the cache; nothing of it is run."""
+def fetch_wheel(requirement: str, *, name: str, sha256: str, tags: Sequence[str], python: Path) -> None:
+    """Download a wheel from the Python package index, and unpack it into the cache; nothing of it is run.
+
+    ``tags`` are pip's options that say for which Python and platform; ``python`` is an interpreter that has pip.
+    """
     with _scratch(name) as scratch:
         (scratch / "wanted.txt").write_text(f"{requirement} --hash=sha256:{sha256}\n")
-        tags = [part for each in platform.split() for part in ("--platform", each)]
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        run([*pip, "--require-hashes", "--python-version", python, *tags, "-r", "wanted.txt"], cwd=scratch)
+        pip = [str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        run([*pip, "--require-hashes", *tags, "-r", "wanted.txt"], cwd=scratch)
         for wheel in scratch.glob("*.whl"):
             with ZipFile(wheel) as archive:
                 archive.extractall(scratch / "unpacked")
