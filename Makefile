@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix check format setup servers bench torture storm reign model docs lab lock clean
+.PHONY: help demo test quick stress mutate matrix versions check format setup servers bench torture storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -33,6 +33,9 @@ mutate: setup servers ## Put faults into copies of the source: the tests must no
 
 matrix: servers ## What quick does and the conformance suite, on every Python from 3.11 on that is here
 	@scripts/matrix $(ARGS)
+
+versions: setup servers ## The conformance suite on every server version that can be downloaded; takes an hour (ARGS="--only redis 6.2")
+	@scripts/versions $(ARGS)
 
 check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .

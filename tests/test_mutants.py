@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib.machinery
-import importlib.util
 import shlex
-import sys
 from types import ModuleType
 
 import pytest
 
 from tests import ROOT
+from tests.harness.script import script
 
 
 @pytest.fixture(scope="module")
 def mutate() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("mutate", str(ROOT / "scripts" / "mutate"))
-    spec = importlib.util.spec_from_loader("mutate", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutate"] = module  # where its dataclasses look for their annotations
-    loader.exec_module(module)
-    return module
+    return script("mutate")
 
 
 def test_every_mutant_can_be_made_and_names_tests_that_exist(mutate: ModuleType) -> None:

@@ -12,6 +12,7 @@
 - ``terminal``  ``Terminal``: a program at a pseudo-terminal and in a session of its own
 - ``threads``   ``background`` and ``on_thread``: work beside the test, whose errors are not lost; ``known_to_wait``
 - ``scripted``  ``Scripted``: a proxy that knows a store's protocol, and spoils the answer to one request
+- ``script``    a program of scripts/ as a module
 - ``servers``   the session's servers as fixtures, and the ends of their logs after a failure
 - ``pgbouncer``, ``object_store``, ``resource``   servers that only the tests need
 """

@@ -22,12 +22,18 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fencepost" / "servers"
 
 
+def chosen(key: str) -> str:
+    """The place that FENCEPOST_PROGRAM_<key> names, whatever its version; '' if it names none."""
+    return os.environ.get(f"FENCEPOST_PROGRAM_{key}", "")
+
+
 def programs(folder: str, **wanted: str) -> Found | None:
-    """Where each wanted program is: all from PATH, or all from the cache; None unless all are there."""
+    """Where each wanted program is: as chosen, else all from PATH, or all from the cache; None unless all are there."""
     system = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
+    first = next(iter(wanted))
     for path in (system, str(cache() / folder / "usr/bin")):
-        found = {key: place for key, name in wanted.items() if (place := shutil.which(name, path=path))}
-        if len(found) == len(wanted) and recent(folder, next(iter(found.values()))):
+        found = {key: place for key, name in wanted.items() if (place := chosen(key) or shutil.which(name, path=path))}
+        if len(found) == len(wanted) and (chosen(first) or recent(folder, found[first])):
             return found
     return None
 
@@ -46,20 +52,23 @@ def version(server: Program, program: str) -> str:
     """What the program says its version is, or '' if it says nothing."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run([program, *server.ask], capture_output=True, text=True, timeout=20)
-        if match := re.search(r"(?:\d+\.)+\d+", said.stdout + said.stderr):
+        match = re.search(r"(?:\d+\.)+\d+", said.stdout + said.stderr)
+        if match and said.returncode == 0:
             return match[0]
     return ""
 
 
 def find_java() -> Found | None:
     home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin") if home else None
+    java = chosen("JAVA") or (shutil.which("java", path=f"{home}/bin") if home else None)
     java = java or shutil.which("java")
     return {"JAVA": java} if java else None
 
 
 def find_zookeeper() -> Found | None:
     """The jar of Debian's package names the jars it needs; a release folder holds them all."""
+    if classpath := chosen("ZOOKEEPER_CLASSPATH"):
+        return {"ZOOKEEPER_CLASSPATH": classpath}
     debian = Path("/usr/share/java")
     if (debian / "zookeeper.jar").exists():
         jars = [debian / "zookeeper.jar", debian / "slf4j-simple.jar"]
@@ -70,6 +79,8 @@ def find_zookeeper() -> Found | None:
 
 def find_postgres() -> Found | None:
     """Debian keeps the server's programs out of PATH, in one folder per major version."""
+    if folder := chosen("POSTGRES_BIN"):
+        return {"POSTGRES_BIN": folder}
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda bin: numbers(bin.parent.name))
     if on_path := shutil.which("postgres"):
         folders.append(Path(on_path).resolve().parent)
@@ -111,8 +122,8 @@ class Program:
     packages: tuple[str, ...] = ()
     release: str = ""
     npm: str = ""
-    integrity: str = ""
-    """What the archive of that package must be, as npm writes it."""
+    sha256: str = ""
+    """Of the archive of that package."""
     minimum: tuple[int, ...] = ()
     ask: tuple[str, ...] = ("--version",)
 
@@ -143,7 +154,7 @@ PROGRAMS = {
     "axe": Program(
         find_axe,
         npm="axe-core@4.14.0",
-        integrity="sha512-9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ==",
+        sha256="2277b0a3ef47af9b52497faa3e71598e86e0a0e5e6eb295207a5657ede4709af",
     ),
     # What the lab's faults need: a compiler for clocks that jump, network namespaces.
     "cc": Program(lambda: programs("cc", CC="cc"), ("gcc", "libc6-dev")),

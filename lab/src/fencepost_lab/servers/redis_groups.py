@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import Self
 
 import redis
 
 from fencepost_lab.servers import HOST, Cluster, Redis, wait_until
+from fencepost_lab.servers.processes import program
+from fencepost_lab.servers.programs import found_version, numbers
 
 SLOTS = 16384
+
+
+@functools.cache
+def _chooses_bus(server: str) -> bool:
+    """Whether the port of the cluster bus can be chosen; before Redis 7.0, it is 10,000 above the clients' port."""
+    return numbers(found_version("redis", {"REDIS_SERVER": server})) >= (7,)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -19,10 +28,16 @@ class Member(Redis):
 
     port_count = 2
 
+    def claim(self) -> None:
+        super().claim()
+        if not _chooses_bus(program("REDIS_SERVER")):
+            self.ports[1] = self.port + 10_000
+
     def command(self) -> list[str]:
         return [
             *super().command(),
-            *("--cluster-enabled", "yes", "--cluster-port", str(self.ports[1])),
+            *("--cluster-enabled", "yes"),
+            *(("--cluster-port", str(self.ports[1])) if _chooses_bus(program("REDIS_SERVER")) else ()),
             *("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no"),
         ]
 
@@ -49,7 +64,7 @@ class RedisCluster(Cluster[Member]):
             share = SLOTS // len(self.members)
             for number, member in enumerate(self.members):
                 last = SLOTS - 1 if number == len(self.members) - 1 else (number + 1) * share - 1
-                member.tell("CLUSTER", "ADDSLOTSRANGE", number * share, last)
+                member.tell("CLUSTER", "ADDSLOTS", *range(number * share, last + 1))
                 for other in self.members[:number]:
                     member.tell("CLUSTER", "MEET", HOST, other.port, other.ports[1])
         assert wait_until(self.settled, timeout=30), "the cluster did not come together"

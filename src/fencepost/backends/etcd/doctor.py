@@ -1,5 +1,7 @@
 """What an etcd cluster means for locks, in plain words."""
 
+import re
+
 import grpc
 
 from fencepost.backend import Finding
@@ -7,6 +9,9 @@ from fencepost.backends.etcd.methods import GRANT, MEMBERS, REVOKE, STATUS, Faul
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
+
+WAKES = (3, 4)
+"""From here on, watches have the numbers that their clients choose; see ``watch``."""
 
 
 async def examine(rpc: Rpc) -> list[Finding]:
@@ -23,7 +28,11 @@ async def examine(rpc: Rpc) -> list[Finding]:
             continue
         leaders.add(status.leader)
         role = "leader" if status.leader == status.header.member_id else "follower"
-        findings.append(Finding("ok", f"{host} runs etcd {status.version}, {role}", "it grants leases and tokens"))
+        what = f"{host} runs etcd {status.version}, {role}"
+        if _numbers(status.version) < WAKES:
+            findings.append(Finding("warn", what, "too old to wake waiters: each reads at least once a second instead"))
+        else:
+            findings.append(Finding("ok", what, "it grants leases and tokens"))
         for alarm in status.errors:
             findings.append(
                 Finding("risk", f"{host} raises an alarm: {alarm}", "new locks may be refused; see etcdctl alarm")
@@ -48,6 +57,10 @@ async def examine(rpc: Rpc) -> list[Finding]:
         )
     )
     return findings
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def _members(count: int) -> Finding:

@@ -76,10 +76,15 @@ class Watches:
     close = restart
 
     def _heard(self, stream: Stream[pb.WatchRequest, pb.WatchResponse], answer: pb.WatchResponse) -> None:
-        if not answer.canceled and not answer.events:
+        # etcd before 3.4 and etcd's grpc-proxy ignore our numbers and count from 0 on each stream: their events would
+        # wake nobody, or the wrong waiter.
+        renumbered = answer.created and not answer.canceled and answer.watch_id == 0
+        if not answer.canceled and not answer.events and not renumbered:
             return
         reason = "" if answer.compact_revision else answer.cancel_reason or "etcd cancelled it"
         refused = bool(answer.canceled and answer.created and reason)
+        if renumbered:
+            refused, reason = True, "the server numbers watches itself"
         with self._gate:
             watch = self._watches.get(answer.watch_id)
             if refused:
@@ -94,7 +99,8 @@ class Watches:
                 del self._watches[watch.number]
                 watch.refused = reason
         if refused:
-            self._rpc.forget_login()
+            if not renumbered:
+                self._rpc.forget_login()
             self.restart()
         if watch is not None:
             watch.signal.set()

@@ -45,6 +45,8 @@ LIBPQ = frozenset(
     }
 )
 """Options that a URL may carry for libpq."""
+OLDEST = 14
+"""The server's oldest major version that will do: END waits, which older ones do not."""
 # Waits so many milliseconds for their end. Ends only sessions of ours: a pid may be somebody else's by now.
 END = """SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
     WHERE pid = ANY(%s) AND application_name = %s AND usename = current_user"""
@@ -150,6 +152,11 @@ async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Li
     except (psycopg.Error, OSError) as error:  # the latter where no descriptor is left
         # Without its traceback, which keeps a connection that was given up open as long as somebody has the error.
         raise failure(error, ambiguous=False) from error.with_traceback(None)
+    if link.info.server_version < OLDEST * 10_000:
+        found = link.info.parameter_status("server_version")
+        link.pgconn.finish()
+        text = f"Postgres: this is version {found}; fencepost needs Postgres {OLDEST} or newer"
+        raise BackendError(text, backend="postgresql", ambiguous=False)
     link.patience = patience
     link.pid = link.info.backend_pid  # libpq forgets it when the connection breaks
     return link

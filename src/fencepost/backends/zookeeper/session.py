@@ -362,12 +362,14 @@ class Session:
         paths = ["/" + "/".join(parts[:end]) for end in range(1, len(parts) + 1)]
         above = [Create2(path, b"", acl, 0) for path in paths[:-1]]
         replies = await self.ask(*above, kind(folder, b"", acl, 4 if container else 0))
-        if isinstance(replies[-1].error, UnimplementedError):
+        unknown = next((reply for reply in replies if isinstance(reply.error, UnimplementedError)), None)
+        if unknown is replies[-1]:
             replies = await self.ask(Create2(folder, b"", acl, 0))
         for reply in replies:
             # A NoAuthError above may stand for a node that is there, in a place we may not write to.
             if reply.error and not isinstance(reply.error, (NodeExistsError, NoAuthError)):
-                reply.get()
+                # ZooKeeper ends the session after a request that it does not know: the rest is lost.
+                (unknown if unknown and isinstance(reply.error, DOUBTFUL) else reply).get()
         if isinstance(replies[-1].error, NoAuthError):
             replies[-1].get()
 
@@ -381,6 +383,8 @@ class Session:
             next_step = "the session expired; ask again"
         elif isinstance(error, (ConnectionLoss, ConnectionClosedError)):
             next_step = "the connection was lost before the answer came"
+        elif isinstance(error, UnimplementedError):  # Create2, whose answer has the czxid
+            next_step = "the server is too old; fencepost needs ZooKeeper 3.5 or newer"
         else:
             next_step = f"{type(error).__name__} {error}".strip()
         doubt = isinstance(error, DOUBTFUL) or not isinstance(error, KazooException)
