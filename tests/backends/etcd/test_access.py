@@ -251,8 +251,11 @@ def test_a_key_that_may_no_longer_be_deleted_ends_with_its_session(guarded: Etcd
     def key() -> Any:
         return etcdctl(guarded.url, "--user", "root:top", "get", "--prefix", "mine/stuck/").get("kvs")
 
-    with fencepost.connect(url(guarded, "me:s3cret"), ttl=1) as locks:
-        locks.acquire("mine/stuck", renew=False)
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=10) as locks:
+        lease = locks.acquire("mine/stuck", renew=False)
         etcdctl(guarded.url, "--user", "root:top", "role", "revoke-permission", "part", "--prefix=true", "mine/")
         assert key(), "it is there"
+        sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
+        sessions.find(lease.holder).deadline -= 2 * lease.ttl  # so long ago it was to be deleted
+        sessions._nudge.set()
         until(lambda: not key(), "it is not kept alive forever", poll=0.3)
