@@ -211,7 +211,7 @@ def distinct() -> Iterator[Sides]:
         ours, peer = sections(locks, client)
         loop.run_until_complete(ours("lock"))
         backend: Any = locks._core.backend
-        wire = backend._nodes.only.wire
+        wire = backend._nodes.only.transport
 
         async def bare(name: str) -> None:
             take, release = packed[name]

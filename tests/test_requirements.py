@@ -76,4 +76,4 @@ def test_whatever_ci_and_the_scripts_fetch_is_pinned() -> None:
     assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each)] == []
     lock = (ROOT / "scripts" / "lock").read_text("utf-8")
     assert re.search(r"^uv=\d+\.\d+\.\d+$", lock, re.MULTILINE)
-    assert all(program.integrity for program in PROGRAMS.values() if program.npm)
+    assert all(program.sha256 for program in PROGRAMS.values() if program.npm)

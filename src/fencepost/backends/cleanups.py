@@ -1,4 +1,4 @@
-"""What a store must still be told because it did not answer: that a waiter has left, or that a grant is nobody's."""
+"""What a store must still be told because it did not answer: that a waiter has left, or was granted a lock too late."""
 
 import logging
 from collections.abc import Awaitable, Callable, Hashable

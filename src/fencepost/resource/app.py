@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError, Refused
 from fencepost.lease import Access
-from fencepost.resource import http as wire
-from fencepost.resource import openapi
+from fencepost.resource import http, openapi
 from fencepost.resource.auth import ANYBODY, Client, Clients
 from fencepost.resource.ledger import AGAIN
 from fencepost.resource.store import Store, Written
@@ -94,7 +93,7 @@ class App:
         self._patience = patience
         self._local = local
         self._room = _Room(max(max_waiting, max_body))
-        self._document = wire.encode(openapi.document(secured=clients is not None, max_body=max_body))
+        self._document = http.encode(openapi.document(secured=clients is not None, max_body=max_body))
         self._accesses: dict[str, Callable[[Request, str, Take], Awaitable[Response]]] = {
             "GET": self._get,
             "PUT": self._put,
@@ -119,42 +118,42 @@ class App:
         try:
             return await self._respond(request, take)
         except Refused as error:
-            return wire.refusal(error)
+            return http.refusal(error)
         except ConfigError as error:
-            return wire.answer(400, {"error": str(error)})
+            return http.answer(400, {"error": str(error)})
         except _Unknown:
-            return wire.answer(401, {"error": "send Authorization: Bearer TOKEN"}, WWW_Authenticate="Bearer")
+            return http.answer(401, {"error": "send Authorization: Bearer TOKEN"}, WWW_Authenticate="Bearer")
         except TimeoutError:
             said = {"error": f"the body did not come whole within {self._patience:g} s"}
-            return wire.answer(408, said, Connection="close")
+            return http.answer(408, said, Connection="close")
         except _TooLarge:
-            return wire.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
+            return http.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
         except _Full:
-            return wire.answer(503, {"error": f"too many bodies and answers are in memory; {AGAIN}"}, Retry_After="1")
+            return http.answer(503, {"error": f"too many bodies and answers are in memory; {AGAIN}"}, Retry_After="1")
         except BackendError as error:
-            return wire.answer(503, {"error": str(error)}, Retry_After="1")
+            return http.answer(503, {"error": str(error)}, Retry_After="1")
         except ClientDisconnect:
             return None
         except Exception:
             _log.exception("%s %r failed", request.method, request.scope["path"])
-            return wire.answer(500, {"error": "internal error; the service's log has the details"})
+            return http.answer(500, {"error": "internal error; the service's log has the details"})
 
     async def _respond(self, request: Request, take: Take) -> Response:
         # The raw path: Starlette's own is decoded leniently, and two keys could become one.
         raw: bytes = request.scope["raw_path"]
-        if wire.too_large(request.scope):
-            return wire.answer(
-                431, {"error": f"path and headers have at most {wire.MAX_HEAD} bytes"}, Connection="close"
+        if http.too_large(request.scope):
+            return http.answer(
+                431, {"error": f"path and headers have at most {http.MAX_HEAD} bytes"}, Connection="close"
             )
-        if self._local and not wire.from_here(request.headers):
-            return wire.answer(403, {"error": "without --clients this service answers only to 127.0.0.1 or localhost"})
+        if self._local and not http.from_here(request.headers):
+            return http.answer(403, {"error": "without --clients this service answers only to 127.0.0.1 or localhost"})
         if raw.startswith(_PREFIX):
             if (access := self._accesses.get(request.method)) is None:
                 return _not_allowed(", ".join(self._accesses))
             client = self._client(request)
-            key = wire.key(raw[len(_PREFIX) :])
+            key = http.key(raw[len(_PREFIX) :])
             if not client.may(key):
-                return wire.answer(403, {"error": f"client {client.name!r} may not use this key"})
+                return http.answer(403, {"error": f"client {client.name!r} may not use this key"})
             return await access(request, key, take)
         if page := self._pages.get(raw):
             if request.method != "GET":
@@ -162,7 +161,7 @@ class App:
             if page == self._metrics:
                 self._client(request)
             return await page()
-        return wire.answer(404, {"error": "no such page; resources live under /r/"})
+        return http.answer(404, {"error": "no such page; resources live under /r/"})
 
     def _client(self, request: Request) -> Client:
         if self._clients is None:
@@ -179,27 +178,27 @@ class App:
         async with asyncio.timeout(self._patience):
             body = await self._body(request, take)
         written = await self._store.write(key, body, offer, gone=_gone(request))
-        return wire.answer(200, {"written": True, **_made(written)}, written.mark)
+        return http.answer(200, {"written": True, **_made(written)}, written.mark)
 
     async def _delete(self, request: Request, key: str, take: Take) -> Response:
         written = await self._store.write(key, None, self._writer(request, key), gone=_gone(request))
-        return wire.answer(200, {"deleted": True, **_made(written)}, written.mark)
+        return http.answer(200, {"deleted": True, **_made(written)}, written.mark)
 
     def _writer(self, request: Request, key: str) -> Access | None:
         """The access of a write; MissingToken without one where the rule is enforced."""
-        offer = wire.offer(key, request.headers, reads=False)
+        offer = http.offer(key, request.headers, reads=False)
         self._store.require(key, offer)
         return offer
 
     async def _get(self, request: Request, key: str, take: Take) -> Response:
-        offer = wire.offer(key, request.headers, reads=True)
+        offer = http.offer(key, request.headers, reads=True)
         gone = _gone(request)
         data, mark = await (
             self._store.read(key, gone=gone) if offer is None else self._store.enter(key, offer, gone=gone)
         )
         if data is None:
-            return wire.answer(404, {"error": "no such resource"}, mark)
-        value = wire.value(data, mark, as_json=wire.wants_json(request.headers))
+            return http.answer(404, {"error": "no such resource"}, mark)
+        value = http.value(data, mark, as_json=http.wants_json(request.headers))
         take(len(value.body))
         return value
 
@@ -221,7 +220,7 @@ class App:
 
     async def _health(self) -> Response:
         await self._store.check()
-        return wire.answer(200, {"status": "ok"})
+        return http.answer(200, {"status": "ok"})
 
     async def _openapi(self) -> Response:
         return Response(self._document, 200, media_type="application/json")
@@ -238,4 +237,4 @@ def _gone(request: Request) -> Callable[[], bool]:
 
 
 def _not_allowed(methods: str) -> Response:
-    return wire.answer(405, {"error": f"this page takes {methods}"}, Allow=methods)
+    return http.answer(405, {"error": f"this page takes {methods}"}, Allow=methods)

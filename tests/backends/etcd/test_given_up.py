@@ -31,7 +31,7 @@ def kill_after_a_put(server: Etcd, locks: sync.Locks, monkeypatch: pytest.Monkey
         if rpc is backend._rpc and server.running and any(op.HasField("request_put") for op in request.success):
             assert answer.succeeded
             server.kill()
-            rpc.wires.hang_up()  # so that what comes next is surely not sent
+            rpc.channels.hang_up()  # so that what comes next is surely not sent
         return answer
 
     monkeypatch.setattr(Rpc, "call", call)

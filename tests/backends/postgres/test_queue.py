@@ -11,7 +11,7 @@ import pytest
 import fencepost
 from fencepost.backends.postgres import listener
 from fencepost.backends.postgres.backend import Postgres as Backend
-from fencepost.backends.postgres.listener import Ear
+from fencepost.backends.postgres.listener import Listener
 from fencepost.errors import BackendError
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session, started
@@ -53,21 +53,21 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
     server: Postgres, name: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     news: list[str] = []
-    hear = Ear._heard
+    hear = Listener._heard
 
-    def count_and_hear(ear: Ear, said: str) -> None:
+    def count_and_hear(listener: Listener, said: str) -> None:
         news.append(said.split()[0])
-        hear(ear, said)
+        hear(listener, said)
 
-    monkeypatch.setattr(Ear, "_heard", count_and_hear)
+    monkeypatch.setattr(Listener, "_heard", count_and_hear)
     doubtful: list[str] = []
-    doubt = Ear._doubt
+    doubt = Listener._doubt
 
-    def count_and_doubt(ear: Ear, lined_up: Collection[str] = ()) -> None:
-        doubtful.extend(holder for holder in ear._waiters.copy() if holder not in lined_up)
-        doubt(ear, lined_up)
+    def count_and_doubt(listener: Listener, lined_up: Collection[str] = ()) -> None:
+        doubtful.extend(holder for holder in listener._waiters.copy() if holder not in lined_up)
+        doubt(listener, lined_up)
 
-    monkeypatch.setattr(Ear, "_doubt", count_and_doubt)
+    monkeypatch.setattr(Listener, "_doubt", count_and_doubt)
     failures: list[str] = []
     ask = Backend._ask
 
@@ -201,13 +201,13 @@ def test_a_grant_that_the_store_does_not_know_of_is_not_believed(
 ) -> None:
     """Who can read the queue can send a waiter any token."""
     heard = threading.Event()
-    hear = Ear._heard
+    hear = Listener._heard
 
-    def noticed(ear: Ear, news: str) -> None:
-        hear(ear, news)
+    def noticed(listener: Listener, news: str) -> None:
+        hear(listener, news)
         heard.set()
 
-    monkeypatch.setattr(Ear, "_heard", noticed)
+    monkeypatch.setattr(Listener, "_heard", noticed)
     with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         holder = locks.acquire(name)
         waiter = aside(locks.acquire, name)

@@ -8,7 +8,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends.postgres import listener
-from fencepost.backends.postgres.listener import Ear
+from fencepost.backends.postgres.listener import Listener
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, line, session, started
 from tests.backends.redis.waiters import Waiters
@@ -64,13 +64,13 @@ def test_readers_let_in_together_are_told_once_each(
     server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     news: list[str] = []
-    hear = Ear._heard
+    hear = Listener._heard
 
-    def count_and_hear(ear: Ear, said: str) -> None:
+    def count_and_hear(listener: Listener, said: str) -> None:
         news.append(said.split()[0])
-        hear(ear, said)
+        hear(listener, said)
 
-    monkeypatch.setattr(Ear, "_heard", count_and_hear)
+    monkeypatch.setattr(Listener, "_heard", count_and_hear)
     with fencepost.connect(server.url, ttl=LONG) as locks:
         writer = locks.acquire(name)
         tasks = [aside(locks.shared(name).acquire) for _ in range(30)]

@@ -302,7 +302,7 @@ def test_an_idle_connection_that_was_closed_is_not_used_again(own_redis: Own, en
     with fencepost.connect(own_redis.url) as locks:
         assert locks.acquire("a").release()
         backend: Any = locks._core.backend
-        pool = backend._nodes.only.wire
+        pool = backend._nodes.only.transport
         (idle,) = pool._idle
         if end == "client":
             idle.raw.close()

@@ -74,7 +74,7 @@ class EtcdGround:
 
     def close(self) -> None:
         self._pool.shutdown()
-        self._rpc.wires.close()
+        self._rpc.channels.close()
 
     def _txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
         return run(self._rpc.call(TXN, request))

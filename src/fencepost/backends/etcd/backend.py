@@ -374,14 +374,14 @@ class Etcd(Backend):
             raised = value is None or (await self._rpc.call(TXN, keys.raise_base(base, value))).succeeded
 
     async def doctor(self) -> list[Finding]:
-        exposed = exposure.examine(self.address, encrypted=self._rpc.wires.secure, remedy="use tls=1 or ca=")
+        exposed = exposure.examine(self.address, encrypted=self._rpc.channels.secure, remedy="use tls=1 or ca=")
         return [*await examine(self._rpc), *exposed]
 
     async def close(self) -> None:
         await self._sessions.close()
         self._watches.close()
-        self._rpc.wires.close()
+        self._rpc.channels.close()
 
     def forked(self) -> None:
-        self._rpc.wires.forked()
+        self._rpc.channels.forked()
         self._connect()

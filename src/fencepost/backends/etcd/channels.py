@@ -63,7 +63,7 @@ class Forks:
         self._free = threading.Condition()
         self._calls = 0
         self._forking = False
-        self.connections: weakref.WeakSet[Wires] = weakref.WeakSet()
+        self.connections: weakref.WeakSet[Channels] = weakref.WeakSet()
 
     def begin(self) -> None:
         with self._free:
@@ -112,7 +112,7 @@ _anchor: list[grpc.Channel] = []
 _parents: list[Any] = []  # nor these: they belong to another process
 
 
-class Wires:
+class Channels:
     """One channel for each member, opened on first use; calls go to the member in ``place``."""
 
     def __init__(self, address: Address) -> None:

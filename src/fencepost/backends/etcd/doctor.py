@@ -18,7 +18,7 @@ async def examine(rpc: Rpc) -> list[Finding]:
     """Ask every member named in the URL, and the cluster as a whole."""
     findings = []
     leaders = set()
-    for place, host in enumerate(rpc.wires.hosts):
+    for place, host in enumerate(rpc.channels.hosts):
         try:
             status = await rpc.once(STATUS, pb.StatusRequest(), place, rpc.timeout)
         except grpc.RpcError as error:
@@ -38,13 +38,13 @@ async def examine(rpc: Rpc) -> list[Finding]:
                 Finding("risk", f"{host} raises an alarm: {alarm}", "new locks may be refused; see etcdctl alarm")
             )
     if not leaders:
-        raise BackendError(f"none of {', '.join(rpc.wires.hosts)} answers", backend="etcd", ambiguous=False)
+        raise BackendError(f"none of {', '.join(rpc.channels.hosts)} answers", backend="etcd", ambiguous=False)
     findings.append(_members(len((await rpc.call(MEMBERS, pb.MemberListRequest())).members)))
     lease = await rpc.call(GRANT, pb.LeaseGrantRequest(TTL=1))
     await rpc.call(REVOKE, pb.LeaseRevokeRequest(ID=lease.ID))
     shortest = f"the shortest ttl is {lease.TTL} s, in whole seconds"
     findings.append(Finding("ok", shortest, "a shorter ttl is granted as that; the lease says what it got"))
-    if not rpc.wires.secure:
+    if not rpc.channels.secure:
         findings.append(
             Finding("warn", "the connection is not encrypted", "use tls=1 or ca= outside a trusted network")
         )

@@ -228,8 +228,8 @@ class Keeper:
 
     def _restart(self) -> None:
         """Nobody answers here: hang up, and try the next member."""
-        self._back.wires.turn(self._back.wires.place)
-        self._back.wires.hang_up()
+        self._back.channels.turn(self._back.channels.place)
+        self._back.channels.hang_up()
         if self._stream is not None:
             self._over(self._stream, "")
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from fencepost.address import Address
-from fencepost.backends.etcd.channels import Wires, forks
+from fencepost.backends.etcd.channels import Channels, forks
 from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.driver import Driver, run
@@ -22,9 +22,9 @@ _SILENCE = 1.0
 class Rpc:
     """Single requests, blocking or awaited as the driver has it. ``twin`` shares the connections."""
 
-    def __init__(self, address: Address, driver: Driver, wires: Wires | None = None) -> None:
-        self.wires = wires or Wires(address)
-        self.timeout = self.wires.timeout
+    def __init__(self, address: Address, driver: Driver, channels: Channels | None = None) -> None:
+        self.channels = channels or Channels(address)
+        self.timeout = self.channels.timeout
         self._address = address
         self._driver = driver
         self._blocking = driver.blocking
@@ -32,7 +32,7 @@ class Rpc:
         self._anonymous = address.user is None
 
     def twin(self, driver: Driver) -> "Rpc":
-        return Rpc(self._address, driver, self.wires)
+        return Rpc(self._address, driver, self.channels)
 
     async def call(
         self, method: Method[Q, R], request: Q, *, timeout: float | None = None, sent: Sent | None = None
@@ -41,20 +41,20 @@ class Rpc:
 
         What is sent may arrive twice; ``sent`` says whether it may do so later.
         """
-        wires = self.wires
+        channels = self.channels
         limit = patience(self.timeout if timeout is None else timeout)
         until = self._driver.now() + limit
-        share = max(limit / len(wires.hosts), 0.3)
+        share = max(limit / len(channels.hosts), 0.3)
         pauses, logins, ambiguous = Backoff(0.02, 0.5), 0, False
         while True:
-            place, dial = wires.place, wires.dial
+            place, dial = channels.place, channels.dial
             try:
                 left = min(share, max(until - self._driver.now(), 0.05))
                 return await self.once(method, request, place, left, sent)
             except grpc.RpcError as error:
                 fault = Fault.of(error)
                 if fault.silent and left >= _SILENCE:
-                    wires.hang_up(dial)  # the connection may be dead, and nobody has told us
+                    channels.hang_up(dial)  # the connection may be dead, and nobody has told us
                 if fault.ambiguous:
                     ambiguous = True
                     if sent is not None:
@@ -69,10 +69,10 @@ class Rpc:
                 self.forget_login()
                 logins += 1
                 continue
-            if not fault.passing or wires.closed or self._driver.now() + pauses.pause >= until:
+            if not fault.passing or channels.closed or self._driver.now() + pauses.pause >= until:
                 kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
-                raise kind(f"etcd at {wires.hosts[place]}: {fault.words}", backend="etcd", ambiguous=ambiguous)
-            wires.turn(place)
+                raise kind(f"etcd at {channels.hosts[place]}: {fault.words}", backend="etcd", ambiguous=ambiguous)
+            channels.turn(place)
             await self._driver.sleep(pauses.next())
 
     async def once(self, method: Method[Q, R], request: Q, place: int, timeout: float, sent: Sent | None = None) -> R:
@@ -95,7 +95,7 @@ class Rpc:
         forks.begin()
         if self._blocking:
             try:
-                call = self.wires.call(method, place)
+                call = self.channels.call(method, place)
                 return call(request, timeout=timeout, metadata=self._metadata())  # type: ignore[no-any-return]
             except ValueError:  # as gRPC says that a channel is closed
                 raise HungUp from None
@@ -116,7 +116,7 @@ class Rpc:
                 pass  # the loop is closed: nobody waits any more
 
         try:
-            call = self.wires.call(method, place).future(request, timeout=timeout, metadata=self._metadata())
+            call = self.channels.call(method, place).future(request, timeout=timeout, metadata=self._metadata())
         except ValueError:
             forks.end()
             raise HungUp from None
@@ -164,4 +164,4 @@ class Rpc:
         """Open a two-way stream, from the thread that is to read it."""
         if not self._anonymous and self._login is None:
             run(self._log_in(place))
-        return self.wires.stream(method, requests, self._metadata())
+        return self.channels.stream(method, requests, self._metadata())

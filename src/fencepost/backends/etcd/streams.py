@@ -41,7 +41,7 @@ class Stream(Generic[Q, R]):
             self._call.cancel()
 
     def _read(self) -> None:
-        why, place = "etcd ended the stream", self._rpc.wires.place
+        why, place = "etcd ended the stream", self._rpc.channels.place
         try:
             requests: Iterator[Any] = iter(self._requests.get, None)
             self._call = self._rpc.stream(self._method, requests, place)
@@ -55,14 +55,14 @@ class Stream(Generic[Q, R]):
             if fault.login:
                 self._rpc.forget_login()
             elif not self._closed:
-                self._rpc.wires.turn(place)
+                self._rpc.channels.turn(place)
         except BackendError as error:
             why = str(error)
         except (RuntimeError, MemoryError) as error:
             # gRPC could not start a thread. It never tries again for this channel, so take another.
             why = str(error)
-            self._rpc.wires.hang_up()
+            self._rpc.channels.hang_up()
         finally:
-            self._rpc.wires.stream_over()
+            self._rpc.channels.stream_over()
             self._requests.put(None)
             self._over(self, why)

@@ -17,14 +17,14 @@ from fencepost.backends.local_queue import Lines
 from fencepost.backends.margin import kept, remains
 from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
 from fencepost.backends.postgres.doctor import examine
-from fencepost.backends.postgres.listener import Ear, Waiter
+from fencepost.backends.postgres.listener import Listener, Waiter
 from fencepost.backends.postgres.pool import Links
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
-_BUSY, _FULL, _DEAF = -1, -2, -3
+_BUSY, _FULL, _NOT_LISTENING = -1, -2, -3
 _TAKEN = r"\{-?\d+(,-?\d+,-?\d+)?\}"
 _HELD = (str, str, int, float, list, list)
 _ANY_QUEUE = 2**62
@@ -93,14 +93,14 @@ class Postgres(Backend):
 
     def _begin(self) -> None:
         self._lines = Lines()
-        self._ear = self._new_ear()
+        self._listener = self._new_listener()
         self._cleanups: Cleanups[tuple[str, str]] = Cleanups(
             self.driver, self._clean, "fencepost-postgres-leave", pauses=(_RETRY[1], _RETRY[1]), lasting=_OWED
         )
 
-    def _new_ear(self) -> Ear:
+    def _new_listener(self) -> Listener:
         way, listen = self._listen
-        return Ear(
+        return Listener(
             conninfo(way or self.address, self._patience),
             schema=self._schema,
             patience=self._patience,
@@ -113,21 +113,21 @@ class Postgres(Backend):
     async def take(
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
     ) -> Grant | None:
-        if queue is not None and self._ear.id is not None:
+        if queue is not None and self._listener.id is not None:
             return await self._join(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
         sent = self.driver.now()
         answer = await self._ask(name, holder, ttl, limit, queue, None)
         if answer[0] == _BUSY:
             return None
-        if answer[0] == _DEAF:
+        if answer[0] == _NOT_LISTENING:
             assert queue is not None, "one that does not queue need not hear"
             return await self._join(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
         return self._granted(answer, sent, ttl)
 
     async def _join(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
         """Take the lock or a place in its queue; the place that one has already is kept."""
-        while (process := self._ear.expect(waiter)) is None:
-            await self._ear.open(self.driver)
+        while (process := self._listener.expect(waiter)) is None:
+            await self._listener.open(self.driver)
         sent = self.driver.now()
         try:
             answer = await self._ask(waiter.name, waiter.holder, ttl, waiter.limit, queue, process)
@@ -136,10 +136,10 @@ class Postgres(Backend):
             raise
         if answer[0] == 0:
             _, clock, expires = answer
-            self._ear.clocks = sent, clock
+            self._listener.clocks = sent, clock
             waiter.overdue = self.driver.now() + (expires - clock) / 1e6
             return None
-        self._ear.forget(waiter.holder)
+        self._listener.forget(waiter.holder)
         if answer[0] == _FULL:
             raise QueueFull(waiter.name, queue)
         return self._granted(answer, sent, ttl)
@@ -169,14 +169,14 @@ class Postgres(Backend):
     ) -> Grant | None:
         now = self.driver.now
         until = None if timeout is None else now() + timeout
-        waiter = self._ear.find(holder) or Waiter(name, holder, self.driver.signal(), limit, doubtful=True)
+        waiter = self._listener.find(holder) or Waiter(name, holder, self.driver.signal(), limit, doubtful=True)
         self._lines.await_turn(name, holder, waiter.signal)
         pause, pauses = 0.0, Backoff(*_RETRY)
         try:
             while True:
                 waiter.signal.clear()
                 if waiter.grant is not None:
-                    self._ear.forget(holder)
+                    self._listener.forget(holder)
                     return _earlier(*waiter.grant, ttl)
                 first = self._lines.first(name, holder)
                 if waiter.doubtful or (first and now() >= waiter.overdue):
@@ -209,7 +209,7 @@ class Postgres(Backend):
             self._lines.leave(name, holder)
 
     async def leave(self, name: str, holder: str) -> None:
-        self._ear.forget(holder)
+        self._listener.forget(holder)
         try:
             await self._leave(name, holder)
         except BackendError as error:
@@ -253,7 +253,7 @@ class Postgres(Backend):
 
     async def close(self) -> None:
         self._cleanups.close()
-        await self.driver.offload(self._ear.close)
+        await self.driver.offload(self._listener.close)
         await self._links.close()
 
     def forked(self) -> None:

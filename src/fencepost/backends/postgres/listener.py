@@ -1,4 +1,4 @@
-"""The ear of a process that waits: a session that hears of its grants, and tells the server that it lives."""
+"""What listens for a process that waits: a session that hears of its grants, and tells the server that it lives."""
 
 import logging
 import secrets
@@ -51,7 +51,7 @@ class Waiter:
             self.signal.set()
 
 
-class Ear:
+class Listener:
     """Hears for all waiters of a process, on one connection and one thread, while there are any.
 
     Where it cannot listen, behind a transaction pooler or when told not to, it asks every ``poll``
@@ -90,7 +90,7 @@ class Ear:
         self.clocks: tuple[float, int] = (0.0, 0)
         """A local instant, and the server's clock read after it: the last pair that came."""
         self.id: int | None = None
-        """Under which the server knows this process; None while it is deaf."""
+        """Under which the server knows this process; None while it does not listen."""
 
     async def open(self, driver: Driver) -> None:
         """Return once it hears; BackendError if that takes too long."""
@@ -103,7 +103,9 @@ class Ear:
                     stop, stopped = socket.socketpair()
                 except OSError as error:
                     raise failure(error, ambiguous=False) from error
-                thread = threading.Thread(target=self._live, args=(stopped,), name="fencepost-ear", daemon=True)
+                thread = threading.Thread(
+                    target=self._live, args=(stopped,), name="fencepost-postgres-listener", daemon=True
+                )
                 try:
                     thread.start()
                 except (RuntimeError, MemoryError):  # no thread can be started just now
@@ -121,7 +123,7 @@ class Ear:
             )
 
     def expect(self, waiter: Waiter) -> int | None:
-        """Hear for ``waiter`` from now on; the process's id, None if it is deaf just now."""
+        """Hear for ``waiter`` from now on; the process's id, None if it does not listen just now."""
         with self._gate:
             if self.id is not None:
                 self._waiters[waiter.holder] = waiter

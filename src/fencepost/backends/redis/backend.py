@@ -109,8 +109,8 @@ class Redis(Backend):
         keys = self.layout.keys(name)
         nodes = self._nodes
         node = nodes.only or await nodes.at(keys.lock)
-        wire = node.at_hand() or await node.ready()
-        if queue is not None and wire.ordered and not node.listening and wire.refused is None:
+        transport = node.at_hand() or await node.ready()
+        if queue is not None and transport.ordered and not node.listening and transport.refused is None:
             await node.listen()  # a connection that has messages anyway: it goes out with the request
         joins = queue is not None and node.listening
         asking = self._lines.asking
@@ -118,13 +118,15 @@ class Redis(Backend):
             while True:
                 most = queue if joins and queue is not None else -1
                 entry = _entry(node, holder, ttl, limit) if joins else ""
-                asking[holder] = wire, entry
+                asking[holder] = transport, entry
                 sent = self.driver.now()
                 if limit is not None:
                     asked = (holder, kept(ttl), most, entry, KEEP, limit, 0)
-                    reply = await self._calls.run(self.scripts.share, keys[:4], *asked, wire=wire)
+                    reply = await self._calls.run(self.scripts.share, keys[:4], *asked, transport=transport)
                 else:
-                    reply = await wire.call(self._requests.take(keys, holder, ttl, most, entry), self.scripts.take.fits)
+                    reply = await transport.call(
+                        self._requests.take(keys, holder, ttl, most, entry), self.scripts.take.fits
+                    )
                 if reply.__class__ is ReplyError:
                     args = (holder, kept(ttl), most, entry, KEEP)
                     reply = await self._calls.again(reply, self.scripts.take, keys[:4], args)
@@ -136,7 +138,7 @@ class Redis(Backend):
                 if reply == 0 and queue is not None and not joins:
                     # Listening takes a connection and a thread of its own: only one who has to wait does.
                     await node.listen()
-                    wire = await node.ready()
+                    transport = await node.ready()
                     joins = True
                 elif reply != -1 or not await self._prune(name, node, keys):
                     break
@@ -145,8 +147,8 @@ class Redis(Backend):
                 asking.pop(holder, None)  # nothing was taken, so nobody will leave
             raise
         if isinstance(reply, list):
-            if joins and wire.refused is not None:
-                raise cannot_listen(self.dial, wire.refused, Denied, ambiguous=True)
+            if joins and transport.refused is not None:
+                raise cannot_listen(self.dial, transport.refused, Denied, ambiguous=True)
             waiter = self._lines.join(name, keys, node, holder, ttl, entry, limit)
             self._answer(waiter, sent, reply)
             return None
@@ -208,10 +210,12 @@ class Redis(Backend):
         token: str = "",
     ) -> None:
         keys = self.layout.keys(name)
-        wire = await self._calls.wire(keys.lock)
+        transport = await self._calls.transport(keys.lock)
         # On the same connection this comes after whatever is still under way. On another one it may not.
-        late = late or (earlier is not None and not (earlier.ordered and earlier is wire))
-        await self._calls.run(self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, wire=wire)
+        late = late or (earlier is not None and not (earlier.ordered and earlier is transport))
+        await self._calls.run(
+            self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, transport=transport
+        )
 
     def _later(self, name: str, holder: str, entry: str, token: str = "") -> None:
         """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""
@@ -241,9 +245,9 @@ class Redis(Backend):
         answers = [Renewal.UNKNOWN] * len(holds)
         for node, batch in by_node.items():
             try:
-                wire = await node.ready()
+                transport = await node.ready()
                 requests = [self._requests.renew(keys, hold) for _, keys, hold in batch]
-                replies = await wire.calls(requests, [self.scripts.renew.fits] * len(batch))
+                replies = await transport.calls(requests, [self.scripts.renew.fits] * len(batch))
             except BackendError as error:
                 failure = error
                 continue
@@ -268,12 +272,12 @@ class Redis(Backend):
         keys = self.layout.keys(name)
         node = self._nodes.only or await self._nodes.at(keys.lock)
         own = f"{holder}:{token}"
-        wire = node.at_hand() or await node.ready()
+        transport = node.at_hand() or await node.ready()
         if name in self._lines.lines:
-            return await self._hand_over(name, keys, node, wire, own)
+            return await self._hand_over(name, keys, node, transport, own)
         request = self._requests.release(keys, own)
         try:
-            reply = await wire.call(request, self.scripts.release.fits)
+            reply = await transport.call(request, self.scripts.release.fits)
             if reply.__class__ is ReplyError:
                 used = keys.lock, keys.queue, keys.counter
                 reply = await self._calls.again(reply, self.scripts.release, used, (own,))
@@ -284,12 +288,12 @@ class Redis(Backend):
                 return True
             raise
 
-    async def _hand_over(self, name: str, keys: Keys, node: Node, wire: Pool | Stream, own: str) -> bool:
+    async def _hand_over(self, name: str, keys: Keys, node: Node, transport: Pool | Stream, own: str) -> bool:
         """Release a lock that others of this process wait for: the answer says which of them got it."""
         sent = self.driver.now()
         request = self._requests.release(keys, own, node.channel)
         try:
-            reply = await wire.call(request, self.scripts.release.fits)
+            reply = await transport.call(request, self.scripts.release.fits)
             if reply.__class__ is ReplyError:
                 used = keys.lock, keys.queue, keys.counter
                 reply = await self._calls.again(reply, self.scripts.release, used, (own, node.channel))
@@ -353,14 +357,14 @@ class Redis(Backend):
         if node is not line.node:
             line.moved(node)
         await node.listen()
-        wire = await node.ready()
+        transport = await node.ready()
         waiter.entry = _entry(node, holder, waiter.ttl, waiter.limit)
-        self._lines.asking[holder] = wire, waiter.entry
+        self._lines.asking[holder] = transport, waiter.entry
         sent = self.driver.now()
         script, more = (self.scripts.take, ()) if waiter.limit is None else (self.scripts.share, (waiter.limit, 1))
         asked = (holder, kept(waiter.ttl), _ANY, waiter.entry, KEEP, *more)
         try:
-            reply = await self._calls.run(script, keys[:4], *asked, wire=wire)
+            reply = await self._calls.run(script, keys[:4], *asked, transport=transport)
         except BackendError as error:
             waiter.doubtful = waiter.doubtful or error.ambiguous
             if self._lines.waiters.get(holder) is not waiter:
@@ -374,7 +378,7 @@ class Redis(Backend):
             self._lines.part(holder)
             token = _kept(waiter)
             try:
-                await self._calls.run(self.scripts.leave, keys[:4], holder, waiter.entry, 0, token, wire=wire)
+                await self._calls.run(self.scripts.leave, keys[:4], holder, waiter.entry, 0, token, transport=transport)
             except BackendError:
                 self._later(line.name, holder, waiter.entry, token)
                 raise
@@ -410,7 +414,7 @@ class Redis(Backend):
         if now - self._pruned.get(name, -inf) < _PRUNE:
             return False
         self._pruned = {each: at for each, at in self._pruned.items() if now - at < _PRUNE} | {name: now}
-        return bool(await self._calls.run(self.scripts.prune, (keys.queue,), wire=await node.ready()))
+        return bool(await self._calls.run(self.scripts.prune, (keys.queue,), transport=await node.ready()))
 
     async def _confirm(self, keys: Keys, holder: str, token: int, ttl: float) -> None:
         """Return once enough replicas have the grant. WAIT covers what this connection wrote, hence the renewal."""

@@ -26,14 +26,14 @@ class Calls:
         self._dial = dial
         self.nodes = nodes
 
-    async def wire(self, key: str) -> Pool | Stream:
+    async def transport(self, key: str) -> Pool | Stream:
         """A connection to the server that has ``key``."""
         return await (await self.nodes.at(key)).ready()
 
-    async def run(self, script: Script, keys: Sequence[str], *args: Any, wire: Pool | Stream | None = None) -> Any:
-        """A script's answer, over ``wire`` if that is to be the first to be asked; BackendError if it has none."""
+    async def run(self, script: Script, keys: Sequence[str], *args: Any, transport: Pool | Stream | None = None) -> Any:
+        """A script's answer, over ``transport`` if that is to be the first to be asked; BackendError if it has none."""
         request = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
-        reply = await (wire or await self.wire(keys[0])).call(request, script.fits)
+        reply = await (transport or await self.transport(keys[0])).call(request, script.fits)
         return await self.again(reply, script, keys, args) if reply.__class__ is ReplyError else reply
 
     async def again(self, reply: Any, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -57,13 +57,13 @@ class Calls:
                 elif not text.startswith("NOSCRIPT"):
                     raise refusal(reply, self._dial.scheme)
                 node = await self.nodes.at(keys[0])
-            wire = await node.ready()
+            transport = await node.ready()
             if once:
-                asked, reply = await wire.calls([pack(("ASKING",)), request], [answers.ok, script.fits])
+                asked, reply = await transport.calls([pack(("ASKING",)), request], [answers.ok, script.fits])
                 if asked.__class__ is ReplyError and reply.__class__ is ReplyError:
                     raise refusal(asked, self._dial.scheme)  # or the two servers send us back and forth
             else:
-                reply = await wire.call(request, script.fits)
+                reply = await transport.call(request, script.fits)
         return reply
 
     async def confirm(self, key: str, script: Script, args: Sequence[Any], replicas: int) -> None:
@@ -71,11 +71,11 @@ class Calls:
         ms = int(self._dial.timeout * 500)
         requests = [pack(("EVALSHA", script.sha, 1, key, *args)), pack(("WAIT", replicas, ms))]
         fits = [script.fits, answers.number]
-        done, have = await (await self.wire(key)).calls(requests, fits)
+        done, have = await (await self.transport(key)).calls(requests, fits)
         if done.__class__ is ReplyError:
             # The server forgot the script, or has not this key. WAIT covers what its own connection wrote: once more.
             await self.again(done, script, (key,), args)
-            done, have = await (await self.wire(key)).calls(requests, fits)
+            done, have = await (await self.transport(key)).calls(requests, fits)
         if done.__class__ is ReplyError:
             raise refusal(done, self._dial.scheme)
         why = ""

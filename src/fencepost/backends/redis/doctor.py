@@ -22,10 +22,10 @@ _CONFIG = (
 )
 
 
-async def examine(wire: Pool | Stream, options: Options) -> list[Finding]:
+async def examine(transport: Pool | Stream, options: Options) -> list[Finding]:
     """Read a server's settings and say what each means for locks."""
     requests = [pack(("INFO",)), *(pack(("CONFIG", "GET", key)) for key in _CONFIG)]
-    reply, *settings = await wire.calls(requests, [answers.text, *([answers.table] * len(_CONFIG))])
+    reply, *settings = await transport.calls(requests, [answers.text, *([answers.table] * len(_CONFIG))])
     if isinstance(reply, ReplyError):
         return [Finding("warn", f"INFO: {reply}", "this user may not look; ask somebody who may")]
     info = dict(line.split(":", 1) for line in _text(reply).splitlines() if ":" in line)
@@ -36,7 +36,7 @@ async def examine(wire: Pool | Stream, options: Options) -> list[Finding]:
         elif key == _CONFIG[0]:
             config["maxmemory-policy"] = info.get("maxmemory_policy", "")
             config["maxmemory"] = info.get("maxmemory", "0")
-    place = getattr(wire, "place", None)
+    place = getattr(transport, "place", None)
     where = f" at {spell(place)}" if place else ""
     server = (
         f"{info.get('server_name', 'redis')} {info.get('redis_version', '?')}{where}, {info.get('redis_mode', '?')}"

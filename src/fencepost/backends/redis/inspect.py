@@ -67,13 +67,13 @@ def _seen(name: str, reply: Any) -> Status | None:
     return Status(name, holder, int(token), lives, waiters)
 
 
-async def held(wire: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:
+async def held(transport: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:
     """The names of the locks under ``prefix`` that somebody holds at this server."""
     pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in layout.prefix + prefix) + "*"
     names: list[str] = []
     cursor = b"0"
     while True:
-        reply = await wire.call(pack(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "string")), scanned)
+        reply = await transport.call(pack(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "string")), scanned)
         if reply.__class__ is ReplyError:
             raise refusal(reply, scheme)
         cursor, keys = reply

@@ -39,7 +39,7 @@ class Node(ABC):
         self.lost = lost
         self.failed: Callable[[Node], None] = _ignore
         """Told whenever the server could not be reached, or a connection to it broke."""
-        self.wire: Pool | Stream | None = None
+        self.transport: Pool | Stream | None = None
         """Where requests go; None if there is no connection."""
 
     @property
@@ -49,11 +49,11 @@ class Node(ABC):
 
     @abstractmethod
     def at_hand(self) -> Pool | Stream | None:
-        """``wire``, if it can be used right now."""
+        """``transport``, if it can be used right now."""
 
     @abstractmethod
     async def ready(self) -> Pool | Stream:
-        """``wire``, connected first where there is none."""
+        """``transport``, connected first where there is none."""
 
     @abstractmethod
     async def listen(self) -> None:
@@ -61,8 +61,8 @@ class Node(ABC):
 
     def close(self) -> None:
         """Drop the connections; the next request opens another."""
-        if self.wire is not None:
-            self.wire.close()
+        if self.transport is not None:
+            self.transport.close()
 
     async def end(self) -> None:
         """Return once the connections are closed."""
@@ -76,22 +76,26 @@ class Node(ABC):
 class TaskNode(Node):
     """A server as asyncio code sees it: one connection, for requests and messages both."""
 
-    wire: Stream | None
+    transport: Stream | None
     _listens = False
     _opening: "asyncio.Task[Stream] | None" = None
     _keeper: "asyncio.Task[None] | None" = None
 
     @property
     def listening(self) -> bool:
-        return self.wire is not None and self.wire.listening != ""
+        return self.transport is not None and self.transport.listening != ""
 
     def at_hand(self) -> Stream | None:
-        wire = self.wire
-        return wire if wire is not None and wire.open and wire.loop is asyncio._get_running_loop() else None
+        transport = self.transport
+        return (
+            transport
+            if transport is not None and transport.open and transport.loop is asyncio._get_running_loop()
+            else None
+        )
 
     async def ready(self) -> Stream:
-        if (wire := self.at_hand()) is not None:
-            return wire
+        if (transport := self.at_hand()) is not None:
+            return transport
         if self._opening is None or self._opening.get_loop() is not asyncio.get_running_loop():
             # Not the caller's to cancel: others wait for the same connection.
             self._opening = asyncio.create_task(self._open(), name="fencepost-redis-connect")
@@ -102,7 +106,7 @@ class TaskNode(Node):
             stream = await Stream.connect(
                 self.dial, await self.locate(), lambda push: self.hear(self, push), self._dropped
             )
-            self.wire = stream
+            self.transport = stream
             if self._listens:
                 stream.listen(self.channel)
             self._keeper = asyncio.create_task(self._keep(stream), name="fencepost-redis-connection")
@@ -128,8 +132,8 @@ class TaskNode(Node):
             await stream.gone()
 
     def _dropped(self, stream: Stream) -> None:
-        if self.wire is stream:
-            self.wire = None
+        if self.transport is stream:
+            self.transport = None
             self.failed(self)
             self.lost(self)
 
@@ -144,7 +148,7 @@ class TaskNode(Node):
 
     def close(self) -> None:
         super().close()
-        self.wire = None
+        self.transport = None
 
     async def end(self) -> None:
         opening = self._opening
@@ -156,70 +160,72 @@ class TaskNode(Node):
             await asyncio.wait([self._keeper])
 
     def forked(self) -> None:
-        if self.wire is not None:
-            self.wire.forked()
-        self.wire = self._opening = self._keeper = None
+        if self.transport is not None:
+            self.transport.forked()
+        self.transport = self._opening = self._keeper = None
         self._listens = False
 
 
 class ThreadNode(Node):
     """A server as blocking code sees it: a pool for requests, one more connection and thread for messages."""
 
-    wire: Pool
+    transport: Pool
 
     def __init__(self, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
         super().__init__(dial, locate, channel, hear, lost)
-        self.wire = Pool(dial, locate, lambda: self.failed(self))
+        self.transport = Pool(dial, locate, lambda: self.failed(self))
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
-        self._ear: Ear | None = None
+        self._listener: Listener | None = None
         self._ended = False
 
     @property
     def listening(self) -> bool:
-        return self._ear is not None and self._ear.up.is_set()
+        return self._listener is not None and self._listener.up.is_set()
 
     def at_hand(self) -> Pool:
-        return self.wire
+        return self.transport
 
     async def ready(self) -> Pool:
-        return self.wire
+        return self.transport
 
     async def listen(self) -> None:
         until = None
         while True:
-            ear = self._ear
-            if ear is None:
+            listener = self._listener
+            if listener is None:
                 if self._ended:
                     raise cannot_listen(self.dial, "the connection was closed", ambiguous=False)
                 with self._gate:
-                    ear = self._ear = self._ear or Ear(self)
-            if ear.up.is_set():
+                    listener = self._listener = self._listener or Listener(self)
+            if listener.up.is_set():
                 return
             until = until or time.monotonic() + patience(self.dial.connect_timeout + self.dial.timeout)
-            ear.settled.clear()
-            if ear.refused or (
-                not ear.up.is_set() and ear is self._ear and not ear.settled.wait(until - time.monotonic())
+            listener.settled.clear()
+            if listener.refused or (
+                not listener.up.is_set()
+                and listener is self._listener
+                and not listener.settled.wait(until - time.monotonic())
             ):
-                kind = Denied if ear.refused else BackendError
-                raise cannot_listen(self.dial, ear.failure or "no answer in time", kind, ambiguous=False)
+                kind = Denied if listener.refused else BackendError
+                raise cannot_listen(self.dial, listener.failure or "no answer in time", kind, ambiguous=False)
 
     def close(self) -> None:
         super().close()
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
     async def end(self) -> None:
         self._ended = True
         self.close()
-        self.wire.end()
+        self.transport.end()
 
     def forked(self) -> None:
-        self.wire.forked()
-        if self._ear is not None and self._ear.socket is not None:
-            sever(self._ear.socket.raw)
+        self.transport.forked()
+        if self._listener is not None and self._listener.socket is not None:
+            sever(self._listener.socket.raw)
         self._gate = threading.RLock()
-        self._ear = None
+        self._listener = None
 
 
 def cannot_listen(dial: Dial, why: object, kind: type[BackendError] = BackendError, *, ambiguous: bool) -> BackendError:
@@ -227,7 +233,7 @@ def cannot_listen(dial: Dial, why: object, kind: type[BackendError] = BackendErr
     return kind(f"cannot listen for grants: {why}", backend=dial.scheme, ambiguous=ambiguous)
 
 
-class Ear:
+class Listener:
     """Listens on a thread of its own, and comes back by itself after every loss of its connection."""
 
     def __init__(self, node: ThreadNode) -> None:
@@ -239,16 +245,16 @@ class Ear:
         """Whether there is something to say to those who wait until it listens: it does, may not, or was closed."""
         self.refused = False
         self.failure: BackendError | None = None
-        threading.Thread(target=self._run, name="fencepost-redis-ear", daemon=True).start()
+        threading.Thread(target=self._run, name="fencepost-redis-listener", daemon=True).start()
 
     def _run(self) -> None:
         node = self._node
         pauses = Backoff(0.01, 1.0)
         while not self._closed:
             try:
-                self.socket = wire = Socket(node.dial, run(node.locate()))
-                with wire.raw:
-                    self._listen(wire)
+                self.socket = connection = Socket(node.dial, run(node.locate()))
+                with connection.raw:
+                    self._listen(connection)
             except BackendError as error:
                 self.failure = error
             except OSError:
@@ -265,12 +271,12 @@ class Ear:
             node.failed(node)
             time.sleep(pauses.next())
 
-    def _listen(self, wire: Socket) -> None:
+    def _listen(self, connection: Socket) -> None:
         node = self._node
-        wire.post(pack(("SUBSCRIBE", node.channel)))
-        answer = wire.read()
+        connection.post(pack(("SUBSCRIBE", node.channel)))
+        answer = connection.read()
         if answer.__class__ is ReplyError:
-            self.failure = node.dial.error(wire.place, answer, ambiguous=False)
+            self.failure = node.dial.error(connection.place, answer, ambiguous=False)
             self.refused = not str(answer).startswith(LATER)
             return
         if not subscribed(answer):
@@ -280,18 +286,18 @@ class Ear:
         self.up.set()
         self.settled.set()
         if node.dial.tls is None:
-            limit(wire.raw, _LISTEN)
+            limit(connection.raw, _LISTEN)
         else:
-            wire.raw.settimeout(_LISTEN)
+            connection.raw.settimeout(_LISTEN)
         asked = False
         while not self._closed:
             try:
-                push = wire.read()
+                push = connection.read()
             except (BlockingIOError, TimeoutError):
                 if asked:
                     return
                 asked = True
-                wire.post(pack(("PING",)))
+                connection.post(pack(("PING",)))
                 continue
             if push.__class__ is PushNotification:
                 node.hear(node, push)

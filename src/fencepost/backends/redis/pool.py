@@ -151,37 +151,37 @@ class Pool:
         self._ended = False
 
     async def call(self, request: bytes, fits: Fits) -> Any:
-        wire = self.spare() or await self.open()
+        connection = self.spare() or await self.open()
         try:
-            reply = wire.call(request, fits)
-            self.back(wire)
+            reply = connection.call(request, fits)
+            self.back(connection)
         except BaseException as error:
-            self.broken(wire, error)
+            self.broken(connection, error)
         return reply
 
     async def calls(self, requests: Sequence[bytes], fits: Sequence[Fits]) -> list[Any]:
-        wire = self.spare() or await self.open()
+        connection = self.spare() or await self.open()
         try:
-            replies = wire.calls(requests, fits)
-            self.back(wire)
+            replies = connection.calls(requests, fits)
+            self.back(connection)
         except BaseException as error:
-            self.broken(wire, error)
+            self.broken(connection, error)
         return replies
 
     def spare(self) -> Socket | None:
         """An idle connection, for the caller alone until it gives it ``back`` or drops it; None if there is none."""
         while self._idle:
             try:
-                wire = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 break  # another thread was faster
             try:
-                if wire.fresh():
-                    return wire
+                if connection.fresh():
+                    return connection
             except BaseException:  # for example, out of memory: it would count as open from now on
-                self.drop(wire)
+                self.drop(connection)
                 raise
-            self.drop(wire)
+            self.drop(connection)
         return None
 
     async def open(self) -> Socket:
@@ -193,8 +193,8 @@ class Pool:
                     self._room.wait(0.05)  # who gave one back just now may not have seen us
                 finally:
                     self._queued -= 1
-                if (wire := self.spare()) is not None:
-                    return wire
+                if (connection := self.spare()) is not None:
+                    return connection
                 interrupts.check()
             self._opened += 1
         try:
@@ -207,28 +207,28 @@ class Pool:
                 self._failed()
             raise
 
-    def back(self, wire: Socket) -> None:
+    def back(self, connection: Socket) -> None:
         """Take back a connection on which everything was answered."""
-        self._idle.append(wire)
+        self._idle.append(connection)
         if self._queued:
             with self._room:
                 self._room.notify()
         if self._ended:
             self.close()
 
-    def drop(self, wire: Socket) -> None:
-        wire.raw.close()
+    def drop(self, connection: Socket) -> None:
+        connection.raw.close()
         with self._room:
             self._opened -= 1
             self._room.notify()
 
-    def broken(self, wire: Socket, error: BaseException) -> NoReturn:
-        self.drop(wire)
+    def broken(self, connection: Socket, error: BaseException) -> NoReturn:
+        self.drop(connection)
         if isinstance(error, OSError):
             silent = isinstance(error, (BlockingIOError, TimeoutError))
             self.suspect(silent)
             why = "no answer in time" if silent else error
-            raise self._dial.error(wire.place, why, ambiguous=True) from error
+            raise self._dial.error(connection.place, why, ambiguous=True) from error
         raise error
 
     def suspect(self, silent: bool) -> None:
@@ -253,6 +253,6 @@ class Pool:
         self.close()
 
     def forked(self) -> None:
-        for wire in self._idle:
-            sever(wire.raw)
+        for connection in self._idle:
+            sever(connection.raw)
         self.__init__(self._dial, self._locate, self._failed)  # type: ignore[misc]

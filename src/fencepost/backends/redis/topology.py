@@ -28,13 +28,13 @@ async def ask(driver: Driver, dial: Dial, place: Place, request: bytes, fits: Fi
         finally:
             stream.close()
             await stream.gone()
-    wire = Socket(dial, place)
+    connection = Socket(dial, place)
     try:
-        return wire.call(request, fits)
+        return connection.call(request, fits)
     except OSError as error:
         raise dial.error(place, error, ambiguous=False) from error
     finally:
-        wire.raw.close()
+        connection.raw.close()
 
 
 class Single:

@@ -34,48 +34,48 @@ async def ask(asked: Asked, dial: Dial) -> Answers:
 
 async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None]:
     """Have a connection to each node, as far as that can be had in ``dial.timeout``; why not, for each."""
-    wires = await _streams([node for node in nodes if isinstance(node, TaskNode)], monotonic() + dial.timeout)
+    connections = await _streams([node for node in nodes if isinstance(node, TaskNode)], monotonic() + dial.timeout)
     late = BackendError(f"Redis: cannot connect: {_LATE}", backend=dial.scheme, ambiguous=False)
-    return [None if isinstance(wire, Stream) else wire or late for wire in wires]
+    return [None if isinstance(connection, Stream) else connection or late for connection in connections]
 
 
 def _blocking(asked: Asked, dial: Dial) -> Answers:
     pools = [_pool(node) for node, *_ in asked]
-    wires: list[Socket | BackendError | None] = [pool.spare() for pool in pools]
+    connections: list[Socket | BackendError | None] = [pool.spare() for pool in pools]
     answers: list[list[Any] | BackendError | None] = [None] * len(asked)
     waiting: dict[int, int] = {}
     poll = select.poll()
     try:
-        _open(pools, wires, monotonic() + dial.timeout)
+        _open(pools, connections, monotonic() + dial.timeout)
         until = monotonic() + dial.timeout  # who could not be reached has cost the others no time to answer
         for index, (_, place, requests, _) in enumerate(asked):
-            wire = wires[index]
-            if not isinstance(wire, Socket):
-                answers[index] = wire or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False)
+            connection = connections[index]
+            if not isinstance(connection, Socket):
+                answers[index] = connection or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False)
                 continue
             try:
-                wire.post(b"".join(requests))
+                connection.post(b"".join(requests))
             except OSError as error:
-                answers[index] = _broken(pools[index], wire, error)
+                answers[index] = _broken(pools[index], connection, error)
                 continue
-            waiting[wire.raw.fileno()] = index
-            poll.register(wire.raw, select.POLLIN)
+            waiting[connection.raw.fileno()] = index
+            poll.register(connection.raw, select.POLLIN)
         while waiting and (left := until - monotonic()) > 0:
             for number, _ in interruptible(poll.poll, left * 1000):
                 poll.unregister(number)
                 index = waiting.pop(number)
-                wire = wires[index]
-                assert isinstance(wire, Socket), "it was written to"
+                connection = connections[index]
+                assert isinstance(connection, Socket), "it was written to"
                 try:
-                    answers[index] = wire.replies(asked[index][3])
-                    pools[index].back(wire)
+                    answers[index] = connection.replies(asked[index][3])
+                    pools[index].back(connection)
                 except OSError as error:
-                    answers[index] = _broken(pools[index], wire, error)
+                    answers[index] = _broken(pools[index], connection, error)
     finally:
-        for index, wire in enumerate(wires):
+        for index, connection in enumerate(connections):
             # Whatever it still answers belongs to nobody, and the node's idle connections may lead nowhere as well.
-            if isinstance(wire, Socket) and answers[index] is None:
-                pools[index].drop(wire)
+            if isinstance(connection, Socket) and answers[index] is None:
+                pools[index].drop(connection)
                 pools[index].close()
     return [
         dial.error(place, _LATE, ambiguous=True) if answer is None else answer
@@ -85,17 +85,17 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
 
 def _pool(node: Node) -> Pool:
     assert isinstance(node, ThreadNode), "the nodes of one backend are of one kind"
-    return node.wire
+    return node.transport
 
 
-def _broken(pool: Pool, wire: Socket, error: OSError) -> BackendError:
+def _broken(pool: Pool, connection: Socket, error: OSError) -> BackendError:
     try:
-        pool.broken(wire, error)
+        pool.broken(connection, error)
     except BackendError as failure:
         return failure
 
 
-def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], until: float) -> None:
+def _open(pools: Sequence[Pool], connections: list[Socket | BackendError | None], until: float) -> None:
     """Connect where there is no connection at hand: all at once, for one that hangs must not hold up the others."""
     gate = threading.Lock()
     over = False
@@ -108,13 +108,13 @@ def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], unti
             opened = error
         with gate:
             if not over:
-                wires[index] = opened
+                connections[index] = opened
             elif isinstance(opened, Socket):
                 pools[index].drop(opened)
 
     threads: list[threading.Thread] = []
     try:
-        for index in [index for index, wire in enumerate(wires) if wire is None]:
+        for index in [index for index, connection in enumerate(connections) if connection is None]:
             thread = threading.Thread(target=connect, args=(index,), name="fencepost-redlock", daemon=True)
             try:
                 thread.start()
@@ -130,15 +130,15 @@ def _open(pools: Sequence[Pool], wires: list[Socket | BackendError | None], unti
 
 async def _tasks(asked: Asked, dial: Dial) -> Answers:
     until = monotonic() + dial.timeout
-    wires = await _streams([node for node, *_ in asked if isinstance(node, TaskNode)], until)
+    connections = await _streams([node for node, *_ in asked if isinstance(node, TaskNode)], until)
     sent: list[list[Reply] | BackendError] = []
     try:
-        for (_, place, requests, fits), wire in zip(asked, wires, strict=True):
-            if not isinstance(wire, Stream):
-                sent.append(wire or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False))
+        for (_, place, requests, fits), connection in zip(asked, connections, strict=True):
+            if not isinstance(connection, Stream):
+                sent.append(connection or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False))
                 continue
             try:
-                sent.append(list(map(wire.call, requests, fits)))
+                sent.append(list(map(connection.call, requests, fits)))
             except BackendError as error:
                 sent.append(error)
         replies = [reply for each in sent if isinstance(each, list) for reply in each]
@@ -167,8 +167,12 @@ def _collect(replies: list[Reply], node: Node, late: BackendError) -> list[Any] 
 
 
 async def _streams(nodes: Sequence[TaskNode], until: float) -> list[Stream | BackendError | None]:
-    wires: list[Stream | BackendError | None] = [node.at_hand() for node in nodes]
-    opening = {asyncio.ensure_future(nodes[index].ready()): index for index, wire in enumerate(wires) if wire is None}
+    connections: list[Stream | BackendError | None] = [node.at_hand() for node in nodes]
+    opening = {
+        asyncio.ensure_future(nodes[index].ready()): index
+        for index, connection in enumerate(connections)
+        if connection is None
+    }
     if opening:
         try:
             await asyncio.wait(opening, timeout=max(until - monotonic(), 0.0))
@@ -179,9 +183,9 @@ async def _streams(nodes: Sequence[TaskNode], until: float) -> list[Stream | Bac
             if task.done() and not task.cancelled():
                 failure = task.exception()
                 if failure is None:
-                    wires[index] = task.result()
+                    connections[index] = task.result()
                 elif isinstance(failure, BackendError):
-                    wires[index] = failure
+                    connections[index] = failure
                 else:
                     raise failure
-    return wires
+    return connections
