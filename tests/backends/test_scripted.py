@@ -65,6 +65,8 @@ class Kind(NamedTuple):
     faces: tuple[str, ...] = ("blocking",)
     seconds: bool = False
     """Whether to break the second request of each kind as well."""
+    waits: str = ""
+    """The request that a waiter makes once it waits, if there is one."""
 
 
 LIKE_REDIS = ("refused-ERR", "refused-LOADING", "refused-NOSCRIPT", "done-text", "undone-number", "garbage")
@@ -128,6 +130,7 @@ KINDS = {
         options=f"timeout={PATIENCE}s&connect_timeout={PATIENCE}s",
         hasty="timeout=500ms&connect_timeout=500ms",
         plausible=frozenset({("404", "GET keys"), ("404", "GET kv"), ("list", "GET keys")}),
+        waits="waiting GET kv",
         seconds=True,
     ),
 }
@@ -154,6 +157,7 @@ class Trial:
     second: Client
     direct: Client
     name: str
+    waits: str
     tokens: list[int] = field(default_factory=list)
     failed: list[FencepostError] = field(default_factory=list)
 
@@ -224,6 +228,8 @@ class Trial:
         await self.look(held)
         waiter = asyncio.create_task(self.acquire(self.second))
         await until_async(lambda: known_to_wait(self.second.raw) == 1, "it waits", watching=[waiter])
+        if self.waits:
+            await until_async(lambda: any(each.seen[self.waits] for each in self.proxies), "it asks", watching=[waiter])
         assert not waiter.done(), "never two holders at once"
         await self.release(held)
         self.let_go()
@@ -274,7 +280,7 @@ async def trial(bench: Bench, fault: Fault | None = None, label: str = "", nth: 
         for place, proxy in zip(places, proxies, strict=True):
             behind = behind.replace(place, proxy.address)
         first, second = Client(face, behind, ttl=TTL), Client(face, behind, ttl=TTL)
-        mine = Trial(proxies, first, second, direct, f"scripted-{secrets.token_hex(6)}")
+        mine = Trial(proxies, first, second, direct, f"scripted-{secrets.token_hex(6)}", kind.waits)
         if fault is not None:
             for proxy in faulty:
                 proxy.plan(fault, label, nth)
