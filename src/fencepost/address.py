@@ -112,6 +112,8 @@ TLS: Mapping[str, Callable[[str], Any]] = {"tls": flag, "ca": str, "cert": str, 
 def secure(options: Mapping[str, Any]) -> bool:
     """Whether these options ask for TLS, by ``tls=1`` or with a file of certificates."""
     files = options.keys() & {"ca", "cert", "key"}
+    if empty := [each for each in sorted(files) if not options[each]]:
+        raise ConfigError(f"{empty[0]}= names no file")
     if "key" in files and "cert" not in files:
         raise ConfigError("key= is the key of a certificate: give cert= too")
     if files and options.get("tls") is False:

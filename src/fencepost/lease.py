@@ -1,5 +1,6 @@
 """A lease, as its holder knows it: what was granted, until when, and the stamps made under it."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -67,6 +68,7 @@ class Keeper(Protocol):
 
 
 _gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+_log = logging.getLogger("fencepost")
 _forks = 0  # how many forks lie between this process and the first one
 
 
@@ -285,10 +287,11 @@ class BaseLease:
 
     def _tell_loss(self) -> None:
         """Tell those who asked to know that the lease is lost, and the block that runs under it."""
-        if self._body is not None:
-            self._body.cancel()
-        for call in self._on_loss:
-            call()
+        for call in (*([] if self._body is None else [self._body.cancel]), *self._on_loss):
+            try:
+                call()
+            except Exception:  # such as a block whose event loop was closed
+                _log.exception("the loss of %r could not be told", self.name)
 
     def _begin_block(self) -> None:
         """A block of the lease's own begins; ConfigError if one has begun before, LeaseLost if it is over."""

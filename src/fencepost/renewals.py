@@ -16,6 +16,7 @@ from fencepost.lease import BaseLease, Reason
 
 _log = logging.getLogger("fencepost")
 _SLICE = 250  # leases that an event loop sees to in one step
+_UNKNOWN = 1000  # reports to keep of holders that are not known
 _TOGETHER = 30  # the part of its ttl by which a lease may be renewed early, together with others
 
 
@@ -39,6 +40,8 @@ class Renewals(Generic[L]):
         self._emit = emit
         self._leases: dict[str, weakref.ref[L]] = {}  # by holder
         self._reports: deque[tuple[str, str]] = deque()
+        self._unknown: dict[str, str] = {}
+        """What was reported of holders whose acquire is on its way back."""
         most = sys.maxsize if driver.blocking else _SLICE
         self._timer: Timer[str] = Timer(driver, self._see_to, "fencepost-renewals", most=most)
         backend.report = self._report
@@ -52,9 +55,11 @@ class Renewals(Generic[L]):
     def watch(self, lease: L) -> None:
         """Watch a lease from now on; RuntimeError or MemoryError if that needs a thread and none can be started."""
         self._leases[lease.holder] = weakref.ref(lease)
-        # A loss may have been reported before.
-        due = self._driver.now() if self._reports else lease._due
-        self._timer.set(lease.holder, due, lease.ttl / _TOGETHER)
+        self._timer.set(lease.holder, lease._due, lease.ttl / _TOGETHER)
+        if self._unknown and (why := self._unknown.pop(lease.holder, None)) is not None:
+            self._reports.append((lease.holder, why))
+        if self._reports:  # it may have been this one's, before it was set
+            self._timer.post(lease.holder)
 
     def forget(self, lease: L) -> None:
         self._leases.pop(lease.holder, None)
@@ -126,15 +131,24 @@ class Renewals(Generic[L]):
                 self._driver.spawn(job, "fencepost-renewal")
             except (RuntimeError, MemoryError):  # no other thread can be started just now
                 job.close()
-                await self.renew(batch)
+                await self._renew_apart(batch)
+        self._hear()
 
-    def _look(self, holders: list[str]) -> Iterable[list[L]]:
-        """End what is over; what is to be renewed now, by server. Nothing that is waited in keeps a lease alive."""
+    def _hear(self) -> None:
+        """End what the backend has reported as gone."""
         while self._reports:
             holder, why = self._reports.popleft()
             ref = self._leases.get(holder)
-            if ref is not None and (lease := ref()) is not None:
+            if ref is None:
+                self._unknown[holder] = why
+                if len(self._unknown) > _UNKNOWN:
+                    del self._unknown[next(iter(self._unknown))]
+            elif (lease := ref()) is not None:
                 self._lose(lease, Reason.GONE, why)
+
+    def _look(self, holders: list[str]) -> Iterable[list[L]]:
+        """End what is over; what is to be renewed now, by server. Nothing that is waited in keeps a lease alive."""
+        self._hear()
         now = self._driver.now()
         homes: dict[Hashable, list[L]] = {}
         for holder in holders:
@@ -151,21 +165,22 @@ class Renewals(Generic[L]):
             else:
                 if lease._due - now <= lease.ttl / _TOGETHER and lease._due < lease.deadline:
                     homes.setdefault(self._backend.home(lease.name), []).append(lease)
-                    lease._due = lease.deadline
-                self._timer.offer(holder, lease._due)
+                    self._timer.offer(holder, lease.deadline)
+                else:
+                    self._timer.offer(holder, lease._due)
         return homes.values()
 
     async def _renew_apart(self, batch: list[L]) -> None:
         try:
             await self.renew(batch)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            # Somebody cancelled all tasks, and these leases are still held.
-            self._driver.later(lambda: self._renew_soon(batch))
+        except BaseException as error:
+            # Somebody cancelled all tasks, or the event loop has ended, and these leases are still held.
+            for lease in batch:
+                lease._due = min(lease._due, self._driver.now())
+                self._timer.post(lease.holder)
+            if not isinstance(error, GeneratorExit):
+                self._driver.later(self._start_again)
             raise
 
-    def _renew_soon(self, leases: list[L]) -> None:
-        for lease in leases:
-            lease._due = min(lease._due, self._driver.now())
-            self._timer.offer(lease.holder, lease._due)
+    def _start_again(self) -> None:
+        self._timer.ensure()

@@ -59,9 +59,46 @@ def test_a_hundred_clean_ups_share_one_thread_and_each_is_tried_until_it_is_answ
 def test_a_server_that_fails_is_asked_once_for_all_that_is_due_and_the_others_are_asked(driver: Driver) -> None:
     async def scene() -> None:
         store = Store(driver, {f"a{number}": 1 for number in range(10)})
-        await store.cleanups._see_to([f"{home}{number}" for number in range(10) for home in "ab"])
+        store.cleanups._timer.close()  # nothing but what is called here
+        keys = [f"{home}{number}" for number in range(10) for home in "ab"]
+        for key in keys:
+            store.cleanups.add(key)
+        await store.cleanups._see_to(keys)
         assert store.asked == ["a0", *(f"b{number}" for number in range(10))]
         store.cleanups.close()
+
+    run(scene())
+
+
+@DRIVERS
+def test_one_that_is_refused_for_good_does_not_keep_the_others_of_its_server_waiting(driver: Driver) -> None:
+    async def scene() -> None:
+        store = Store(driver, {"a-bad": 10**9, "a-worse": 10**9})
+        for key in ("a-bad", "a-worse", *(f"a{number}" for number in range(5))):
+            store.cleanups.add(key)
+        await until_async(lambda: len(store.cleanups) == 2, "the others are cleaned up")
+        assert "a-bad" in store.cleanups
+        store.cleanups.close()
+
+    run(scene())
+
+
+@DRIVERS
+def test_closing_ends_what_is_under_way(driver: Driver) -> None:
+    async def scene() -> None:
+        store = Store(driver)
+        store.cleanups._timer.close()
+        for key in ("a", "b", "c"):
+            store.cleanups.add(key)
+        clean = store.cleanups._clean
+
+        async def close(key: str) -> None:
+            await clean(key)
+            store.cleanups.close()
+
+        store.cleanups._clean = close
+        await store.cleanups._see_to(["a", "b", "c"])
+        assert store.asked == ["a"]
 
     run(scene())
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from heapq import heappush
 from typing import Any, TypeVar
 
 import pytest
@@ -14,6 +15,7 @@ from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.driver.timer import Timer
 from tests.harness.isolated import in_fork, isolated
+from tests.harness.threads import Background, background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 from tests.unit.test_no_threads import Unstartable
 
@@ -236,18 +238,126 @@ def test_an_action_that_raises_ends_nothing(driver: Driver, caplog: pytest.LogCa
         timer = Timer(driver, fired := Fired(), "test")
 
         async def fail(keys: list[Any]) -> None:
-            if keys == ["first"]:
+            if len(fired.calls) == 1:
                 raise LookupError("as told")
 
         fired.before = fail
         timer.set("first", driver.now())
-        await soon(lambda: fired.keys, "the first is due")
+        timer.set("later", driver.now() + 600)
+        await soon(lambda: fired.keys == ["first", "first"], "the first is due, and is fired again")
         timer.set("second", driver.now())
-        await soon(lambda: fired.keys == ["first", "second"], "and the second")
+        await soon(lambda: fired.keys == ["first", "first", "second"], "and the second")
         assert "as told" in caplog.text
+        assert timer.left("later") is not None
         timer.close()
 
     run(scene())
+
+
+def test_keys_on_their_way_to_the_heap_are_not_lost_for_want_of_memory(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [MemoryError(), MemoryError()]
+
+    def push(heap: list[Any], entry: Any) -> None:
+        if failures and entry[2] == 2:
+            raise failures.pop()
+        heappush(heap, entry)
+
+    async def scene() -> None:
+        monkeypatch.setattr("fencepost.driver.timer.heappush", push)
+        timer = Timer(driver, fired := Fired(), "test")
+        for key in range(4):
+            timer.set(key, driver.now())
+        await soon(lambda: sorted(set(fired.keys)) == [0, 1, 2, 3], "all are fired")
+        assert not failures
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_whose_firing_was_cancelled_is_fired_again(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+
+        async def hang(keys: list[Any]) -> None:
+            if len(fired.calls) == 1:
+                await asyncio.sleep(600)
+
+        fired.before = hang
+        timer.set("key", driver.now())
+        await soon(lambda: fired.keys, "it is fired")
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await soon(lambda: fired.keys == ["key", "key"], "once more")
+        timer.close()
+
+    if not driver.blocking:  # nobody cancels a thread
+        run(scene())
+
+
+def test_a_key_whose_firing_ended_with_its_event_loop_is_fired_in_the_next(driver: Driver) -> None:
+    if driver.blocking:
+        return
+    timer = Timer(driver, fired := Fired(), "test")
+
+    async def hang(keys: list[Any]) -> None:
+        if len(fired.calls) == 1:
+            await asyncio.sleep(600)
+
+    async def first() -> None:
+        fired.before = hang
+        timer.set("key", driver.now())
+        await soon(lambda: fired.keys, "it is fired")
+
+    async def second() -> None:
+        timer.ensure()
+        await soon(lambda: fired.keys == ["key", "key"], "once more")
+        timer.close()
+
+    run(first())
+    run(second())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_somebody_ended_is_started_again(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+
+        async def end(keys: list[Any]) -> None:
+            if len(fired.calls) == 1:
+                raise SystemExit
+
+        fired.before = end
+        timer.set("key", driver.now())
+        await soon(lambda: fired.keys == ["key", "key"], "it is fired again")
+        timer.close()
+
+    if driver.blocking:  # it would end the event loop
+        run(scene())
+
+
+def test_who_comes_while_a_thread_is_refused_does_not_rely_on_it(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second has its key set while the first one's thread is about to be refused."""
+    if not driver.blocking:
+        return
+    timer = Timer(driver, fired := Fired(), "test")
+    spawn, others = Blocking.spawn, list[Background[None]]()
+
+    def refuse(self: Blocking, job: Any, name: str) -> None:
+        monkeypatch.setattr(Blocking, "spawn", spawn)
+        others.append(background(lambda: timer.set("second", driver.now())))
+        others[0]._thread.join(0.5)  # it has its key set by then, or waits for this one
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Blocking, "spawn", refuse)
+    with pytest.raises(RuntimeError):
+        timer.set("first", driver.now())
+    others[0].result()
+    until(lambda: fired.keys == ["second"], "it is fired")
+    timer.close()
 
 
 def test_an_idle_timer_ends_and_starts_again(driver: Driver) -> None:
@@ -289,7 +399,7 @@ def test_a_hundred_thousand_keys_that_are_cancelled_soon_leave_nothing(driver: D
         for number in range(10_000):
             timer.extend("last", driver.now() + 60 + number)
             if number % 100 == 0:
-                timer._turn(timer._service._run)  # type: ignore[arg-type]
+                timer._turn(timer._service._run, [])  # type: ignore[arg-type]
         assert len(timer._heap) < 300, "stale entries are dropped"
         timer.close()
 
@@ -299,11 +409,13 @@ def test_a_hundred_thousand_keys_that_are_cancelled_soon_leave_nothing(driver: D
 def test_a_service_that_was_cancelled_goes_on(driver: Driver) -> None:
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test")
-        timer.set("key", driver.now() + 0.2)
-        await asyncio.sleep(0)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        await soon(lambda: fired.keys, "it is fired all the same")
+        for steps in (0, 1, 2):  # before its first step, too
+            timer.set(steps, driver.now() + 0.2)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await soon(partial(fired.has, steps), "it is fired all the same")
         timer.close()
 
     if not driver.blocking:  # nobody cancels a thread

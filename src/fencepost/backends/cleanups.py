@@ -18,7 +18,7 @@ class Cleanups(Generic[K]):
     """Tries each clean-up again until the store has answered it, or ``lasting`` seconds have passed.
 
     All of them together have one thread or task, however many requests have failed. Once a server has failed, the
-    other clean-ups that are due there wait for their next try: ``home`` tells which server that is.
+    other clean-ups that are due there wait a little: ``home`` tells which server that is.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Cleanups(Generic[K]):
         self._lasting = lasting
         self._home = home
         self._owed: dict[K, tuple[float, Backoff]] = {}
+        self._failing: set[Hashable] = set()
         self._timer: Timer[K] = Timer(driver, self._see_to, name)
 
     def __contains__(self, key: object) -> bool:
@@ -59,29 +60,32 @@ class Cleanups(Generic[K]):
 
     async def _see_to(self, keys: list[K]) -> None:
         failed: set[Hashable] = set()
-        left = dict.fromkeys(keys)
-        try:
-            for key in keys:
-                home = self._home(key)
-                if home not in failed:
-                    try:
-                        await self._clean(key)
-                    except BackendError as error:
-                        failed.add(home)
-                        _log.info("a clean-up is tried again: %s", error)
-                    else:
-                        del left[key]
-                        self._owed.pop(key, None)
-        finally:  # also when somebody has cancelled all tasks
-            for key in left:
-                self._again(key)
-
-    def _again(self, key: K) -> None:
-        found = self._owed.get(key)
-        if found is not None:
-            until, pauses = found
-            at = self._driver.now() + pauses.next()
-            if at < until:
-                self._timer.offer(key, at)
+        # Last of all the servers that have failed before: one that hangs takes its time.
+        keys.sort(key=lambda key: self._home(key) in self._failing)
+        for key in keys:
+            if key not in self._owed:  # closed meanwhile
+                continue
+            home = self._home(key)
+            if home in failed:
+                self._again(key, self._pauses[0])  # soon, for the next one may have failed for a reason of its own
+                continue
+            try:
+                await self._clean(key)
+            except Exception as error:
+                failed.add(home)
+                if isinstance(error, BackendError):
+                    _log.info("a clean-up is tried again: %s", error)
+                else:
+                    _log.exception("a clean-up failed; it is tried again")
+                if key in self._owed:
+                    self._again(key, self._owed[key][1].next())
             else:
-                del self._owed[key]
+                self._owed.pop(key, None)
+        self._failing = failed
+
+    def _again(self, key: K, pause: float) -> None:
+        at = self._driver.now() + pause
+        if at < self._owed[key][0]:
+            self._timer.offer(key, at)
+        else:
+            del self._owed[key]

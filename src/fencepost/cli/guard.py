@@ -308,19 +308,30 @@ def _guard(url: str, hooks: Iterable[Hook]) -> Iterator[Any]:
         raise ConfigError(f"no marks in {place.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")
 
 
+_REDIS_PY = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
+"""What redis-py calls the options of a lock's URL."""
+
+
 def _redis(url: str, address: Address) -> Any:
     """redis-py's client for a URL, whose login it gets apart: what it cannot parse it would repeat."""
-    from redis import from_url
+    from redis import RedisError, from_url
 
     if len(address.hosts) != 1 or address.hosts[0][0] == "":
         raise ConfigError("a Redis URL with marks names one server: redis://host:6379/0")
     ((host, port),) = address.hosts
-    options = urlencode({key: value for key, value in address.params.items() if key != "prefix"})
+    params = {
+        _REDIS_PY.get(key, key): value for key, value in address.params.items() if key not in ("prefix", "verify")
+    }
+    if address.params.get("verify") == "0":
+        params |= {"ssl_cert_reqs": "none", "ssl_check_hostname": "False"}
+    options = urlencode(params)
     server = f"{address.scheme}://{f'[{host}]' if ':' in host else host}:{port or 6379}{address.path}?{options}"
     given: dict[str, Any] = {"username": address.user, "password": address.password}
-    if address.scheme == "rediss" and address.params.get("ssl_cert_reqs") != "none":
+    if address.scheme == "rediss" and params.get("ssl_cert_reqs") != "none":
         given["ssl_check_hostname"] = True  # redis-py before 6.0 does not; an option in the URL has the last word
     try:
-        return from_url(server, **given)
-    except ValueError:
+        client = from_url(server, **given)
+        client.connection_pool.make_connection()  # it looks at most options only now
+        return client
+    except (ValueError, TypeError, RedisError):
         raise ConfigError(f"{masked(url)!r}: redis-py cannot use an option of this URL") from None

@@ -37,8 +37,15 @@ class Gate:
         if self._lock._is_owned():
             raise self._again()
         waited = 0.0 if self._lock.acquire(False) else self._wait(self._limit)
-        self._work.acquire()
+        self._begin()
         return waited
+
+    def _begin(self) -> None:
+        try:
+            self._work.acquire()
+        except BaseException:  # a signal handler raised, while another thread forks
+            self._lock.release()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._work.release()
@@ -51,7 +58,7 @@ class Gate:
             raise self._again()
         if not self._lock.acquire(False):
             self._wait(inf)
-        self._work.acquire()
+        self._begin()
         try:
             yield
         finally:
@@ -61,11 +68,20 @@ class Gate:
         """Call ``wait`` from inside, in the middle of nothing: a fork may come meanwhile, another thread may not."""
         self.held_up = why
         self._work.release()
+        raised = None
         try:
             wait()
-        finally:
-            self._work.acquire()
-            self.held_up = ""
+        except BaseException as error:
+            raised = error
+        while True:
+            try:
+                self._work.acquire()
+                break
+            except BaseException as error:  # a signal handler raised, while another thread forks
+                raised = error
+        self.held_up = ""
+        if raised is not None:
+            raise raised
 
     def _wait(self, limit: float) -> float:
         waited = 0.0

@@ -19,6 +19,8 @@ class Run:
         self.nudge = driver.signal()
         """Set by ``Service.wake``. Each run has its own: a signal belongs to one event loop."""
         self._bound = hasattr(self.nudge, "abandoned")
+        self.spawned = False
+        """Whether its thread or task was started; until then it may come to nothing."""
 
     @property
     def current(self) -> bool:
@@ -66,20 +68,23 @@ class Service:
     def start(self) -> None:
         """Start the job unless it runs. RuntimeError or MemoryError, and no change, if no thread can be started."""
         run = self._run
-        if (run is not None and run.lives) or self._closed:
+        if (run is not None and run.spawned and run.lives) or self._closed:
             return
-        with self.gate:
+        with self.gate:  # another thread must not rely on a run that cannot be started after all
             if self.running or self._closed:
                 return
-            run = self._run = Run(self, self._driver)
-        work = self._work(run)
-        try:
-            self._driver.spawn(work, self._name)
-        except (RuntimeError, MemoryError):
-            # Not for an interrupt: that is raised when the thread runs already.
-            work.close()
-            self._forget(run)
-            raise
+            run = Run(self, self._driver)
+            work = self._work(run)
+            self._run = run
+            try:
+                self._driver.spawn(work, self._name)
+            except (RuntimeError, MemoryError):
+                # Not for an interrupt: that is raised when the thread runs already.
+                work.close()
+                self._forget(run)
+                raise
+            finally:
+                run.spawned = True
 
     def ensure(self) -> bool:
         """The same, without an error: False if no thread can be started just now, or this is closed."""

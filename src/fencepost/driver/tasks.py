@@ -3,7 +3,8 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple
@@ -71,6 +72,26 @@ class TaskSignal:
             return self._event.is_set()
 
 
+@types.coroutine
+def _pause() -> Generator[None, None, None]:
+    yield
+
+
+async def _begun(job: Coroutine[Any, Any, T]) -> T:
+    """The job, which runs up to its first wait even if it is cancelled before: a task that never begins cleans up
+    nothing."""
+    try:
+        await _pause()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+    except BaseException:
+        job.close()
+        raise
+    return await job
+
+
 class Asyncio:
     """Drives asyncio code: blocking calls go to one thread of its own, in the order they were made."""
 
@@ -99,7 +120,10 @@ class Asyncio:
             context = copy_context()
             context.run(current.set, None)
             context.run(deadline.set, None)
-        task = asyncio.get_running_loop().create_task(job, name=name, context=context)
+        loop = asyncio.get_running_loop()
+        begun = _begun(job)
+        begun.send(None)
+        task = loop.create_task(begun, name=name, context=context)
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task

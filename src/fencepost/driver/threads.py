@@ -11,6 +11,8 @@ from fencepost.driver import NAP, boottime, run
 from fencepost.driver.interrupts import interruptible, masked, on_main_thread, protected
 from fencepost.driver.scope import current, deadline
 
+_SOON = 0.1
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -111,7 +113,8 @@ class Blocking:
         # An interrupt is raised when the thread runs already, and the job is the thread's.
 
     def later(self, call: Callable[[], None]) -> None:
-        pass  # nobody cancels a thread
+        time.sleep(_SOON)  # such as a thread that a hook has ended with sys.exit(), which may do so each time
+        call()
 
     async def sleep(self, seconds: float) -> None:
         if current.get() is not None:

@@ -8,12 +8,14 @@ from math import inf
 from typing import Generic, TypeVar
 
 from fencepost.driver import Driver, wait_until
+from fencepost.driver.backoff import Backoff
 from fencepost.driver.fork import in_child
 from fencepost.driver.service import Run, Service
 
 K = TypeVar("K")
 
 _log = logging.getLogger("fencepost")
+_AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
 _SPARE = 64  # entries of the heap that may be stale before it is made new
 
 
@@ -21,8 +23,10 @@ class Timer(Generic[K]):
     """Calls ``fire(keys)`` with the keys that are due, on one thread or task, which runs only while there are any.
 
     A key is gone before it is fired, so from then on it can neither be extended nor cancelled. ``fire`` is awaited
-    before the next call: no key is fired twice at a time. What it raises is logged and ends nothing. At most ``most``
-    keys are fired in one call. The thread lingers for a while: keys that come and go need not start it each time.
+    before the next call: no key is fired twice at a time. If it raises, all keys of the call are fired again, unless
+    they were set anew: after a pause, or by the next run if this one was cancelled or lost its event loop. At most
+    ``most`` keys are fired in one call. The thread lingers for a while: keys that come and go need not start it each
+    time.
     """
 
     def __init__(
@@ -142,14 +146,24 @@ class Timer(Generic[K]):
     async def _run(self, run: Run) -> None:
         now = self._driver.now
         until = now() + self._linger
+        pauses = Backoff(*_AGAIN)
         while run.current:
             run.nudge.clear()
-            keys = self._turn(run)
-            if keys:
-                try:
+            keys: list[K] = []
+            try:
+                self._turn(run, keys)
+                if keys:
                     await self._fire(keys)
-                except Exception:
-                    _log.exception("what was due could not be seen to")
+            except BaseException as error:
+                self._put_back(keys)
+                if not isinstance(error, Exception):
+                    raise
+                _log.exception("what was due could not be seen to; it is tried again")
+                await self._driver.sleep(pauses.next())
+                until = now() + self._linger
+                continue
+            pauses.reset()
+            if keys:
                 until = now() + self._linger
                 if len(keys) == self._most:
                     await self._driver.sleep(0.0)  # others have their turn
@@ -160,11 +174,21 @@ class Timer(Generic[K]):
                 return
             await wait_until(self._driver, run.nudge, min(self._next, until if not self._due else inf))
 
-    def _turn(self, run: Run) -> list[K]:
+    def _put_back(self, keys: list[K]) -> None:
+        with self._service.gate:
+            now = self._driver.now()
+            for key in keys:
+                self._due.setdefault(key, now)
+            # Also what was on its way to the heap.
+            self._heap.clear()
+            self._new = {key: (at, 0.0) for key, at in self._due.items()}
+            self._next = -inf
+
+    def _turn(self, run: Run, keys: list[K]) -> None:
         """Take the keys that are due, and note when the next one is."""
         with self._service.gate:
             if not run.current:
-                return []
+                return
             heap, due = self._heap, self._due
             new, self._new = self._new, {}  # a finalizer may set or cancel a key in between
             for key, (at, early) in new.items():
@@ -172,16 +196,15 @@ class Timer(Generic[K]):
             if len(heap) > 2 * len(due) + _SPARE:
                 heap[:] = [entry for entry in heap if due.get(entry[2]) == entry[0]]
                 heapify(heap)
-            now, keys = self._driver.now(), list[K]()
+            now = self._driver.now()
             while heap and len(keys) < self._most:
                 at, _, key, early = heap[0]
                 if due.get(key) != at:
                     heappop(heap)  # cancelled, or set to another time
                 elif at <= now or (keys and at - early <= now):
+                    keys.append(key)
                     heappop(heap)
                     due.pop(key, None)
-                    keys.append(key)
                 else:
                     break
             self._next = heap[0][0] if heap else inf
-            return keys

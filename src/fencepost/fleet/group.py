@@ -175,6 +175,8 @@ class Group(Generic[L, P]):
         """Finish and hand over what is owned, and be no member any more."""
         self.stop()
         if self.joined:  # else it never did, or a parent, whose it is
+            if not self._over.is_set():
+                self._service.ensure()  # it may have ended with its event loop
             await self._over.wait()
 
     def _holder(self) -> str:

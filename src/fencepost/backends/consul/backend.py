@@ -167,7 +167,7 @@ class Consul(Polling):
         except BaseException:
             held.unconfirmed = True
             self._held[holder] = held  # it may be tried again, and ends in time if it is not
-            self._expiry.set(holder, self.driver.now() + left)
+            self._expiry.offer(holder, self.driver.now() + left)
             raise
 
     async def _end(self, held: _Held) -> bool:
@@ -328,7 +328,7 @@ class Consul(Polling):
             if held := self._held.get(holder):
                 try:
                     await self.leave(held.name, holder)
-                except BackendError as error:
+                except Exception as error:
                     _log.warning("a hold that was not renewed is left to its session: %s", error)
 
     def _hold(self, name: str, pair: dict[str, Any], base: Base) -> tuple[Status, int]:

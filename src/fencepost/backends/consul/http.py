@@ -160,9 +160,12 @@ class _Link:
         return interruptible(self._sock.recv, _CHUNK)
 
     async def _answer(self, buffer: bytearray) -> Answer:
-        end = await self._until(buffer, b"\r\n\r\n", 0)
-        head = bytes(buffer[: end + 2]).lower()
-        del buffer[: end + 4]
+        while True:
+            end = await self._until(buffer, b"\r\n\r\n", 0)
+            head = bytes(buffer[: end + 2]).lower()
+            del buffer[: end + 4]
+            if not head.partition(b" ")[2].startswith(b"1"):  # as 100 Continue, of a proxy
+                break
         if _header(head, b"transfer-encoding") == b"chunked":
             body = await self._chunked(buffer)
         else:
@@ -177,11 +180,16 @@ class _Link:
         while True:
             end = await self._until(buffer, b"\r\n", 0)
             size = int(buffer[:end].split(b";")[0], 16)
+            if not size:
+                break
             await self._fill(buffer, end + 2 + size + 2)
             body += buffer[end + 2 : end + 2 + size]
             del buffer[: end + 2 + size + 2]
-            if not size:
-                return bytes(body)
+        while end:  # trailers, up to an empty line
+            del buffer[: end + 2]
+            end = await self._until(buffer, b"\r\n", 0)
+        del buffer[:2]
+        return bytes(body)
 
     async def _until(self, buffer: bytearray, mark: bytes, start: int) -> int:
         while (end := buffer.find(mark, start)) < 0:
@@ -313,15 +321,18 @@ class Http:
             self._idle.append(link)
         for answer in answers:
             if answer.status == 403:
-                raise Forbidden(
-                    f"Consul at {self.place}: its ACL refuses this; give a token: consul://:TOKEN@host",
-                    backend="consul",
-                    ambiguous=False,
-                )
+                raise self._forbidden()
             if answer.status not in (200, 404, 409):
                 what = answer.body.decode(errors="replace").strip()[:200]
                 raise self._failure(what or f"HTTP status {answer.status}", ambiguous=answer.status >= 500)
         return answers
+
+    def _forbidden(self) -> Forbidden:
+        return Forbidden(
+            f"Consul at {self.place}: its ACL refuses this; give a token: consul://:TOKEN@host",
+            backend="consul",
+            ambiguous=False,
+        )
 
     async def one(self, method: str, path: str, body: Any = None, **query: object) -> Answer:
         return (await self.ask(self.request(method, path, body, **query)))[0]
@@ -333,6 +344,8 @@ class Http:
             errors = answer.parts(dict, "Errors")
             if not errors or not all(type(each.get("OpIndex")) is int for each in errors):
                 raise answer.astray()
+            if any("Permission denied" in str(each.get("What")) for each in errors):
+                raise self._forbidden()  # this one comes with the status of a transaction that lost a race
             return Outcome([], frozenset(each["OpIndex"] for each in errors), answer.body)
         pairs = [result.get("KV") or {} for result in answer.parts(dict, "Results")]
         if answer.checked(pairs)[0]["Key"] != operations[0]["Key"]:

@@ -127,7 +127,8 @@ class Channels:
         self.dial = 0
         """How often we have hung up."""
         self.closed = False
-        self._secrets = options.get("ca"), options.get("key"), options.get("cert")
+        # A certificate and its key may be in one file; gRPC ends the process if it is given only one of them.
+        self._secrets = options.get("ca"), options.get("key", options.get("cert")), options.get("cert")
         self._gate = threading.Lock()
         self._channels: dict[int, grpc.Channel] = {}
         self._calls: dict[tuple[int, str], Callable[..., Any]] = {}

@@ -112,6 +112,8 @@ def slots(reply: Any) -> bool:
 def _range(part: Any) -> bool:
     if part.__class__ is not list or len(part) < 3 or not all(map(_number, part[:2])):
         return False
+    if not 0 <= part[0] <= part[1] < 16384:
+        return False
     return all(
         each.__class__ is list and len(each) > 1 and (each[0] is None or _text(each[0])) and _number(each[1])
         for each in part[2:]

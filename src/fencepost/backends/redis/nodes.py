@@ -289,21 +289,23 @@ class Listener:
             limit(connection.raw, _LISTEN)
         else:
             connection.raw.settimeout(_LISTEN)
-        asked = False
+        silent, owed = False, 0  # PINGs that were not answered yet; messages may come before an answer
         while not self._closed:
             try:
                 push = connection.read()
             except (BlockingIOError, TimeoutError):
-                if asked:
+                if silent:
                     return
-                asked = True
+                silent, owed = True, owed + 1
                 connection.post(pack(("PING",)))
                 continue
+            silent = False
             if push.__class__ is PushNotification:
                 node.hear(node, push)
-            elif not (asked and pong(push)):
+            elif owed and pong(push):
+                owed -= 1
+            else:
                 raise astray()
-            asked = False
 
     def close(self) -> None:
         self._closed = True

@@ -1,5 +1,6 @@
 """The servers behind a URL: one, the one that Sentinel names, or the masters of a cluster."""
 
+import re
 from collections.abc import Sequence
 from math import inf
 from typing import Any
@@ -16,6 +17,7 @@ from fencepost.backends.redis.stream import Stream
 from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError
 
+_REDIRECTED = re.compile(r"(MOVED|ASK) (\d+) (.*):(\d+)")
 _FORGET = 0.5  # seconds within which nothing is looked for again
 
 
@@ -127,8 +129,10 @@ class Masters(Single):
     def moved(self, text: str, node: Node | None) -> tuple[Node, bool]:
         if text.startswith("CROSSSLOT"):
             raise refusal(text, self._dial.scheme)
-        kind, number, address = text.split()[:3]
-        host, _, port = address.rpartition(":")
+        told = _REDIRECTED.fullmatch(text)
+        if told is None or int(told[2]) >= SLOTS:
+            raise refusal(text, self._dial.scheme)
+        kind, number, host, port = told.groups()
         if not host:  # that of the node that says so
             here = node or self._slots[int(number)]
             host = next((place[0] for place, each in self._places.items() if each is here), self._seeds[0][0])
@@ -179,7 +183,7 @@ class Masters(Single):
             slots: list[Node | None] = [None] * SLOTS
             known: dict[Place, None] = {}
             for first, last, *members in reply:
-                named = [(host.decode() if host else place[0], port) for host, port, *_ in members]
+                named = [(host.decode() if host and host != b"?" else place[0], port) for host, port, *_ in members]
                 known |= dict.fromkeys(named)
                 slots[first : last + 1] = [self._at_place(named[0])] * (last + 1 - first)
             self._slots, self._known, self._discovered = slots, tuple(known), self._driver.now()

@@ -178,7 +178,7 @@ def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket) -> None:
         except OSError:
             return
         here = mailbox()
-        if here is None or here._socket is not box:
+        if here is None or box.fileno() < 0:  # it was dropped, or closed
             return
         if holder is None:
             here._clean_up()

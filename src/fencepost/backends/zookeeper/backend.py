@@ -1,5 +1,6 @@
 """Locks in ZooKeeper: ephemeral sequential nodes, in the layouts of kazoo, Curator and the Java recipe."""
 
+import logging
 import math
 import threading
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from fencepost.driver.timer import Timer
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
+_log = logging.getLogger("fencepost")
 _USUAL = 15.0  # the ttl of a session that only looks
 _UNCONFIRMED = 1000  # so many releases without an answer are remembered at most, for those that try again
 
@@ -334,7 +336,10 @@ class ZooKeeper(Backend):
     async def _expired(self, holders: list[str]) -> None:
         for holder in holders:
             if place := self._places.get(holder):
-                self._drop(place)
+                try:
+                    self._drop(place)
+                except Exception:
+                    _log.exception("a hold that was not renewed is left to its session")
 
     def _lost(self, place: Place, why: str) -> None:
         """A hold is gone for good; its holder learns it at once."""
