@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fencepost.cli import exits
 from fencepost.cli.app import app
-from fencepost.errors import BackendError, Refused, StaleToken, TokenClash
+from fencepost.errors import BackendError, ConfigError, Refused, StaleToken, TokenClash
 from fencepost.guards import EtcdGuard, file, postgres, sqlite
 from fencepost.guards import redis as redis_guard
 from fencepost.guards.memory import MemoryGuard
@@ -379,8 +379,13 @@ def test_raise_asks_redis_for_a_certificate_of_its_name(tmp_path: Path, monkeypa
         done = lift(elsewhere, tmp_path, "60")
         assert done.code == exits.code(BackendError("", backend="", ambiguous=False)), done.out
         assert lift(itself, tmp_path, "50").json["before"] == 50, "nothing was sent"
-        for by_name in ("ssl_check_hostname=false", "ssl_cert_reqs=none"):
+        for by_name in ("ssl_check_hostname=false", "ssl_cert_reqs=none", "verify=0"):
             assert lift(f"{elsewhere}&{by_name}", tmp_path, "60").code == 0, "off by name only"
+        # The same URL as for locks.
+        assert lift(f"rediss://127.0.0.1:{server.ports[1]}?ca={certificate}", tmp_path, "60").code == 0
+        wrong = lift(f"{itself}&ssl_cert_reqs=perhaps", tmp_path, "60")
+        assert wrong.code == exits.code(ConfigError(""))
+        assert "Traceback" not in wrong.err
 
 
 def test_a_url_with_a_password_may_stay_out_of_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -546,3 +546,22 @@ async def test_a_forked_child_leaves_the_worker_to_its_parent() -> None:
         assert await in_fork(leave, PATIENCE) == "left"
         assert numbers(mine) == [0, 1], "the parent's goes on"
     assert numbers(mine) == []
+
+
+def test_a_worker_can_leave_in_another_event_loop_than_it_has_joined_in(where: str) -> None:
+    locks = fencepost.aio.connect(where, ttl=TTL)
+    mine = fleet.aio.Partitions(locks, "orders", 2)
+
+    async def join() -> None:
+        await mine.__aenter__()
+        await until_async(lambda: numbers(mine) == [0, 1], "they are owned")
+
+    async def leave() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await mine.close()
+            await locks.close()
+
+    asyncio.run(join())
+    asyncio.run(leave())
+    with fencepost.connect(where) as others:
+        until(lambda: not others.list("orders"), "nothing is held any more")

@@ -240,3 +240,9 @@ async def test_what_acquire_takes_elsewhere_is_pointed_to(args: Any, options: An
 )
 def test_a_masked_url_has_no_secret(url: str, said: str) -> None:
     assert address.masked(url) == said
+
+
+@pytest.mark.parametrize("url", ["rediss://host?ca=", "consul://host?cert=", "zk://host?ca=", "etcd://host?ca="])
+def test_a_file_of_tls_without_a_name_is_no_reason_to_trust_everybody(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"names no file|No such file|Is a directory"):
+        fencepost.connect(url)

@@ -324,3 +324,80 @@ def test_a_loss_is_never_told_before_the_acquire(monkeypatch: pytest.MonkeyPatch
     with bench.locks as locks:
         locks.acquire("a")
     assert told == ["attempt", "acquired"], "from here on the service may tell that it is lost"
+
+
+async def test_cancelling_all_tasks_before_the_service_has_begun_stops_no_renewal() -> None:
+    told: list[Event] = []
+    async with aio.connect("memory://", ttl=KEPT, hooks=[told.append]) as locks:
+        lease = await locks.acquire("a")
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert "fencepost-renewals" in {task.get_name() for task in others}
+        for task in others:
+            task.cancel()
+        await until_async(lambda: "renewed" in [event.kind for event in told], "it is renewed all the same")
+        assert not lease.lost
+
+
+def test_a_renewal_that_ended_with_its_event_loop_is_made_in_the_next() -> None:
+    told: list[Event] = []
+    locks = aio.connect("memory://", ttl=KEPT, hooks=[told.append])
+    backend = locks._core.backend
+    renew = backend.renew
+    leases: list[aio.Lease] = []
+
+    async def first() -> None:
+        begun = asyncio.Event()
+
+        async def hang(holds: Sequence[Hold]) -> Sequence[Renewal]:
+            begun.set()
+            await asyncio.sleep(PATIENCE)
+            return await renew(holds)
+
+        backend.renew = hang  # type: ignore[method-assign]
+        leases.append(await locks.acquire("a"))
+        await begun.wait()
+        backend.renew = renew  # type: ignore[method-assign]
+
+    async def second() -> None:
+        await locks.acquire("b")  # which starts the service
+        await until_async(lambda: ("renewed", "a") in [(event.kind, event.name) for event in told], "it is renewed")
+        assert not leases[0].lost
+        await locks.close()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_loss_is_told_although_it_is_reported_before_the_lease_is_watched(bench: Bench) -> None:
+    """The session ends while the acquire is on its way back."""
+    other = bench.locks.acquire("other", ttl=1.5)
+
+    def report(event: Event) -> None:
+        if event.kind == "acquired" and event.name == "a":
+            bench.backend.report(event.holder or "", "the session is gone")
+            renewed(bench, "other")  # so that the service has heard of it
+
+    bench.core.hooks._hooks += (report,)
+    lease = bench.locks.acquire("a", ttl=600)
+    assert lease.ended.wait(PATIENCE)
+    assert lease.reason is Reason.GONE
+    other.check()
+
+
+def test_a_block_whose_event_loop_was_closed_costs_no_other_lease_its_renewal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Dead:
+        def cancel(self) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    bench = Bench(ttl=1.0)
+    bench.backend.renewing = [silent, fine]
+    gone = bench.locks.acquire("gone", ttl=1.0, renew=False)
+    gone._body = Dead()
+    kept = bench.locks.acquire("kept", ttl=KEPT)
+    until(lambda: "lost" in bench.kinds("gone"), "the loss is told")
+    renewed(bench, "kept")
+    kept.check()
+    assert "could not be told" in caplog.text
+    bench.locks.close()

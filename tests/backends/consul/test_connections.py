@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import fencepost
+from fencepost.backends.consul.http import _Link
+from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event
 from fencepost_lab.faults.proxy import Proxy, _Pair
@@ -135,3 +138,23 @@ def test_an_acl_token_cannot_bring_a_header_of_its_own(token: str) -> None:
     with pytest.raises(ConfigError, match="ACL token") as refused:
         fencepost.connect(f"consul://:{token}@localhost")
     assert "Evil" not in str(refused.value)
+
+
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        _CHUNKED + b"1;a=b\r\n{\r\n1\r\n}\r\n0\r\nX-One: 1\r\nX-Two: 2\r\n\r\n",
+        _CHUNKED + b"2\r\n{}\r\n0\r\n\r\n",
+    ],
+    ids=["continue", "trailers", "chunks"],
+)
+def test_what_a_proxy_may_add_to_an_answer_is_read_over(answer: bytes) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(answer)
+        (found,) = run(_Link(here).exchange(b"GET /", 1, PATIENCE))
+        assert (found.status, found.json) == (200, {})

@@ -293,3 +293,23 @@ def test_json_that_is_not_consuls_is_a_failing_store(body: bytes) -> None:
                 with pytest.raises(BackendError):
                     ask()
         other.shutdown()
+
+
+def test_a_token_that_may_not_write_keys_is_told_so() -> None:
+    """Consul says it with the status of a transaction that lost a race."""
+    settings = {"acl": {"enabled": True, "default_policy": "deny", "tokens": {"master": "s3cret", "agent": "s3cret"}}}
+    rules = (
+        'key_prefix "" { policy = "read" } session_prefix "" { policy = "write" } node_prefix "" { policy = "read" }'
+    )
+    with Guarded(args=["-hcl", json.dumps(settings)]) as server:
+
+        def make(what: str, body: dict[str, Any]) -> Any:
+            return http_json(server.port, "PUT", f"/v1/acl/{what}?token=s3cret", json.dumps(body))
+
+        policy = make("policy", {"Name": "reader", "Rules": rules})
+        token = make("token", {"Policies": [{"ID": policy["ID"]}]})["SecretID"]
+        with fencepost.connect(f"consul://:{token}@{server.address}") as locks:
+            for call in (lambda: locks.acquire("x"), lambda: locks.bump("x", above=10)):
+                with pytest.raises(BackendError, match="ACL") as refused:
+                    call()
+                assert not refused.value.ambiguous

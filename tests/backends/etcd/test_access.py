@@ -19,6 +19,8 @@ from fencepost_lab.servers import QUICK_ETCD, Etcd, ask
 from fencepost_lab.servers.processes import program
 from tests.backends.etcd.tools import LONG, etcdctl, queued
 from tests.conformance.faces import FACES, Client
+from tests.harness.certificate import self_signed
+from tests.harness.child import Child
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until, until_async
@@ -259,3 +261,21 @@ def test_a_key_that_may_no_longer_be_deleted_ends_with_its_session(guarded: Etcd
         sessions.find(lease.holder).deadline -= 2 * lease.ttl  # so long ago it was to be deleted
         sessions._nudge.set()
         until(lambda: not key(), "it is not kept alive forever", poll=0.3)
+
+
+def test_a_certificate_whose_key_is_in_the_same_file_is_used(tmp_path: Path) -> None:
+    """gRPC ends the whole process if it is given a certificate without a key."""
+    certificate, key = self_signed(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    program = """
+import sys, fencepost
+with fencepost.connect(f"etcd://127.0.0.1:1?cert={sys.argv[1]}&timeout=200ms") as locks:
+    try:
+        locks.acquire("a", timeout=0)
+    except fencepost.BackendError as error:
+        print("said", error)
+"""
+    with Child.python("-c", program, both) as child:
+        child.succeed()
+        assert any(line.startswith("said etcd at 127.0.0.1:1") for line in child.output)

@@ -8,12 +8,13 @@ import redis
 
 import fencepost
 from fencepost import aio
+from fencepost.backends.redis import nodes
 from fencepost.driver import run as finish
 from fencepost_lab.faults.proxy import Proxy
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
 from tests.conformance.faces import FACES, Client
-from tests.harness.threads import background
+from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 QUEUE = "fencepost:lock:a\x1fqueue"
@@ -226,3 +227,21 @@ def test_one_who_waits_for_a_listener_that_is_closed_goes_on_with_the_next(own_r
         nodes._forgotten = nodes._driver.now()
         nodes.forget()  # a refusal from before: it says nothing about the connection that was made since
         assert nodes.only.listening
+
+
+def test_a_message_between_a_ping_and_its_answer_does_no_harm(own_redis: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_LISTEN", 0.02)
+    with fencepost.connect(own_redis.url, ttl=300) as locks, fencepost.connect(own_redis.url, ttl=300) as others:
+        held = others.acquire("a")
+        waiter = background(lambda: locks.acquire("a"))
+        until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiter])
+        node = locks._core.backend._nodes.only  # type: ignore[attr-defined]  # Redis' own
+        listens = node._listener.socket
+        pings = int(own_redis.client.info("commandstats")["cmdstat_ping"]["calls"])
+        until(lambda: own_redis.client.info("commandstats")["cmdstat_ping"]["calls"] > pings + 3, "it asks")
+        for number in range(300):
+            own_redis.client.publish(node.channel, f"nobody {number}")
+        until(lambda: own_redis.client.info("commandstats")["cmdstat_ping"]["calls"] > pings + 10, "it asks on")
+        assert node._listener.socket is listens, "it is the same connection"
+        assert held.release()
+        assert waiter.result().release()

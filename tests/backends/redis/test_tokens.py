@@ -176,3 +176,12 @@ def test_locks_that_were_used_leave_nothing_behind(own_redis: Own) -> None:
         assert own_redis.keys() == set()
         # A key takes 60 bytes and more. What the clients' buffers take, some 20 kB, comes and goes.
         assert used[2] - used[1] < 2_000 * 20, "less than twenty bytes for each lock"
+
+
+def test_a_counter_that_somebody_set_below_0_grants_nothing(own_redis: Own) -> None:
+    with fencepost.connect(f"{own_redis.url}?fence=counter") as locks:
+        own_redis.client.set("fence:{fencepost:lock:a}", -5)
+        with pytest.raises(BackendError, match="set below 0"):
+            locks.acquire("a")
+        assert locks.status("a") is None
+        assert locks.acquire("b").release()

@@ -523,3 +523,20 @@ def test_the_schema_of_the_file_is_not_trusted(url: str) -> None:
         locks.status("a")
         file = locks._core.backend._file  # type: ignore[attr-defined]  # SQLite's own
         assert file.read("PRAGMA trusted_schema") == [(0,)]
+
+
+def test_a_mailbox_on_a_disk_that_stalls_is_read_all_the_same(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def stall(self: Path, target: Path) -> Path:
+        time.sleep(0.3)  # several looks
+        return rename(self, target)
+
+    monkeypatch.setattr(mailbox, "LOOK", 0.05)
+    monkeypatch.setattr(Path, "rename", stall)
+    with fencepost.connect(url, ttl=300) as locks, fencepost.connect(url, ttl=300) as others:
+        lease = others.acquire("a")
+        waiter = Waiter(locks)
+        queued(others, 1, waiter)
+        assert lease.release()
+        waiter.served()
