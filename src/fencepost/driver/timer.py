@@ -24,7 +24,7 @@ class Timer(Generic[K]):
 
     A key is gone before it is fired, so from then on it can neither be extended nor cancelled. ``fire`` is awaited
     before the next call: no key is fired twice at a time. If it raises, all keys of the call are fired again, unless
-    they were set anew: after a pause, or by the next run if this one was cancelled or lost its event loop. At most
+    they were set again: after a pause, or by the next run if this one was cancelled or lost its event loop. At most
     ``most`` keys are fired in one call. The thread lingers for a while: keys that come and go need not start it each
     time.
     """
