@@ -37,15 +37,12 @@ class Gate:
         if self._lock._is_owned():
             raise self._again()
         waited = 0.0 if self._lock.acquire(False) else self._wait(self._limit)
-        self._begin()
-        return waited
-
-    def _begin(self) -> None:
-        try:
+        try:  # here, and not in a function of its own: calling that can fail too
             self._work.acquire()
         except BaseException:  # a signal handler raised, while another thread forks
             self._lock.release()
             raise
+        return waited
 
     def __exit__(self, *_: object) -> None:
         self._work.release()
@@ -58,7 +55,11 @@ class Gate:
             raise self._again()
         if not self._lock.acquire(False):
             self._wait(inf)
-        self._begin()
+        try:
+            self._work.acquire()
+        except BaseException:
+            self._lock.release()
+            raise
         try:
             yield
         finally:
