@@ -33,7 +33,7 @@ async def test_partitions_are_owned_again_after_a_join_a_kill_a_freeze_and_a_lea
     row: Row, request: pytest.FixtureRequest
 ) -> None:
     # How soon a partition is owned again depends on the machine; `make torture` and the simulator hold it to 2 ttl.
-    plan = Plan(backend=row.url(request.getfixturevalue), partitions=6, ttl=1.5, work=0.05, bound=PATIENCE)
+    plan = Plan(backend=row.url(request.getfixturevalue), partitions=6, ttl=2.5, work=0.05, bound=PATIENCE)
     facts = await run(plan, trouble)
     assert facts["violations"] == 0
     assert facts["overlapping_beliefs"] > 0, "the frozen worker's partitions were taken while it believed to own them"
