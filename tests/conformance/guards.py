@@ -17,6 +17,8 @@ from urllib.parse import quote
 
 import psycopg
 import redis as redis_py
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from fencepost.errors import ConfigError, refusal
 from fencepost.guards import cas, etcd, file, memory, postgres, redis, s3, sqlite
@@ -134,7 +136,7 @@ class Postgres:
 class Redis:
     def __init__(self, address: str, stack: ExitStack, policy: Policy | None) -> None:
         url, self._prefix = address.split("#")
-        self._client = redis_py.from_url(url)
+        self._client = redis_py.from_url(url, retry=Retry(NoBackoff(), 1))  # by default it sleeps for seconds
         stack.callback(self._client.close)
         self._guard = redis.RedisGuard(self._client, prefix=f"{self._prefix}:mark:", policy=policy)
 

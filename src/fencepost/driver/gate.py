@@ -34,10 +34,14 @@ class Gate:
 
     def __enter__(self) -> float:
         """Enter; for how many seconds that had to wait, in whole steps."""
+        return self._enter(self._limit)
+
+    def _enter(self, limit: float) -> float:
         if self._lock._is_owned():
             raise self._again()
-        waited = 0.0 if self._lock.acquire(False) else self._wait(self._limit)
-        try:  # here, and not in a function of its own: calling that can fail too
+        waited = 0.0 if self._lock.acquire(False) else self._wait(limit)
+        try:
+            # No call of ours in between: without memory for it, nobody would release the other lock.
             self._work.acquire()
         except BaseException:  # a signal handler raised, while another thread forks
             self._lock.release()
@@ -51,15 +55,7 @@ class Gate:
     @contextmanager
     def unhurried(self) -> Iterator[None]:
         """Enter, however long that takes."""
-        if self._lock._is_owned():
-            raise self._again()
-        if not self._lock.acquire(False):
-            self._wait(inf)
-        try:
-            self._work.acquire()
-        except BaseException:
-            self._lock.release()
-            raise
+        self._enter(inf)
         try:
             yield
         finally:

@@ -176,8 +176,10 @@ class EtcdGuard(cas.Guard):
 
     def _ask(self, call: str, body: Json, *, reads: bool = False) -> Json:
         for left in reversed(range(len(self._places) + 1)):
-            connection, sent = self._take(), False
+            connection: http.client.HTTPConnection | None = None
+            sent = False
             try:
+                connection = self._take()  # for https it reads files
                 if connection.sock is None:
                     connection.connect()
                 sent = True
@@ -185,7 +187,8 @@ class EtcdGuard(cas.Guard):
                 response = connection.getresponse()
                 data = response.read()
             except (OSError, http.client.HTTPException) as error:
-                connection.close()
+                if connection is not None:
+                    connection.close()
                 self.close()  # what broke this one may have broken all that are idle
                 self._turn += 1
                 # What was never sent, or only read, may be asked of the next one.

@@ -3,9 +3,8 @@
 import hashlib
 import inspect
 from collections.abc import Sequence
-from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from fencepost.driver import settle
 from fencepost.errors import BackendError, ConfigError
@@ -13,21 +12,16 @@ from fencepost.errors import BackendError, ConfigError
 Part: TypeAlias = str | bytes | int | float
 
 
-class Script(NamedTuple):
-    """A script of ours: a package, and the file in its folder ``lua``."""
+class Script:
+    """A script of ours: a file in the folder ``lua`` of a package.
 
-    package: str
-    file: str
+    Made while its module is imported, as that reads files anyway: a request may come when no more can be opened.
+    """
 
-    def loaded(self) -> tuple[str, str]:
-        """Its source, and the digest by which Redis knows it."""
-        return _load(*self)
-
-
-@cache
-def _load(package: str, file: str) -> tuple[str, str]:
-    source = resources.files(package).joinpath("lua", file).read_text("utf-8")
-    return source, hashlib.sha1(source.encode()).hexdigest()
+    def __init__(self, package: str, file: str) -> None:
+        self.source = resources.files(package).joinpath("lua", file).read_text("utf-8")
+        self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        """By which Redis knows it."""
 
 
 class Link:
@@ -43,11 +37,10 @@ class Link:
         """The answer of a script, which is sent in full only where it is not known yet."""
         from redis.exceptions import NoScriptError
 
-        source, digest = script.loaded()
         try:
-            return await self.ask("EVALSHA", digest, len(keys), *keys, *args)
+            return await self.ask("EVALSHA", script.digest, len(keys), *keys, *args)
         except NoScriptError:
-            return await self.ask("EVAL", source, len(keys), *keys, *args)
+            return await self.ask("EVAL", script.source, len(keys), *keys, *args)
 
     async def ask(self, *command: Part, anywhere: bool = False, **options: Any) -> Any:
         """The reply to a command; ``anywhere`` asks any node of a Cluster. BackendError if there was none."""
@@ -60,7 +53,8 @@ class Link:
                 await self._client.initialize()  # or it knows no node yet
             node = self._client.get_random_node()
             return await settle(self._client.execute_command(*command, target_nodes=node))
-        except (ConnectionError, TimeoutError) as error:
+        # OSError: redis-py opens files of its own before it connects.
+        except (ConnectionError, TimeoutError, OSError) as error:
             raise BackendError(
                 f"Redis did not answer ({type(error).__name__}): the command may have been carried out, or not; retry "
                 f"it with the same stamp",

@@ -139,5 +139,6 @@ class S3Guard(cas.Guard):
                 unknown = ambiguous and int(about.get("HTTPStatusCode", 0)) >= 500
                 raise BackendError(f"the object store refused: {error}", backend="s3", ambiguous=unknown) from error
             answers.append(about)
-        except BotoCoreError as error:
+        # OSError: boto3 reads files of its own, such as the token that a pod's credentials come from.
+        except (BotoCoreError, OSError) as error:
             raise BackendError(f"the object store failed: {error}", backend="s3", ambiguous=ambiguous) from error
