@@ -216,7 +216,7 @@ class Attempts:
     """Writes to things of their own, each of which may fail, and what another guard with its own connection sees."""
 
     def __init__(self, guard: str, address: str, stack: ExitStack) -> None:
-        self._open = lambda: GUARDS[guard].open(address, stack, None)
+        self._open: Callable[[], Guarded] = lambda: GUARDS[guard].open(address, stack, None)
         self._error = ERRORS.get(guard, (BackendError,))
         self._made: list[tuple[Guarded, str]] = []
         self._other = self._open()
