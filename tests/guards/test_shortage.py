@@ -217,6 +217,7 @@ class Attempts:
 
     def __init__(self, guard: str, address: str, stack: ExitStack) -> None:
         self._open: Callable[[], Guarded] = lambda: GUARDS[guard].open(address, stack, None)
+        self._keeps_connections = guard in ("redis", "etcd")
         self._error = ERRORS.get(guard, (BackendError,))
         self._made: list[tuple[Guarded, str]] = []
         self._other = self._open()
@@ -233,6 +234,7 @@ class Attempts:
                 try:
                     assert write() if connected else background(write).result()  # a new thread has no connection yet
                 except self._error:
+                    assert not (connected and self._keeps_connections)
                     failed = True
             assert self._other.peek(thing) in [(None, None), (b"new", 7)]
             self._made.append((guarded, thing))
