@@ -319,7 +319,7 @@ def test_a_key_whose_firing_ended_with_its_event_loop_is_fired_in_the_next(drive
     run(second())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@isolated
 def test_a_thread_that_somebody_ended_is_started_again(driver: Driver) -> None:
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test")
