@@ -14,6 +14,7 @@ from fencepost.driver.service import Run, Service
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.driver.timer import Timer
+from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.threads import Background, background
 from tests.harness.waiting import PATIENCE, run, until, until_async
@@ -319,22 +320,31 @@ def test_a_key_whose_firing_ended_with_its_event_loop_is_fired_in_the_next(drive
     run(second())
 
 
-@isolated
+_ENDED = """
+import threading
+from fencepost.driver.threads import Blocking
+from fencepost.driver.timer import Timer
+
+fired, again = [], threading.Event()
+
+async def fire(keys):
+    fired.append(keys)
+    if len(fired) == 1:
+        raise SystemExit
+    again.set()
+
+driver = Blocking()
+timer = Timer(driver, fire, "test")
+timer.set("key", driver.now())
+assert again.wait(60)
+assert fired == [["key"], ["key"]], fired
+"""
+
+
 def test_a_thread_that_somebody_ended_is_started_again(driver: Driver) -> None:
-    async def scene() -> None:
-        timer = Timer(driver, fired := Fired(), "test")
-
-        async def end(keys: list[Any]) -> None:
-            if len(fired.calls) == 1:
-                raise SystemExit
-
-        fired.before = end
-        timer.set("key", driver.now())
-        await soon(lambda: fired.keys == ["key", "key"], "it is fired again")
-        timer.close()
-
     if driver.blocking:  # it would end the event loop
-        run(scene())
+        with Child.python("-c", _ENDED) as child:
+            child.succeed()
 
 
 def test_who_comes_while_a_thread_is_refused_does_not_rely_on_it(
