@@ -17,7 +17,7 @@ from fencepost_lab.servers import Consul, http_json
 from fencepost_lab.servers.processes import HOST
 from tests.conformance.faces import FACES, Client
 from tests.harness.threads import on_thread
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import PATIENCE, until, until_async
 
 pytestmark = pytest.mark.consul
 
@@ -92,7 +92,15 @@ async def test_a_holder_learns_at_once_that_its_agent_lost_its_session(
     here, there = (Client(face, f"{each.url}/{face}-{how}", ttl=TTL) for each in (agent, server))
     lease = await here.acquire("x")
     if how == "restarted":
-        await on_thread(agent.restart)  # which is a leave, unless the agent is told otherwise
+        await on_thread(agent.stop)  # which is a leave, unless the agent is told otherwise
+
+        def sessions() -> list[Any]:
+            found: list[Any] = http_json(server.port, "GET", f"/v1/session/node/{agent.node}")
+            return found
+
+        # Who comes back at once has not left: Serf tells the servers only of the last thing that it has seen.
+        await until_async(lambda: not sessions(), "its sessions have ended")
+        await on_thread(agent.start)
     else:
         http_json(server.port, "PUT", "/v1/catalog/deregister", json.dumps({"Node": agent.node}))
     assert PATIENCE < TTL / 3, "no renewal tells it before"
