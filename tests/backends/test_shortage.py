@@ -37,7 +37,7 @@ SERVERS = {
     "consul_server": "",
     "postgres_server": "?timeout=3s",
 }
-"""With the time-outs that a request waits for in vain while nothing can be opened."""
+"""With the time-outs that a request runs into while nothing can be opened."""
 PLENTY = 100
 
 

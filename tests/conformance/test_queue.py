@@ -26,19 +26,6 @@ class Line:
         return task
 
 
-async def nothing_left(store: Store, client: Client) -> None:
-    """The lock becomes free, and its line empty.
-
-    A waiter that is served while a look of its own is under way, and releases at once, may be granted the lock once
-    more by that look. Whoever sent it gives the lock back, but only when the answer has come.
-    """
-
-    async def free() -> bool:
-        return await client.status(store.name) is None
-
-    await store.until(free, "a free lock, and nobody in its line")
-
-
 async def test_waiters_are_served_in_the_order_they_came(store: Store) -> None:
     clients = [store.connect() for _ in range(3)]
     holder = await clients[0].acquire(store.name)
@@ -105,7 +92,7 @@ async def test_the_lock_goes_on_at_the_holders_ttl(store: Store) -> None:
     assert not second.done()
     assert await lease.release()
     assert await (await second).release()
-    await nothing_left(store, here)
+    assert await here.status(store.name) is None, "the hand-over left no queue entry behind"
 
 
 async def test_each_expiry_hands_over_to_one_waiter_and_each_new_deadline_counts(store: Store) -> None:
@@ -170,4 +157,4 @@ async def test_a_long_line_is_served_to_its_end(store: Store) -> None:
     assert await holder.release()
     await asyncio.gather(*turns)
     assert served == sorted(served)
-    await nothing_left(store, clients[0])
+    assert await clients[0].status(store.name) is None

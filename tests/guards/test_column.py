@@ -140,7 +140,7 @@ def test_sqlite_s_triggers_refuse_an_epoch_that_no_issuer_can_have_come_to(
 
 
 def test_a_wild_epoch_in_sqlite_is_taken_down_as_documented(triggered: sqlite3.Connection) -> None:
-    """Whoever put it there: it came before the triggers, or past them."""
+    """However it came there: before the triggers were made, or around them."""
     drop = 'DROP TRIGGER "fencepost_epoch account"'
     triggered.execute(drop)
     triggered.execute('DROP TRIGGER "fencepost_leap account"')
