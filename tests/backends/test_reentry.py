@@ -119,6 +119,8 @@ def test_handlers_that_use_locks_run_between_the_steps_of_others(url: str, tmp_p
             locks.acquire("a").release()
             return len(turns) > 500
 
-        until(work, "500 signals", poll=0)
-        over.append(1)  # first: a handler that is still to run would wind the timer up again
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            until(work, "500 signals", poll=0)
+        finally:
+            over.append(1)  # first: a handler that is still to run would wind the timer up again
+            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -45,6 +45,34 @@ def test_an_interrupt_comes_after_protected_code() -> None:
 
 
 @isolated
+def test_a_handler_that_comes_while_handlers_are_replaced_leaves_them_replaced() -> None:
+    """It is protected itself, and what it puts back would be missing in the call that it interrupted."""
+    steps: list[str] = []
+
+    def handle(*_: object) -> None:
+        protected(lambda: steps.append("handled"))
+
+    def lookup(number: int) -> Any:
+        if number == signal.SIGINT and not steps:  # the last one
+            steps.append("came")
+            press(signal.SIGALRM)
+        return signal.getsignal(number)
+
+    def work() -> None:
+        assert steps == ["came", "handled"]
+        press(signal.SIGALRM)
+        steps.append("went on")
+
+    signal.signal(signal.SIGALRM, handle)
+    module: Any = interrupts
+    module._getsignal = lookup
+    protected(work)
+    assert steps == ["came", "handled", "went on", "handled"]
+    assert signal.getsignal(signal.SIGALRM) is handle
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@isolated
 def test_an_interrupt_comes_at_once_where_the_code_waits() -> None:
     def wait() -> None:
         def send() -> None:
@@ -270,6 +298,7 @@ def test_a_child_forked_by_another_thread_can_be_interrupted() -> None:
     assert forker.result() == 7
 
 
+@pytest.mark.slow
 @isolated
 def test_a_thread_that_is_interrupted_while_it_starts_does_its_job() -> None:
     """The interrupt comes when the thread runs already: the job is the thread's, and must not be closed."""

@@ -29,6 +29,7 @@ _main: int | None = threading.main_thread().ident
 _depth = 0
 _open = False
 _masks = 0
+_beginning = False  # handlers are being replaced, for a call that is still to come
 _pending: dict[int, FrameType | None] = {}  # as Python does: a signal that comes twice before it is handled is one
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 
@@ -83,6 +84,7 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
 
     If a handler raises after ``call`` has returned something other than None, ``undo`` is given that first.
     """
+    global _depth, _open
     if _ident() != _main:
         return call()
     if _depth and not _open:  # inside another one, which does the rest
@@ -100,6 +102,7 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
             try:
                 result = _begin(call, replaced)
             finally:
+                _depth, _open = 0, False  # not in a call, which may find no memory: no handler would run any more
                 _end(replaced)
         return result
     except _Raised as raised:
@@ -126,29 +129,33 @@ def _deeper(call: Callable[[], T]) -> T:
 
 
 def _begin(call: Callable[[], T], replaced: list[int]) -> T:
-    global _main, _depth
-    for number in _SIGNALS:
-        handler = _getsignal(number)
-        if callable(handler):
-            if handler is not _defer:
-                _handlers[number] = handler
-                try:
-                    _setsignal(number, _defer)
-                except ValueError:  # this is not Python's main interpreter, so no handler ever runs here
-                    _main = None
-                    break
-            replaced.append(number)
-    _depth = 1
+    global _main, _depth, _beginning
+    before = _beginning
+    try:
+        _beginning = True
+        for number in _SIGNALS:
+            handler = _getsignal(number)
+            if callable(handler):
+                if handler is not _defer:
+                    _handlers[number] = handler
+                    try:
+                        _setsignal(number, _defer)
+                    except ValueError:  # this is not Python's main interpreter, so no handler ever runs here
+                        _main = None
+                        break
+                replaced.append(number)
+        _depth = 1
+    finally:
+        _beginning = before
     return call()
 
 
 def _end(replaced: list[int]) -> None:
-    global _depth, _open
-    _depth, _open = 0, False
     # Should a handler raise before all are back, _defer passes on what comes, until the next time.
-    for number in replaced:
-        if _getsignal(number) is _defer:
-            _setsignal(number, _handlers[number])
+    if not _beginning:  # else this is a handler that interrupted _begin, whose call needs them replaced
+        for number in replaced:
+            if _getsignal(number) is _defer:
+                _setsignal(number, _handlers[number])
     if _pending:
         _deliver()
 
