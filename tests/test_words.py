@@ -7,6 +7,7 @@ ROOT = Path(__file__).parent.parent
 INSTEAD = {
     r"anew": "again",
     r"for ever": "forever, or say until when",
+    r"(not|cannot be|can be) had": "acquired, opened, reached: say how",
     r"in vain": "say what did not happen",
     r"to be had": "name who gives it, or say: is free, can be started",
     r"whoever": "name the actor: the holder, the client, the waiter",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import ssl
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
-_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d+))?")
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?")
 _VALUE = re.compile(r"([?&][^=&#]*)=[^&#]*")
 
 
@@ -42,6 +42,23 @@ class Address:
                 raise ConfigError(f"option {key}={value!r} of {self.scheme}://: {error}") from None
         return parsed
 
+    def check_hosts(self) -> None:
+        """ConfigError for a host that no server can have, as of a URL that was put together wrongly."""
+        for host, _ in self.hosts:
+            if not host.upper().startswith("%2F") and not is_host(host):
+                raise ConfigError(f"{self.scheme}:// cannot reach {host[:80]!r}: it is neither a name nor an address")
+
+
+def is_host(text: str) -> bool:
+    """Whether a name or an address can look like this; empty is one that is not told."""
+    if len(text) > 255 or not text.isprintable() or " " in text:
+        return False
+    try:
+        text.encode("idna")
+    except UnicodeError:  # a part of it is empty, or too long
+        return False
+    return True
+
 
 def parse(url: str) -> Address:
     """Take a URL apart; ConfigError, which never repeats a password, if that cannot be done."""
@@ -49,13 +66,13 @@ def parse(url: str) -> Address:
     if not match:
         raise ConfigError(f"{masked(url)!r} is not a URL; write it like redis://localhost:6379/0")
     scheme, netloc, path, query = match.groups()
-    login, _, places = (netloc or "").rpartition("@")
+    login, _, servers = (netloc or "").rpartition("@")
     user, colon, password = login.partition(":")
     hosts = []
     # After the host, an @ in the path or in an option's name is what follows a / or ? of a password.
     cut = "@" in path or any("@" in part.partition("=")[0] for part in (query or "").split("&"))
-    for place in places.split(",") if places else ():
-        found = _HOST.fullmatch(place)
+    for server in servers.split(",") if servers else ():
+        found = _HOST.fullmatch(server)
         if not found or cut:
             raise ConfigError(
                 f"{masked(url)!r}: a host is written like host:1234 or [::1]:1234, / ? # in a password like "

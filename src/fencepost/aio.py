@@ -161,15 +161,15 @@ class Lock:
         return await self._locks._core.acquire(self.name, **self._options | {"timeout": 0})
 
     async def __aenter__(self) -> Lease:
-        task, entered = asyncio.current_task(), self._locks._core.entered
-        lease = entered.again(task, self.name) if self._reentrant else None
+        task, reentrant = asyncio.current_task(), self._locks._core.reentrant
+        lease = reentrant.again(task, self.name) if self._reentrant else None
         if lease is None:
             lease = await self.acquire()
         try:
-            if not lease._entered:
-                lease._entered = True
+            if not lease._begun:
+                lease._begun = True
                 if self._reentrant:
-                    entered.first(task, lease)
+                    reentrant.first(task, lease)
             body = Body(lease)
             self._bodies.setdefault(body.task, []).append(body)
         except BaseException:  # for example, out of memory: nobody would leave the block

@@ -16,9 +16,9 @@ def pop(lease: BaseLease) -> None:
     """The block ends."""
     # Not ContextVar.reset: a generator may leave its block in another context than it entered it.
     held = list(_held.get())
-    for place in reversed(range(len(held))):
-        if held[place] is lease:
-            del held[place]  # this block only: one around it may hold the same lease
+    for index in reversed(range(len(held))):
+        if held[index] is lease:
+            del held[index]  # this block only: one around it may hold the same lease
             break
     _held.set(tuple(held))
 

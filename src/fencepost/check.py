@@ -92,7 +92,10 @@ def highest_token() -> int:
 
 
 def json_number(value: int) -> int | str:
-    """A token as JSON carries it: text above 2^53-1, where readers that parse doubles lose digits."""
+    """A token, or a seq, in all JSON that others read: text above 2^53-1, where readers that parse doubles lose digits.
+
+    What only fencepost reads again, a mark kept with its value or the base of a store's tokens, has a form of its own.
+    """
     return value if value <= _EXACT_IN_JSON else str(value)
 
 

@@ -41,7 +41,7 @@ class ConfigError(FencepostError, ValueError):
 
 
 class NotAcquired(FencepostError, TimeoutError):
-    """The lock was not had within the timeout; neither a lock nor a queue entry was left behind."""
+    """The lock could not be acquired within the timeout; neither a lock nor a queue entry was left behind."""
 
     def __init__(self, name: str, timeout: float, message: str | None = None) -> None:
         super().__init__(

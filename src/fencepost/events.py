@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal[
     "acquired",  # seconds: how long it took
     "timeout",  # seconds: how long it waited
     "abandoned",  # an acquire was cancelled or failed, and was cleaned up after
-    "renewed",  # ratio: the share of the ttl that was left when it was renewed
+    "renewed",  # ratio: the fraction of the ttl that was left when it was renewed
     "unrenewed",  # the store did not answer a renewal; the old deadline stands
     "lost",  # detail: why; the lease ended while its holder was at work
     "released",  # seconds: how long it was held

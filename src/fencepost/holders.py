@@ -1,7 +1,7 @@
 """Who holds: a random id of 32 hex digits, and after an ``@`` what a candidate tells of itself.
 
 The metadata travels inside the holder, percent-encoded, so that every store keeps it in the same step as
-the grant or the place in line, and a lock that carries none costs nothing. Stores whose customary election
+the grant or the place in the queue, and a lock that carries none costs nothing. Stores whose customary election
 has a place of its own for it (etcd's value, the data of a ZooKeeper node) take it apart and put it there.
 """
 

@@ -118,12 +118,12 @@ class BaseLease:
 
     __slots__ = (
         "__weakref__",
+        "_begun",
         "_body",
         "_clock",
         "_core",
         "_detail",
         "_due",
-        "_entered",
         "_forks",
         "_holds",
         "_last_seq",
@@ -166,7 +166,7 @@ class BaseLease:
         self._forks = _forks
         self._reason: Reason | None = None
         self._detail = ""
-        self._entered = False
+        self._begun = False
         self._releasing: tuple[object, int] | None = None  # while it is released: under which service, on which thread
         self._signal: Signal | None = None
         self._on_loss: tuple[Callable[[], object], ...] = ()
@@ -248,7 +248,7 @@ class BaseLease:
             self._last_seq += 1
             return Stamp(self.token, self._last_seq, self.holder)
 
-    def _entry(self, mark: Stamp | None) -> Stamp:
+    def _entering_stamp(self, mark: Stamp | None) -> Stamp:
         """The stamp that enters a resource with this mark: a new one, so that whatever is under way becomes late.
 
         The mark itself if it is the lease's newest stamp: then nothing of this lease can be under way.
@@ -295,18 +295,18 @@ class BaseLease:
 
     def _begin_block(self) -> None:
         """A block of the lease's own begins; ConfigError if one has begun before, LeaseLost if it is over."""
-        if not self._entered:
+        if not self._begun:
             self.check()
         self._begin_once()
 
     def _begin_once(self) -> None:
         """The same for a lease whose block may begin although it is over."""
-        if self._entered:
+        if self._begun:
             raise ConfigError(
                 f"the lease on {self.name!r} has a block already, which releases it at its end; acquire it again for "
                 f"another one"
             )
-        self._entered = True
+        self._begun = True
 
     def _waitable(self) -> Signal:
         """The signal that is set once the lease is over."""
@@ -370,7 +370,7 @@ def stamp(fence: Fence) -> Stamp:
     return Stamp(check.token(fence))
 
 
-def entry(fence: Fence) -> Stamp:
+def entering_stamp(fence: Fence) -> Stamp:
     """The stamp that enters under ``fence``: it raises the mark of a resource before it is read.
 
     A lease takes a new one each time, so that entering again is a barrier: a write of this lease that got no answer,

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from fencepost import check, registry
 from fencepost.backend import Backend, Status
 from fencepost.driver import Driver
-from fencepost.driver.scope import Closed, Scope
+from fencepost.driver.scope import Closed, Scope, Visit
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.holders import random_holder
@@ -29,7 +29,7 @@ from fencepost.rule import MAX_TOKEN
 L = TypeVar("L", bound=BaseLease)
 
 
-class Entered(Generic[L]):
+class ReentrantLeases(Generic[L]):
     """The leases of re-entrant locks of one connection, each by its lock and the thread or task that took it.
 
     Only that thread or task holds it: those that it starts do not, for they may outlive its block.
@@ -158,7 +158,7 @@ class Core(Generic[L]):
         self._waits = Scope()
         self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
-        self.entered: Entered[L] = Entered()
+        self.reentrant: ReentrantLeases[L] = ReentrantLeases()
         _cores.add(self)
 
     def _ttl(self, ttl: float | timedelta) -> float:
@@ -204,7 +204,7 @@ class Core(Generic[L]):
 
         ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
         With a ``limit`` it is a share, of at most as many. ``more`` says, whenever the time is up, for how much longer
-        to keep the place in line. Ending ``scope`` ends the wait, which then raises Closed.
+        to keep the place in the queue. Ending ``scope`` ends the wait, which then raises Closed.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
@@ -259,15 +259,14 @@ class Core(Generic[L]):
     ) -> Grant | None:
         backend = self.backend
         waits = scope or self._waits
-        queued = False
+        visit: Visit | None = None
         try:
             most = self.queue_limit if queue else None
             asked = backend.take(name, holder, ttl, most, limit)
             # Who asks once, with a timeout of 0, waits as long as the store does.
             grant = await (self._in_time(asked, until) if queue and until < inf else asked)
             if grant is None and queue:
-                waits.enter()
-                queued = True
+                visit = waits.join()
             while grant is None and queue:
                 left = until - self.driver.now()
                 if left <= 0 and more is not None:
@@ -286,7 +285,7 @@ class Core(Generic[L]):
         except BaseException as error:
             # In no variable: the error and its traceback would keep each other alive, and with them what is open there.
             failed = isinstance(error, BackendError)
-            if not isinstance(error, BackendError) or error.ambiguous or queued:
+            if not isinstance(error, BackendError) or error.ambiguous or visit is not None:
                 # Cancelled, interrupted or failed: it may have been granted or queued all the same.
                 grace = min(GRACE, max(until + _OVERTIME - self.driver.now(), 0.1)) if failed and queue else GRACE
                 await self.driver.apart(self._leave(name, holder), grace)
@@ -295,8 +294,8 @@ class Core(Generic[L]):
                 raise _closed() from (error if failed else None)
             raise
         finally:
-            if queued:
-                waits.leave()
+            if visit is not None:
+                waits.leave(visit)
 
     async def _in_time(self, request: Coroutine[Any, Any, T], until: float) -> T:
         """What a request to the store returns; BackendError if it does not until soon after the acquire's timeout."""
@@ -419,7 +418,7 @@ class Core(Generic[L]):
     async def waiting(self, wait: Coroutine[Any, Any, T], scope: Scope | None = None) -> T:
         """Wait for something else than a lock; ConfigError once these locks are closed, Closed once ``scope`` is."""
         waits = scope or self._waits
-        waits.enter()
+        visit = waits.join()
         try:
             with waits.inside():
                 return await wait
@@ -429,7 +428,7 @@ class Core(Generic[L]):
             raise
         finally:
             wait.close()  # it may never have begun
-            waits.leave()
+            waits.leave(visit)
 
     def scope(self) -> Scope:
         """A scope for waits that end with these locks, or before."""
@@ -540,7 +539,7 @@ class Core(Generic[L]):
         for scope in (self._waits, *self._scopes):
             scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
-        self.entered = Entered()
+        self.reentrant = ReentrantLeases()
         self.backend.forked()
 
 

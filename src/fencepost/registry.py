@@ -4,7 +4,6 @@ import functools
 import importlib
 import logging
 import os
-from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from fencepost.address import hint, parse
@@ -15,7 +14,7 @@ from fencepost.errors import ConfigError
 _log = logging.getLogger("fencepost")
 
 
-class Entry(NamedTuple):
+class Registration(NamedTuple):
     """A backend that is not loaded yet."""
 
     target: str
@@ -25,26 +24,26 @@ class Entry(NamedTuple):
 
 
 # Third parties register their own through the entry point group "fencepost.backends".
-SCHEMES: dict[str, Entry] = {
-    "memory": Entry("fencepost.backends.memory:Memory", "memory"),
-    "sqlite": Entry("fencepost.backends.sqlite.backend:SQLite", "sqlite"),
-    "etcd": Entry("fencepost.backends.etcd.backend:Etcd", "etcd"),
-    "redis": Entry("fencepost.backends.redis.backend:Redis", "redis"),
-    "rediss": Entry("fencepost.backends.redis.backend:Redis", "redis"),
-    "redis+unix": Entry("fencepost.backends.redis.backend:Redis", "redis"),
-    "redis+cluster": Entry("fencepost.backends.redis.backend:Cluster", "redis"),
-    "rediss+cluster": Entry("fencepost.backends.redis.backend:Cluster", "redis"),
-    "redis+sentinel": Entry("fencepost.backends.redis.backend:Sentinel", "redis"),
-    "rediss+sentinel": Entry("fencepost.backends.redis.backend:Sentinel", "redis"),
-    "redlock": Entry("fencepost.backends.redlock.backend:Redlock", "redlock"),
-    "redlocks": Entry("fencepost.backends.redlock.backend:Redlock", "redlock"),
-    "valkey": Entry("fencepost.backends.redis.backend:Redis", "redis"),
-    "valkeys": Entry("fencepost.backends.redis.backend:Redis", "redis"),
-    "postgresql": Entry("fencepost.backends.postgres.backend:Postgres", "postgres"),
-    "postgres": Entry("fencepost.backends.postgres.backend:Postgres", "postgres"),
-    "consul": Entry("fencepost.backends.consul.backend:Consul", "consul"),
-    "zk": Entry("fencepost.backends.zookeeper.backend:ZooKeeper", "zookeeper"),
-    "zookeeper": Entry("fencepost.backends.zookeeper.backend:ZooKeeper", "zookeeper"),
+SCHEMES: dict[str, Registration] = {
+    "memory": Registration("fencepost.backends.memory:Memory", "memory"),
+    "sqlite": Registration("fencepost.backends.sqlite.backend:SQLite", "sqlite"),
+    "etcd": Registration("fencepost.backends.etcd.backend:Etcd", "etcd"),
+    "redis": Registration("fencepost.backends.redis.backend:Redis", "redis"),
+    "rediss": Registration("fencepost.backends.redis.backend:Redis", "redis"),
+    "redis+unix": Registration("fencepost.backends.redis.backend:Redis", "redis"),
+    "redis+cluster": Registration("fencepost.backends.redis.backend:Cluster", "redis"),
+    "rediss+cluster": Registration("fencepost.backends.redis.backend:Cluster", "redis"),
+    "redis+sentinel": Registration("fencepost.backends.redis.backend:Sentinel", "redis"),
+    "rediss+sentinel": Registration("fencepost.backends.redis.backend:Sentinel", "redis"),
+    "redlock": Registration("fencepost.backends.redlock.backend:Redlock", "redlock"),
+    "redlocks": Registration("fencepost.backends.redlock.backend:Redlock", "redlock"),
+    "valkey": Registration("fencepost.backends.redis.backend:Redis", "redis"),
+    "valkeys": Registration("fencepost.backends.redis.backend:Redis", "redis"),
+    "postgresql": Registration("fencepost.backends.postgres.backend:Postgres", "postgres"),
+    "postgres": Registration("fencepost.backends.postgres.backend:Postgres", "postgres"),
+    "consul": Registration("fencepost.backends.consul.backend:Consul", "consul"),
+    "zk": Registration("fencepost.backends.zookeeper.backend:ZooKeeper", "zookeeper"),
+    "zookeeper": Registration("fencepost.backends.zookeeper.backend:ZooKeeper", "zookeeper"),
 }
 
 
@@ -60,31 +59,33 @@ def ours(error: ModuleNotFoundError) -> bool:
 
 def find(scheme: str) -> type[Backend]:
     """The backend class of a scheme; ConfigError naming the nearest scheme, or the pip command."""
-    entry = SCHEMES.get(scheme)
-    if entry is None:
+    registered = SCHEMES.get(scheme)
+    if registered is None:
+        from importlib.metadata import entry_points  # only here: it takes a third of the time to import fencepost
+
         for point in entry_points(group="fencepost.backends", name=scheme):
             return point.load()  # type: ignore[no-any-return]
         known = [*SCHEMES, *(point.name for point in entry_points(group="fencepost.backends"))]
         near = hint(scheme, known, "://") or f"; there are {', '.join(sorted(known))}"
         raise ConfigError(f"no backend for '{scheme}://'{near}")
-    module, _, name = entry.target.partition(":")
+    module, _, name = registered.target.partition(":")
     try:
         return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
         if ours(error):
             raise
         raise ConfigError(
-            f"{scheme}:// needs the package {error.name!r}: pip install 'fencepost[{entry.store}]'"
+            f"{scheme}:// needs the package {error.name!r}: pip install 'fencepost[{registered.store}]'"
         ) from error
 
 
 def sharing() -> list[str]:
     """The schemes of the installed backends that have shared locks, one for each backend."""
     found: dict[str, str] = {}
-    for scheme, entry in SCHEMES.items():
+    for scheme, registered in SCHEMES.items():
         try:
             if find(scheme).promises.shared:
-                found.setdefault(entry.target, scheme)
+                found.setdefault(registered.target, scheme)
         except ConfigError:  # its extra is not installed
             continue
     return list(found.values())

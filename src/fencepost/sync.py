@@ -79,7 +79,7 @@ class Lease(BaseLease):
         except (ConfigError, LeaseLost):
             raise
         except BaseException:
-            if not self._entered:  # interrupted before it began: nobody else would release it
+            if not self._begun:  # interrupted before it began: nobody else would release it
                 protected(functools.partial(self._leave, []))
             raise
 
@@ -157,15 +157,15 @@ class Lock:
         return protected(self._enter, lambda _: self._leave([]))
 
     def _enter(self) -> Lease:
-        thread, entered = threading.current_thread(), self._locks._core.entered
-        lease = entered.again(thread, self.name) if self._reentrant else None
+        thread, reentrant = threading.current_thread(), self._locks._core.reentrant
+        lease = reentrant.again(thread, self.name) if self._reentrant else None
         if lease is None:
             lease = self.acquire()
         try:
-            if not lease._entered:
-                lease._entered = True
+            if not lease._begun:
+                lease._begun = True
                 if self._reentrant:
-                    entered.first(thread, lease)
+                    reentrant.first(thread, lease)
             if not lease.shared:  # a guard must not take a share for the lock
                 ambient.push(lease)
             self._held.setdefault(thread, []).append(lease)

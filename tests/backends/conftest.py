@@ -1,6 +1,5 @@
 """A Redis of one test's own, which it may flush, pause and kill."""
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from fencepost_lab.servers import Missing, Redis
-from tests.harness.servers import unavailable
+from fencepost_lab.servers import Redis
+from tests.harness.servers import running
 
 
 @dataclass
@@ -35,11 +34,9 @@ class Own:
 
 @pytest.fixture
 def own_redis() -> Iterator[Own]:
-    server = Redis(args=["--save", ""])
-    try:
-        server.start()
-    except Missing as missing:
-        unavailable(str(missing))
-    with contextlib.closing(server), redis.Redis(port=server.port, decode_responses=True) as client:
+    with (
+        running(Redis(args=["--save", ""])) as server,
+        redis.Redis(port=server.port, decode_responses=True) as client,
+    ):
         yield Own(server, client)
         server.kill()

@@ -56,14 +56,14 @@ class Waiter:
         self.at = 0.0
         self._locks, self._name = locks, name
         self.thread = background(self._wait)
-        until(self._in_line, "it stands in line")
+        until(self._queued, "it is queued")
 
-    def _in_line(self) -> bool:
+    def _queued(self) -> bool:
         if self.lease is not None:
             return True
         backend = self._locks._core.backend
         if isinstance(backend, consul.Consul):  # nobody else sees the waiters of a process
-            return backend._lines.busy(self._name)
+            return backend._queues.busy(self._name)
         status = self._locks.status(self._name)
         return bool(status and status.waiters)
 

@@ -1,6 +1,8 @@
-"""The embedded stores: a waiter whose event loop was closed does not stand in anybody's way."""
+"""The embedded stores: a waiter whose event loop was closed blocks nobody; if it was stopped, for its ttl."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,8 @@ import fencepost
 from fencepost import aio, driver, sync
 from fencepost.backend import Hold
 from fencepost.backends.sqlite import mailbox
-from tests.harness.forsaken import forsake
-from tests.harness.threads import background
+from tests.harness.forsaken import forsake, stopped
+from tests.harness.threads import Background, background
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 LONG = 10 * PATIENCE
@@ -32,6 +34,24 @@ def forsaken(url: str, locks: sync.Locks) -> aio.Locks:
     return forsake(url, "a", lambda: waiters(locks) == 1, ttl=LONG)
 
 
+class Dying:
+    """One who holds the lock "a", and no longer renews it once it dies: nobody tells those who wait."""
+
+    def __init__(self, locks: sync.Locks) -> None:
+        self._locks = locks
+        self.lease = locks.acquire("a")
+
+    def die(self) -> None:
+        self._locks._core._renewals.close()
+
+
+@contextmanager
+def dying(url: str) -> Iterator[Dying]:
+    with fencepost.connect(url, ttl=5) as locks:
+        yield Dying(locks)
+
+
+@pytest.mark.slow
 def test_it_leaves_the_queue(url: str) -> None:
     with fencepost.connect(url, ttl=LONG) as locks:
         holder = locks.acquire("a")
@@ -42,6 +62,7 @@ def test_it_leaves_the_queue(url: str) -> None:
     run(left.close())
 
 
+@pytest.mark.slow
 def test_it_is_passed_over_when_its_turn_comes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "LOOK", LONG)
     with fencepost.connect(url, ttl=LONG) as locks:
@@ -55,6 +76,7 @@ def test_it_is_passed_over_when_its_turn_comes(url: str, monkeypatch: pytest.Mon
     run(left.close())
 
 
+@pytest.mark.slow
 def test_those_behind_it_notice_that_the_holders_lease_has_expired(url: str) -> None:
     with fencepost.connect(url, ttl=LONG) as locks:
         holder = locks.acquire("a", renew=False)
@@ -64,6 +86,74 @@ def test_those_behind_it_notice_that_the_holders_lease_has_expired(url: str) -> 
     run(left.close())
 
 
+@pytest.mark.slow
+def test_one_whose_event_loop_was_stopped_holds_up_those_behind_it_for_its_ttl(url: str) -> None:
+    with (
+        fencepost.connect(url, ttl=LONG) as locks,
+        dying(url) as holder,
+        stopped(url, "a", lambda: waiters(locks) == 1, ttl=0.5) as left,
+    ):
+        behind = background(lambda: locks.acquire("a"))
+        until(lambda: waiters(locks) == 2, "another one waits", watching=[behind])
+        holder.die()
+        assert behind.result().release()
+        lease, status = left.go_on()
+        assert lease.token > holder.lease.token
+        assert status is not None
+        assert status.token == lease.token
+
+
+@pytest.mark.slow
+def test_those_behind_one_whose_event_loop_is_closed_while_they_wait_notice_an_expiry(url: str) -> None:
+    with fencepost.connect(url, ttl=LONG) as locks, dying(url) as holder:
+        behind: list[Background[sync.Lease]] = []
+
+        def waits() -> bool:
+            if waiters(locks) == 1 and not behind:
+                behind.append(background(lambda: locks.acquire("a")))
+            return waiters(locks) == 2
+
+        left = forsake(url, "a", waits, ttl=LONG)
+        holder.die()
+        assert behind[0].result().release()
+    run(left.close())
+
+
+@pytest.mark.slow
+def test_a_lease_whose_event_loop_was_stopped_ends_at_its_ttl(url: str) -> None:
+    loop = asyncio.new_event_loop()
+    left = aio.connect(url, ttl=0.5)
+    lease = loop.run_until_complete(left.acquire("a"))
+    with fencepost.connect(url, ttl=LONG) as locks:
+        assert locks.acquire("a", timeout=PATIENCE).token > lease.token
+        loop.run_until_complete(left.close())
+    assert lease.lost
+    loop.close()
+
+
+@pytest.mark.slow
+def test_locks_whose_event_loop_was_stopped_work_in_the_next(url: str) -> None:
+    """Their leases are renewed there, although what renewed the first one stands still."""
+    locks = aio.connect(url, ttl=1)
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    first.run_until_complete(locks.acquire("a"))
+
+    async def hold() -> None:
+        lease = await locks.acquire("b")
+        before = lease.deadline
+        await until_async(lambda: lease.deadline > before or lease.lost, "it is renewed")
+        assert not lease.lost
+        assert await lease.release()
+
+    second.run_until_complete(hold())
+    second.run_until_complete(locks.close())
+    first.run_until_complete(until_async(lambda: len(asyncio.all_tasks()) == 1, "what was renewed there ends"))
+    for loop in (first, second):
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+@pytest.mark.slow
 async def test_one_whose_coroutine_was_closed_leaves_the_queue(url: str) -> None:
     """No clean-up can be awaited in it, although its event loop lives on."""
     locks = aio.connect(url, ttl=LONG)
@@ -80,6 +170,7 @@ async def test_one_whose_coroutine_was_closed_leaves_the_queue(url: str) -> None
     await locks.close()
 
 
+@pytest.mark.slow
 def test_it_does_not_fill_the_queue_nor_keep_sharers_out(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}"
     with fencepost.connect(url, ttl=LONG, queue_limit=1) as locks:

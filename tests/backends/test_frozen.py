@@ -8,9 +8,9 @@ import pytest
 import fencepost
 from fencepost.errors import BackendError, NotAcquired
 from fencepost_lab.faults.proxy import Proxy
-from fencepost_lab.servers import Consul, Etcd, Missing, Postgres, Redis, ZooKeeper
+from fencepost_lab.servers import Consul, Etcd, Postgres, Redis, ZooKeeper
 from fencepost_lab.servers.server import Server
-from tests.harness.servers import unavailable
+from tests.harness.servers import running
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE
 
@@ -30,13 +30,8 @@ KINDS: dict[str, tuple[Callable[[], Server], str]] = {
 
 @pytest.fixture(params=[pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in KINDS])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    server = KINDS[request.param][0]()
-    try:
-        server.start()
-    except Missing as missing:
-        unavailable(str(missing))
-    yield server
-    server.close()
+    with running(KINDS[request.param][0]()) as server:
+        yield server
 
 
 @pytest.mark.redis

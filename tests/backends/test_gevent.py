@@ -12,6 +12,7 @@ SERVERS = ["redis_server", "etcd_server", "zookeeper_server", "consul_server", "
 MORE = {"consul_server": "?session_ttl_min=500ms"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["memory", "sqlite", *SERVERS])
 def test_greenlets_wait_renew_lose_and_are_ended_without_stopping_each_other(
     request: pytest.FixtureRequest, store: str, tmp_path: Path

@@ -15,8 +15,9 @@ import contextlib
 import re
 import secrets
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import pytest
@@ -26,14 +27,15 @@ from fencepost.errors import FencepostError, LeaseLost
 from tests.conformance.faces import Client, Hold
 from tests.harness.scripted import (
     BREAKS,
-    CONSUL,
+    ETCD,
+    JSON,
     POSTGRES,
     RESP,
     ZOOKEEPER,
-    Dialect,
     End,
     Fault,
     Grpc,
+    GrpcScripted,
     Http,
     Postgres,
     Resp,
@@ -45,6 +47,7 @@ from tests.harness.threads import known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 T = TypeVar("T")
+AnyProxy = Scripted | GrpcScripted
 
 TTL = 300.0  # nothing here gets free by expiry
 
@@ -53,7 +56,7 @@ class Kind(NamedTuple):
     """A store: its server's fixture, what it speaks and how that fails."""
 
     server: str
-    dialect: type[Dialect]
+    proxy: Callable[[int], AnyProxy]
     faults: tuple[Fault, ...]
     asks: tuple[str, ...]
     """The requests of the scenario."""
@@ -74,7 +77,7 @@ LIKE_REDIS = ("refused-ERR", "refused-LOADING", "refused-NOSCRIPT", "done-text",
 KINDS = {
     "redis": Kind(
         "redis_server",
-        Resp,
+        partial(Scripted, dialect=Resp),
         RESP,
         ("HELLO", "SCRIPT", "SUBSCRIBE", "take", "renew", "status", "SCAN", "release", "claim"),
         options=f"timeout={PATIENCE}s&connect_timeout={PATIENCE}s",
@@ -85,7 +88,7 @@ KINDS = {
     ),
     "redlock": Kind(
         "redlock_servers",
-        Resp,
+        partial(Scripted, dialect=Resp),
         tuple(each for each in RESP if each in BREAKS or each.name in LIKE_REDIS),
         ("HELLO", "SCRIPT", "redlock_take", "redlock_keep", "redlock_leave", "renew", "status", "SCAN"),
         options=f"node_timeout={PATIENCE}s",
@@ -94,7 +97,7 @@ KINDS = {
     ),
     "postgres": Kind(
         "postgres_server",
-        Postgres,
+        partial(Scripted, dialect=Postgres),
         POSTGRES,
         (
             *("start", "version", "PREPARE", "LISTEN", "take"),
@@ -106,23 +109,35 @@ KINDS = {
     ),
     "zookeeper": Kind(
         "zookeeper_server",
-        ZooKeeper,
+        partial(Scripted, dialect=ZooKeeper),
         ZOOKEEPER,
         ("connect", "container", "create", "children", "data", "sync", "delete"),
         plausible=frozenset({("empty", "delete"), ("text", "delete")}),
     ),
     "etcd": Kind(
         "etcd_server",
-        Grpc,
+        partial(Scripted, dialect=Grpc),
         BREAKS,
         tuple(f"call {number}" for number in range(1, 7)),
         options=f"timeout={PATIENCE}s",
         hasty="timeout=500ms",
     ),
+    "etcd-grpc": Kind(
+        "etcd_server",
+        GrpcScripted,
+        ETCD,
+        (
+            *("LeaseGrant", "LeaseRevoke", "LeaseKeepAlive", "Watch", "Range"),
+            *("Txn put range", "Txn put range range", "Txn range range range", "Txn range", "Txn delete_range"),
+        ),
+        options=f"timeout={PATIENCE}s",
+        plausible=frozenset({("header", "Range"), ("header", "Txn delete_range")}),
+        waits="Watch",
+    ),
     "consul": Kind(
         "consul_server",
-        Http,
-        CONSUL,
+        partial(Scripted, dialect=Http),
+        JSON,
         (
             *("PUT session create", "PUT session renew", "PUT session destroy", "GET session info"),
             *("PUT txn lock", "PUT txn check-session", "PUT txn check-index", "GET keys", "GET kv", "waiting GET kv"),
@@ -152,7 +167,7 @@ def silent(fault: Fault) -> bool:
 class Trial:
     """The scenario under one fault: two clients behind a proxy for each server, and one that goes around them."""
 
-    proxies: list[Scripted]
+    proxies: Sequence[AnyProxy]
     first: Client
     second: Client
     direct: Client
@@ -222,7 +237,7 @@ class Trial:
         assert status is None or status.holder != lease.holder
 
     async def scenario(self) -> None:
-        """Hold, renew, look; another one waits, is handed the lock, and gives it back."""
+        """Hold, renew, look; another one waits, tries without success, gets the lock, and gives it back."""
         held = await self.acquire(self.first)
         await self.renew(held)
         await self.look(held)
@@ -230,9 +245,16 @@ class Trial:
         await until_async(lambda: known_to_wait(self.second.raw) == 1, "it waits", watching=[waiter])
         if self.waits:
             await until_async(lambda: any(each.seen[self.waits] for each in self.proxies), "it asks", watching=[waiter])
+        tried = await self.tried(lambda: self.second.try_acquire(self.name))
+        assert not isinstance(tried, Hold), "never two holders at once"
         assert not waiter.done(), "never two holders at once"
         await self.release(held)
-        self.let_go()
+
+        def handed_over() -> bool:
+            self.let_go()  # also what the server has sent only since
+            return waiter.done()
+
+        await until_async(handed_over, "it is handed the lock")
         await self.release(await waiter)
 
     async def after(self) -> None:
@@ -269,12 +291,14 @@ async def bench(request: pytest.FixtureRequest, store: str, face: str) -> AsyncI
         await direct.close()
 
 
-async def trial(bench: Bench, fault: Fault | None = None, label: str = "", nth: int = 1) -> list[Scripted]:
+async def trial(bench: Bench, fault: Fault | None = None, label: str = "", nth: int = 1) -> Sequence[AnyProxy]:
     """Run the scenario under a fault, of a majority if there are several servers; the proxies that it ran behind."""
     kind, url, face, direct = bench.kind, bench.url, bench.face, bench.direct
     places = re.findall(r"[\d.]+:\d+", url)
     with contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Scripted(int(place.rpartition(":")[2]), kind.dialect)) for place in places]
+        proxies: list[AnyProxy] = [kind.proxy(int(place.rpartition(":")[2])) for place in places]
+        for proxy in proxies:
+            stack.enter_context(proxy)
         faulty = proxies[: len(proxies) // 2 + 1]
         behind = url + (kind.hasty if fault and silent(fault) else kind.options)
         for place, proxy in zip(places, proxies, strict=True):

@@ -17,10 +17,10 @@ def test_etcdctl_waits_for_sharers_and_sharers_for_etcdctl(etcd_server: Endpoint
     with fencepost.connect(etcd_server.url, ttl=LONG) as locks:
         one, two = locks.shared(name).acquire(), locks.shared(name).acquire()
         with Native(etcd_server.url, name) as native:
-            until(lambda: bool((s := locks.status(name)) and s.waiters), "the waiters stand in line")
+            until(lambda: bool((s := locks.status(name)) and s.waiters), "the waiters are queued")
             got: list[sync.Lease] = []
             reader = background(lambda: got.append(locks.shared(name).acquire()))
-            until(lambda: len(((s := locks.status(name)) and s.waiters) or ()) == 2, "the waiters stand in line")
+            until(lambda: len(((s := locks.status(name)) and s.waiters) or ()) == 2, "the waiters are queued")
             assert one.release()
             assert two.release()
             until(native.has_it, "it has the lock")
@@ -43,7 +43,7 @@ def test_kazoos_readers_and_ours_share_and_its_writers_exclude_both(zookeeper_se
         assert len(status.sharers) == 2
         writer: Any = client.WriteLock(path, "writer")
         writes = background(lambda: writer.acquire(timeout=PATIENCE))
-        until(lambda: bool((s := locks.status("catalog")) and s.waiters), "the waiters stand in line")
+        until(lambda: bool((s := locks.status("catalog")) and s.waiters), "the waiters are queued")
         assert locks.shared("catalog").try_acquire() is None, "it came after the writer"
         assert ours.release()
         assert not writer.is_acquired

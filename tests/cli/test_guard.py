@@ -237,6 +237,9 @@ def test_install_guards_an_sqlite_table_by_its_epoch(tmp_path: Path) -> None:
             with pytest.raises(sqlite3.IntegrityError, match="no newer fencing token"):
                 conn.execute("UPDATE account SET balance = 0, lock_epoch = ?", (epoch,))
         conn.execute("UPDATE account SET balance = 0, lock_epoch = 8")
+        conn.commit()
+        assert Done("install", f"sqlite://{path}", "account", "--column", "lock_epoch", "--ceiling", "off").code == 0
+        conn.execute(f"UPDATE account SET lock_epoch = {2**63 - 1}")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +264,7 @@ def test_lower_takes_a_wild_mark_down_once_and_is_audited(tmp_path: Path, thing:
         sqlite.admit(conn, thing, Stamp(2**62, 1, "mallory"), policy=Policy(ceiling="off"))
     options = ("--to", "41", "--seen", str(2**62), "--reason", "a wild client", "--audit", str(audit))
     lowered = Done("lower", f"sqlite://{lite}", thing, *options, "--json")
-    assert lowered.json == {"resource": thing, "before": str(2**62), "mark": "41"}
+    assert lowered.json == {"resource": thing, "before": str(2**62), "mark": 41}
     again = Done("lower", f"sqlite://{lite}", thing, *options)
     assert again.code == 2
     assert "is at 41, and not at 4611686018427387904" in again.err
@@ -300,7 +303,7 @@ def test_raise_lifts_a_mark_never_lowers_one_and_is_audited(
             f"file://{tmp_path}/files": lambda: file.FileGuard(tmp_path / "files").mark(thing),
         }
         for url, mark in marks.items():
-            assert [lift(url, 50), lift(url, 20)] == ["50", "50"]
+            assert [lift(url, 50), lift(url, 20)] == [50, 50]
             assert mark() == Stamp(50)
     told = [(fact["kind"], fact["token"], fact.get("seen"), fact["detail"]) for fact in read_audit(audit)]
     assert told == [
@@ -333,12 +336,12 @@ def test_raise_logs_in_to_etcd_and_asks_the_member_that_answers(tmp_path: Path) 
             etcdctl(server.url, *command.split())
         done = lift(f"etcd://root:top@127.0.0.1:1,{server.address}", tmp_path)
         assert done.code == 0, done.err
-        assert done.json["mark"] == "50"
+        assert done.json["mark"] == 50
         for login in ("root:wrong@", ""):
             done = lift(f"etcd://{login}{server.address}", tmp_path, "60")
             assert done.code != 0
             assert "wrong" not in done.err
-        assert lift(f"etcd://root:top@{server.address}", tmp_path, "20").json["mark"] == "50", "nobody else raised it"
+        assert lift(f"etcd://root:top@{server.address}", tmp_path, "20").json["mark"] == 50, "nobody else raised it"
 
 
 @pytest.mark.etcd
@@ -347,7 +350,7 @@ def test_raise_speaks_tls_to_etcd(tmp_path: Path) -> None:
         ca, cert, key = (server.folder / each for each in ("ca.pem", "client.pem", "client.key"))
         done = lift(f"{server.url}?ca={ca}&cert={cert}&key={key}", tmp_path)
         assert done.code == 0, done.err
-        assert done.json["mark"] == "50"
+        assert done.json["mark"] == 50
         assert lift(f"{server.url}?tls=1", tmp_path).code == exits.code(BackendError("", backend="", ambiguous=False))
     assert lift("etcd://localhost?ca=/nowhere.pem", tmp_path).code == 2
 
@@ -395,7 +398,7 @@ def test_a_url_with_a_password_may_stay_out_of_the_arguments(tmp_path: Path, mon
     assert "$FENCEPOST_DATABASE" in Done("install", "-").err
     monkeypatch.setenv("FENCEPOST_DATABASE", f"sqlite://{path}")
     assert Done("install", "-").out == "installed\n"
-    assert lift("-", tmp_path).json["mark"] == "50"
+    assert lift("-", tmp_path).json["mark"] == 50
 
 
 SECRETS = ["Qx7%Zk9", "Qx7@Zk9", "Qx7/Zk9", "Qx7?Zk9", "Qx7#Zk9", "31/41", "31?41", "31#41", "Qx7%Zk9@31/[41"]

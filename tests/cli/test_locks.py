@@ -147,7 +147,7 @@ def test_backends_prints_what_each_of_them_promises() -> None:
 
 
 def test_a_backend_whose_package_is_missing_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.SCHEMES, "other", registry.Entry("no_such_package.other:Other", "other"))
+    monkeypatch.setitem(registry.SCHEMES, "other", registry.Registration("no_such_package.other:Other", "other"))
     assert "pip install 'fencepost[other]'" in fence("backends").stdout
 
 

@@ -23,7 +23,7 @@ from redis.retry import Retry
 from fencepost.errors import ConfigError, refusal
 from fencepost.guards import cas, etcd, file, memory, postgres, redis, s3, sqlite
 from fencepost.guards.policy import Policy
-from fencepost.lease import Fence, entry, stamp
+from fencepost.lease import Fence, entering_stamp, stamp
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 from tests.harness.object_store import s3_client
 from tests.harness.resource import Answer, Service, stamped
@@ -219,7 +219,7 @@ class Http:
         return not self._ask("PUT", resource, data, raw).json["replay"]
 
     def read(self, resource: str, offer: Fence) -> bytes | None:
-        return self._found(self._ask("GET", resource, None, entry(offer)))[0]
+        return self._found(self._ask("GET", resource, None, entering_stamp(offer)))[0]
 
     def peek(self, resource: str) -> tuple[bytes | None, int | None]:
         return self._found(self._ask("GET", resource, None, None))

@@ -24,7 +24,7 @@ from fencepost.errors import (
     TokenLeap,
 )
 from fencepost.guards.policy import Policy
-from fencepost.lease import BaseLease, Fence, entry
+from fencepost.lease import BaseLease, Fence, entering_stamp
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict, judge, raised
 from tests.conformance.guards import GUARDS, Guarded, Row
 from tests.harness.leases import lease as lease_of
@@ -404,7 +404,7 @@ def follow(guard: Guarded, history: list[tuple[str, Stamp, bytes]]) -> None:
     value: bytes | None = None
     written: Stamp | None = None
     for action, stamp, data in history:
-        offer = stamp if action == "write" else entry(stamp)
+        offer = stamp if action == "write" else entering_stamp(stamp)
         expected = modelled(mark, offer, same=data == value and written == mark)
         if action != "write" and expected in ("replay", "done"):
             expected = "admit"  # an enter may be repeated

@@ -212,6 +212,7 @@ def still_works(store: Store, locks: sync.Locks) -> None:
     nothing_left(locks, store.name)
 
 
+@pytest.mark.slow
 @isolated
 def test_interrupts_at_random_moments_leave_nothing(store: Store) -> None:
     dice = random.Random(13)

@@ -11,7 +11,7 @@ from tests.conformance.store import Store
 pytestmark = pytest.mark.fair
 
 
-class Line:
+class Queue:
     """Waiters of one lock, each known to be queued, or served, before the next one comes."""
 
     def __init__(self, store: Store) -> None:
@@ -29,24 +29,24 @@ class Line:
 async def test_waiters_are_served_in_the_order_they_came(store: Store) -> None:
     clients = [store.connect() for _ in range(3)]
     holder = await clients[0].acquire(store.name)
-    line = Line(store)
+    queue = Queue(store)
     for each in range(9):
-        await line.add(clients[each % 3])
-    for task in line.tasks:
+        await queue.add(clients[each % 3])
+    for task in queue.tasks:
         assert await holder.release()
         holder = await task
-        assert not any(later.done() for later in line.tasks[line.tasks.index(task) + 1 :])
+        assert not any(later.done() for later in queue.tasks[queue.tasks.index(task) + 1 :])
 
 
 async def test_status_names_the_waiters_in_their_order(store: Store) -> None:
     client = store.connect()
     holder = await client.acquire(store.name)
-    line = Line(store)
+    queue = Queue(store)
     for _ in range(4):
-        await line.add(client)
+        await queue.add(client)
     named = await store.queue(client, 4)
     served = []
-    for task in line.tasks:
+    for task in queue.tasks:
         assert await holder.release()
         holder = await task
         served.append(holder.holder)
@@ -56,8 +56,8 @@ async def test_status_names_the_waiters_in_their_order(store: Store) -> None:
 async def test_one_who_comes_later_does_not_overtake(store: Store) -> None:
     here, there = store.connect(), store.connect()
     holder = await here.acquire(store.name)
-    line = Line(store)
-    first = await line.add(there)
+    queue = Queue(store)
+    first = await queue.add(there)
     # The releasing client asks again at once, which is what barges in where locks are not handed over.
     assert await holder.release()
     again = asyncio.create_task(here.acquire(store.name, timeout=store.long))
@@ -70,10 +70,10 @@ async def test_one_who_comes_later_does_not_overtake(store: Store) -> None:
 async def test_one_who_gave_up_is_skipped(store: Store) -> None:
     client = store.connect()
     holder = await client.acquire(store.name)
-    line = Line(store)
-    first = await line.add(client)
-    hasty = await line.add(client, timeout=0.2)
-    last = await line.add(client)
+    queue = Queue(store)
+    first = await queue.add(client)
+    hasty = await queue.add(client, timeout=0.2)
+    last = await queue.add(client)
     with pytest.raises(NotAcquired):
         await hasty
     await store.queue(client, 2)
@@ -85,8 +85,8 @@ async def test_one_who_gave_up_is_skipped(store: Store) -> None:
 async def test_the_lock_goes_on_at_the_holders_ttl(store: Store) -> None:
     here, there = store.connect(), store.connect()
     holder = await here.acquire(store.name, ttl=store.short, renew=False)
-    line = Line(store)
-    first, second = await line.add(there), await line.add(here)
+    queue = Queue(store)
+    first, second = await queue.add(there), await queue.add(here)
     lease = await first
     assert holder.lost, "its own clock told it first"
     assert not second.done()
@@ -102,11 +102,11 @@ async def test_each_expiry_hands_over_to_one_waiter_and_each_new_deadline_counts
     """
     clients = [store.connect(), store.connect()]
     holder = await clients[0].acquire(store.name, ttl=store.long)
-    line = Line(store)
+    queue = Queue(store)
     for each in range(3):
-        await line.add(clients[each % 2], ttl=store.short, renew=False)
+        await queue.add(clients[each % 2], ttl=store.short, renew=False)
     assert await holder.release()
-    leases = await asyncio.gather(*line.tasks)
+    leases = await asyncio.gather(*queue.tasks)
     assert len({lease.token for lease in leases}) == 3, "one at a time"
     assert min(lease.token for lease in leases) > holder.token
     newest = max(leases, key=lambda lease: lease.token)
@@ -116,8 +116,8 @@ async def test_each_expiry_hands_over_to_one_waiter_and_each_new_deadline_counts
 async def test_eviction_hands_the_lock_to_the_next_waiter(store: Store) -> None:
     here, there = store.connect(), store.connect()
     holder = await here.acquire(store.name)
-    line = Line(store)
-    first = await line.add(there)
+    queue = Queue(store)
+    first = await queue.add(there)
     ended = await here.break_lock(store.name)
     assert ended is not None
     assert (ended.holder, ended.token) == (holder.holder, holder.token)
@@ -132,8 +132,8 @@ async def test_eviction_hands_the_lock_to_the_next_waiter(store: Store) -> None:
 async def test_a_waiter_counts_its_deadline_from_the_grant(store: Store) -> None:
     here, there = store.connect(), store.connect()
     holder = await here.acquire(store.name)
-    line = Line(store)
-    waiter = await line.add(there, ttl=store.long)
+    queue = Queue(store)
+    waiter = await queue.add(there, ttl=store.long)
     assert await holder.release()
     lease = await waiter
     status = await here.status(store.name)

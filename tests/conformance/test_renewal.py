@@ -12,6 +12,7 @@ from fencepost.events import Event
 from tests.conformance.store import Store
 
 
+@pytest.mark.slow
 async def test_leases_are_kept_past_their_ttl(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     async def a_lease_outlives_its_ttl_under_the_same_token(store: Store) -> None:
         events: list[Event] = []

@@ -77,6 +77,7 @@ def test_more_workers_than_partitions_leaves_some_idle(connect: Callable[[], syn
         until(lambda: numbers(one) + numbers(two) == [0], "an owner for the only one")
 
 
+@pytest.mark.slow
 def test_a_partition_is_revoked_before_it_is_assigned_elsewhere(connect: Callable[[], sync.Locks]) -> None:
     old, new = Diary(), Diary()
     finish, revoking = threading.Event(), threading.Event()
@@ -251,7 +252,7 @@ def test_the_next_owner_keeps_its_place_in_line_while_the_last_one_finishes(conn
     with Partitions(locks, "orders", 2, revoke=lambda partition: finished.wait(PATIENCE)) as first:
         until(lambda: len(numbers(first)) == 2, "all for one")
         with Partitions(connect(), "orders", 2) as second:
-            until(lambda: any(each.waiters for each in locks.list("orders/")), "it stands in line")
+            until(lambda: any(each.waiters for each in locks.list("orders/")), "it is queued")
             end = time.monotonic() + TTL  # it looks whether it is still wanted three times in this
             while time.monotonic() < end:
                 seen.update(*(each.waiters for each in locks.list("orders/")))

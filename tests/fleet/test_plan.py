@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.backend import Status
-from fencepost.fleet.plan import MARK, member, partition, shares, view
+from fencepost.fleet.plan import MARK, assignments, member, partition, view
 
 Owned = dict[str, list[int]]
 
@@ -28,7 +28,7 @@ def moves(owned: Owned, plan: Owned) -> int:
 @given(fleets())
 def test_shares_cover_everything_once_and_differ_by_at_most_one(fleet: tuple[int, Owned]) -> None:
     count, owned = fleet
-    plan = shares(count, owned)
+    plan = assignments(count, owned)
     assert sorted(number for numbers in plan.values() for number in numbers) == list(range(count))
     sizes = [len(numbers) for numbers in plan.values()]
     assert max(sizes) - min(sizes) <= 1
@@ -40,7 +40,7 @@ def test_no_more_partitions_are_given_up_than_balance_takes(fleet: tuple[int, Ow
     low, extra = divmod(count, len(owned))
     largest = sorted((len(numbers) for numbers in owned.values()), reverse=True)
     fewest = sum(max(0, size - low - (place < extra)) for place, size in enumerate(largest))
-    assert moves(owned, shares(count, owned)) == fewest
+    assert moves(owned, assignments(count, owned)) == fewest
 
 
 @given(fleets(), st.randoms(use_true_random=False))
@@ -48,7 +48,7 @@ def test_whoever_looks_while_partitions_are_on_the_move_plans_the_same(
     fleet: tuple[int, Owned], dice: random.Random
 ) -> None:
     count, owned = fleet
-    plan = shares(count, owned)
+    plan = assignments(count, owned)
     now = {member: set(numbers) for member, numbers in owned.items()}
     for each, numbers in plan.items():
         for number in set(numbers) - set(owned[each]):
@@ -58,13 +58,13 @@ def test_whoever_looks_while_partitions_are_on_the_move_plans_the_same(
                     held.discard(number)
             if step == "taken":
                 now[each].add(number)
-    again = shares(count, {each: sorted(held) for each, held in now.items()})
+    again = assignments(count, {each: sorted(held) for each, held in now.items()})
     assert {each: set(numbers) for each, numbers in again.items()} == {each: set(held) for each, held in plan.items()}
 
 
 def test_a_worker_that_joins_takes_only_its_share() -> None:
-    before = shares(64, {f"m{number:02}": [] for number in range(11)})
-    assert moves({**before, "m11": []}, shares(64, {**before, "m11": []})) == 64 // 12
+    before = assignments(64, {f"m{number:02}": [] for number in range(11)})
+    assert moves({**before, "m11": []}, assignments(64, {**before, "m11": []})) == 64 // 12
 
 
 def listing(*held: tuple[str, str]) -> Iterable[Status]:

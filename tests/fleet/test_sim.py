@@ -8,11 +8,11 @@ import pytest
 
 from fencepost.errors import NotAcquired
 from fencepost.fleet import group, plan
-from fencepost.fleet.plan import shares
+from fencepost.fleet.plan import assignments
 from fencepost.guards.memory import MemoryGuard
 from fencepost_lab.history.format import digest
 from fencepost_lab.sim import fleet
-from fencepost_lab.sim.fleet import Fleet, Size, facts, play
+from fencepost_lab.sim.fleet import Fleet, Size, facts, run_seed
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ SMALL = Size(workers=24, hosts=5, partitions=30)
 
 def test_any_seed_keeps_its_promises_and_is_stressed() -> None:
     start = SystemRandom().randrange(10**6)
-    outcomes = [play(seed, SMALL)[0] for seed in range(start, start + 6)]
+    outcomes = [run_seed(seed, SMALL)[0] for seed in range(start, start + 6)]
     assert not [(each.seed, each.violations[:3]) for each in outcomes if each.violations]
     told = facts(outcomes)
     assert told["overlapping_beliefs"] > 0
@@ -29,7 +29,7 @@ def test_any_seed_keeps_its_promises_and_is_stressed() -> None:
 
 
 def test_eighty_workers_on_twelve_hosts() -> None:
-    outcome, _ = play(1, Size(workers=80, hosts=12, partitions=96))
+    outcome, _ = run_seed(1, Size(workers=80, hosts=12, partitions=96))
     assert outcome.violations == []
     assert outcome.counts["fleet:join"] >= 80
 
@@ -38,12 +38,12 @@ def test_eighty_workers_on_twelve_hosts() -> None:
 def test_a_small_fleet_of_which_nobody_may_be_left_is_not_blamed_for_it(size: tuple[int, int, int]) -> None:
     workers, hosts, partitions = size
     for seed in range(8):
-        found = play(seed, Size(workers=workers, hosts=hosts, partitions=partitions))[0]
+        found = run_seed(seed, Size(workers=workers, hosts=hosts, partitions=partitions))[0]
         assert found.violations == [], seed
 
 
 def test_a_seed_gives_the_same_world_again() -> None:
-    assert digest(play(3, SMALL)[1]) == digest(play(3, SMALL)[1])
+    assert digest(run_seed(3, SMALL)[1]) == digest(run_seed(3, SMALL)[1])
 
 
 @pytest.mark.parametrize("seed", [1, 3])
@@ -67,7 +67,7 @@ def test_a_fleet_whose_store_has_lost_everything_gathers_again_as_it_did_at_firs
 def found(seeds: range) -> set[str]:
     """Which promises were broken in the first of these seeds that broke any."""
     for seed in seeds:
-        if broken := {each.check for each in play(seed, SMALL)[0].violations}:
+        if broken := {each.check for each in run_seed(seed, SMALL)[0].violations}:
             return broken
     return set()
 
@@ -85,9 +85,9 @@ def test_orphans_that_nobody_minds_are_found_out(monkeypatch: pytest.MonkeyPatch
 
 def test_workers_that_keep_what_they_have_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        return {member: [*numbers, *shares(count, owned)[member]] for member, numbers in owned.items()}
+        return {member: [*numbers, *assignments(count, owned)[member]] for member, numbers in owned.items()}
 
-    monkeypatch.setattr(plan, "shares", greedy)
+    monkeypatch.setattr(plan, "assignments", greedy)
     assert found(range(5)) == {"balance"}
 
 
@@ -95,7 +95,7 @@ def test_a_seed_that_breaks_off_is_named_and_takes_no_other_with_it(monkeypatch:
     def breaks_off(seed: int, size: Size | None) -> None:
         raise NotAcquired("orders/members/240/w7", 6.0)
 
-    monkeypatch.setattr(fleet, "play", breaks_off)
+    monkeypatch.setattr(fleet, "run_seed", breaks_off)
     outcome = fleet._outcome(41, SMALL)
     assert outcome.seed == 41
     assert "orders/members/240/w7" in outcome.violations[0].what

@@ -21,7 +21,7 @@ import fencepost
 from fencepost import fleet
 from fencepost.driver import boottime
 from fencepost.fleet.group import Owned
-from fencepost.lease import entry
+from fencepost.lease import entering_stamp
 from fencepost.lease import stamp as stamp_of
 from tests.fleet.resource import AsyncClient, Client
 
@@ -55,7 +55,7 @@ def main(options: dict[str, Any]) -> None:
             who = {"who": options["name"], "do": do, "key": key}
             return {**who, "token": stamp.token, "seq": stamp.seq, "holder": stamp.holder, **facts}
 
-        entered = entry(lease)
+        entered = entering_stamp(lease)
         found = yield access("enter", entered)
         if found["verdict"] != "admit":
             say(

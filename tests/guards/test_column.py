@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 from fencepost.check import AHEAD
 from fencepost.errors import ConfigError, StaleToken, TokenLeap
 from fencepost.events import Event
-from fencepost.guards import column, sqlite
+from fencepost.guards import column, postgres, sqlite
 from fencepost.guards.policy import Policy
 from fencepost.rule import MAX_TOKEN, Stamp
 from tests.harness.leases import lease as lease_of
@@ -137,6 +137,38 @@ def test_sqlite_s_triggers_refuse_an_epoch_that_no_issuer_can_have_come_to(
         triggered.execute(change.format(wild))
     assert triggered.execute("SELECT lock_epoch FROM account ORDER BY id").fetchall() == [(5,), (0,), (None,)]
     triggered.execute(change.format(time.time_ns() // 1000 + AHEAD // 2))
+
+
+@pytest.mark.parametrize(
+    "change", ["UPDATE account SET lock_epoch = {} WHERE id = 42", "REPLACE INTO account VALUES (42, 0, {})"]
+)
+def test_sqlite_s_triggers_are_as_high_as_they_were_last_installed(triggered: sqlite3.Connection, change: str) -> None:
+    def install(ceiling: Literal["on", "off"]) -> None:
+        for statement in sqlite.ddl("account", column="lock_epoch", key=["id"], ceiling=ceiling):
+            triggered.execute(statement)
+
+    install("off")
+    for no_token in ("1e300", "'x'", "x'ff'", str(MAX_TOKEN + 1)):
+        with pytest.raises(sqlite3.IntegrityError, match="fencepost: no issuer"):
+            triggered.execute(change.format(no_token))
+    with pytest.raises(sqlite3.IntegrityError, match="no newer fencing token"):
+        triggered.execute(change.format(4))
+    triggered.execute(change.format(MAX_TOKEN // 2))
+    install("on")
+    with pytest.raises(sqlite3.IntegrityError, match="fencepost: no issuer"):
+        triggered.execute(change.format(MAX_TOKEN))
+    install("off")
+    triggered.execute(change.format(MAX_TOKEN))
+
+
+def test_a_ceiling_without_a_trigger_to_have_it_is_refused() -> None:
+    for ddl in (sqlite.ddl, postgres.ddl):
+        with pytest.raises(ConfigError, match="'off' is for the trigger"):
+            ddl(ceiling="off")
+        with pytest.raises(ConfigError, match="a ceiling is 'on' or 'off', not 'low'"):
+            ddl("account", column="lock_epoch", ceiling="low")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Policy"):
+        postgres.ddl("account", resource="account/{id}", ceiling="off")
 
 
 def test_a_wild_epoch_in_sqlite_is_taken_down_as_documented(triggered: sqlite3.Connection) -> None:

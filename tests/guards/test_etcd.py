@@ -17,6 +17,7 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import Etcd, http_json
 from tests.harness.leases import lease as lease_of
+from tests.harness.scripted import JSON, End, Fault, Http, Scripted
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE, until
 
@@ -230,3 +231,26 @@ def test_a_transaction_whose_answer_was_lost_is_not_made_again(
     assert len(faults.of("lose")) == 1
     assert caught.value.ambiguous
     assert (guard.peek(f"{thing}/log"), guard.mark(thing)) == (b"paid", Stamp(5, 1, "ann")), "it was made, and once"
+
+
+@pytest.mark.parametrize("fault", [each for each in JSON if each.end is not End.HOLD], ids=str)
+def test_a_bad_answer_is_an_error_and_the_same_write_is_made_once(
+    guard: EtcdGuard, etcd_server: Endpoint, thing: str, fault: Fault
+) -> None:
+    for nth, what in enumerate(("the look", "the write"), 1):
+        resource, access = f"{thing}/{nth}", lease_of("lock", "ann", 5).access(f"{thing}/{nth}")
+        with Scripted(int(etcd_server.url.rpartition(":")[2]), Http) as proxy:
+            unlucky = EtcdGuard(f"http://{proxy.address}")
+            proxy.plan(fault, "POST kv", nth)
+            failure: BackendError | None = None
+            try:
+                assert unlucky.write(resource, b"x", access)
+            except BackendError as error:
+                failure = error
+            assert proxy.happened, what
+            made = guard.peek(resource) is not None
+            assert made or failure, what
+            assert not made or not failure or failure.ambiguous, what
+            assert unlucky.write(resource, b"x", access) is not made, what
+            assert guard.peek(resource) == b"x", what
+            unlucky.close()

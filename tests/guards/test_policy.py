@@ -11,7 +11,7 @@ from fencepost.check import AHEAD
 from fencepost.errors import ConfigError, MissingToken, StaleToken, TokenLeap
 from fencepost.events import Event
 from fencepost.guards.memory import MemoryGuard
-from fencepost.guards.policy import Policy, place
+from fencepost.guards.policy import Policy, position
 from fencepost.lease import Access
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 
@@ -109,7 +109,7 @@ def test_the_canaries_are_always_the_same_and_more_of_them_at_each_step() -> Non
     }
     assert chosen[1] < chosen[10] < chosen[50]
     assert 100 < len(chosen[10]) < 300
-    assert place("account/42") == pytest.approx(0.80145, abs=1e-5), "in every process, for ever"
+    assert position("account/42") == pytest.approx(0.80145, abs=1e-5), "in every process and every release"
 
 
 @pytest.mark.parametrize("mode", ["", "on", "canary", "canary:10", "canary:101%", "canary:-1%", "STRICT"])

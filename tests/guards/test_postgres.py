@@ -298,6 +298,15 @@ class TestTrigger:
         assert self.psql(f"UPDATE ledger SET lock_epoch = {now + AHEAD // 2}") == ""
         assert self.psql(f"UPDATE ledger SET lock_epoch = {now + AHEAD * 5 // 4}") == "", "a day above the row's own"
 
+    def test_an_epoch_is_as_high_as_it_likes_where_the_ceiling_is_off(self, pg: Conn) -> None:
+        with pg.transaction():
+            postgres.install(pg, "ledger", column="lock_epoch", ceiling="off")
+        assert self.psql(f"UPDATE ledger SET lock_epoch = {MAX_TOKEN // 2}") == ""
+        assert "stale fencing token" in self.psql("UPDATE ledger SET lock_epoch = 7")
+        with pg.transaction():
+            postgres.install(pg, "ledger", column="lock_epoch")
+        assert "leap fencing token" in self.psql(f"UPDATE ledger SET lock_epoch = {MAX_TOKEN}")
+
     def test_a_wild_epoch_is_taken_down_as_documented(self, pg: Conn) -> None:
         def past_the_trigger(change: str) -> str:
             switch = "ALTER TABLE ledger {} TRIGGER fencepost_epoch"

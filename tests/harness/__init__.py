@@ -5,7 +5,7 @@
 - ``isolated``  ``@isolated``: run a whole test in an interpreter of its own; ``in_fork``: run a coroutine in a fork
 - ``interrupts``  SIGINT at every place where Python runs signal handlers, or at random moments
 - ``descriptors``  ``no_descriptors``: nothing can be opened, for ``@isolated`` tests; ``few_descriptors``
-- ``disk``      ``full_disk``: no file can get longer than so much, for ``@isolated`` tests
+- ``disk``      ``full_disk``: no file can get longer than so much; ``small_disk``: one to fill; for ``@isolated`` tests
 - ``memory``    ``OutOfMemory``: MemoryError at the n-th call, for ``@isolated`` tests
 - ``forsaken``  ``forsake``: a waiter whose event loop is closed under it
 - ``faulty``    ``Faulty``: a store in memory that fails as it is told to

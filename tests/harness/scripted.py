@@ -18,14 +18,19 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple, Self
 
+import grpc
+
+from fencepost.backends.etcd.proto import etcd_pb2
 from fencepost.backends.redis.scripts import scripts
-from fencepost.backends.redlock.members import shares
+from fencepost.backends.redlock.members import node_scripts
 from fencepost_lab.faults.proxy import Proxy, _Pair
+from fencepost_lab.servers.processes import HOST
 
 
 class End(Enum):
@@ -50,6 +55,8 @@ class Fault(NamedTuple):
     """Whether the server gets the request."""
     answer: bytes | None = None
     """What the client gets instead of the server's answer."""
+    refusal: tuple[str, str] | None = None
+    """The status and the words of a refusal, where the protocol has a place of its own for them."""
 
     def __repr__(self) -> str:
         return self.name
@@ -119,11 +126,10 @@ class _Talk(_Pair):
         self.held = b""
 
 
-class Scripted(Proxy):
-    """Carries requests and answers, and does once what was planned."""
+class Plan:
+    """Which request is to be spoiled, and how."""
 
-    def __init__(self, target: int, dialect: type[Dialect]) -> None:
-        self._dialect = dialect
+    def __init__(self) -> None:
         self._gate = threading.Lock()
         self._fault: Fault | None = None
         self._label, self._left = "", 0
@@ -131,12 +137,30 @@ class Scripted(Proxy):
         """How many requests of each label have come."""
         self.happened = False
         """Whether the planned request came."""
-        super().__init__(target)
 
     def plan(self, fault: Fault, label: str, nth: int) -> None:
         """Spoil the n-th request of this label from now on."""
         with self._gate:
             self._fault, self._label, self._left, self.happened = fault, label, nth, False
+
+    def due(self, label: str) -> Fault | None:
+        """Count a request that came; what is to happen to it."""
+        with self._gate:
+            self.seen[label] += 1
+            if label == self._label and self._left:
+                self._left -= 1
+                self.happened = not self._left
+                return self._fault if self.happened else None
+            return None
+
+
+class Scripted(Plan, Proxy):
+    """Carries requests and answers, and does once what was planned."""
+
+    def __init__(self, target: int, dialect: type[Dialect]) -> None:
+        self._dialect = dialect
+        Plan.__init__(self)
+        Proxy.__init__(self, target)
 
     def let_go(self) -> None:
         """Deliver the answer that is held back, if there is one."""
@@ -178,7 +202,7 @@ class Scripted(Proxy):
         if not part.label:
             talk.far.sendall(part.data)
             return
-        fault = self._due(part.label)
+        fault = self.due(part.label)
         if fault is not None and not fault.asked and fault.end is End.CLOSE:
             raise ConnectionAbortedError
         request = _Request(fault, part.stream)
@@ -190,15 +214,6 @@ class Scripted(Proxy):
         else:
             request.answer = request.instead
         self._deliver(talk)
-
-    def _due(self, label: str) -> Fault | None:
-        with self._gate:
-            self.seen[label] += 1
-            if label == self._label and self._left:
-                self._left -= 1
-                self.happened = not self._left
-                return self._fault if self.happened else None
-            return None
 
     def _answered(self, talk: _Talk, part: Part) -> None:
         if not part.label:
@@ -269,7 +284,7 @@ def _resp_end(buffer: bytearray, start: int) -> int | None:
 
 @cache
 def _scripts() -> dict[bytes, str]:
-    every = (*scripts("clock"), *scripts("counter"), *shares())
+    every = (*scripts("clock"), *scripts("counter"), *node_scripts())
     return {each.sha.encode(): each.name for each in every}
 
 
@@ -350,13 +365,13 @@ _BODIES = {
     "lists": b'{"Results":[[]],"Errors":[[]]}',
     "page": b"<html>",
 }
-CONSUL = (
+JSON = (
     *(Fault(f"refused-{each.split()[0]}", asked=False, answer=_http(each, b"no")) for each in _STATUS),
     *wrong({name: _http("200 OK", body) for name, body in _BODIES.items()}),
     Fault("garbage", answer=b"\x15\x03\x01\x00\x02\x02F\r\n\r\n"),
     *BREAKS,
 )
-"""The faults of one Consul agent."""
+"""The faults of a server that answers with JSON."""
 
 
 class Postgres(Dialect):
@@ -533,3 +548,114 @@ def _frame(buffer: bytearray) -> bytes | None:
 
 def _stream(frame: bytes) -> int:
     return int.from_bytes(frame[5:9]) & 0x7FFFFFFF
+
+
+class GrpcScripted(Plan):
+    """A proxy that speaks gRPC, so that it can refuse a call, or answer it with another message.
+
+    A label is the method's name, and the operations of a transaction: "Txn put range". A stream's answer is its first.
+    """
+
+    def __init__(self, target: int) -> None:
+        super().__init__()
+        self._calls: set[int] = set()
+        self._channel: Any = grpc.insecure_channel(f"{HOST}:{target}")
+        self._server = grpc.server(ThreadPoolExecutor(8), handlers=[self._Handler(self)])
+        self.address = f"{HOST}:{self._server.add_insecure_port(f'{HOST}:0')}"
+
+    class _Handler(grpc.GenericRpcHandler):
+        def __init__(self, proxy: GrpcScripted) -> None:
+            self._proxy = proxy
+
+        def service(self, details: grpc.HandlerCallDetails) -> Any:
+            path = str(details.method)
+            if path.endswith(("/Watch", "/LeaseKeepAlive")):
+                return grpc.stream_stream_rpc_method_handler(partial(self._proxy.stream, path))
+            return grpc.unary_unary_rpc_method_handler(partial(self._proxy.once, path))
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
+        self._channel.close()
+
+    def let_go(self) -> None:
+        """Nothing is ever held back."""
+
+    @property
+    def clients(self) -> int:
+        """How many calls are under way."""
+        return len(self._calls)
+
+    def once(self, path: str, request: bytes, context: Any) -> bytes:
+        fault = self._begin(_method(path, request), context)
+        answer = b""
+        if fault is None or fault.asked:
+            forwarded = self._channel.unary_unary(path)
+            try:
+                answer = forwarded(request, timeout=context.time_remaining(), metadata=_metadata(context))
+            except grpc.RpcError as error:
+                context.abort(error.code(), error.details())
+        return answer if fault is None else _spoil(fault, context)
+
+    def stream(self, path: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        fault = self._begin(_method(path), context)
+        if fault is not None and not fault.asked:
+            next(requests)
+            yield _spoil(fault, context)
+            return
+        answers = self._channel.stream_stream(path)(requests, metadata=_metadata(context))
+        context.add_callback(answers.cancel)
+        try:
+            for answer in answers:
+                yield answer if fault is None else _spoil(fault, context)
+                fault = None
+        except grpc.RpcError as error:
+            context.abort(error.code(), error.details())
+
+    def _begin(self, label: str, context: Any) -> Fault | None:
+        self._calls.add(id(context))
+        context.add_callback(lambda: self._calls.discard(id(context)))
+        return self.due(label)
+
+
+def _method(path: str, request: bytes = b"") -> str:
+    name = path.rpartition("/")[2]
+    if name != "Txn":
+        return name
+    operations = [str(each.WhichOneof("request")) for each in etcd_pb2.TxnRequest.FromString(request).success]
+    return " ".join([name, *(each.removeprefix("request_") for each in operations)])
+
+
+def _metadata(context: Any) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in context.invocation_metadata() if key in ("hasleader", "token")]
+
+
+def _spoil(fault: Fault, context: Any) -> bytes:
+    if fault.refusal is not None:
+        context.abort(grpc.StatusCode[fault.refusal[0]], fault.refusal[1])
+    assert fault.answer is not None
+    return fault.answer
+
+
+_LOST = {"timed-out": ("UNAVAILABLE", "etcdserver: request timed out"), "internal": ("INTERNAL", "whatever")}
+_ETCD_REFUSED = {
+    **_LOST,
+    "no-leader": ("UNAVAILABLE", "etcdserver: no leader"),
+    "busy": ("RESOURCE_EXHAUSTED", "etcdserver: too many requests"),
+    "full": ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded"),
+    "denied": ("PERMISSION_DENIED", "etcdserver: permission denied"),
+    "login": ("UNAUTHENTICATED", "etcdserver: invalid auth token"),
+    "nobody": ("INVALID_ARGUMENT", "etcdserver: user name is empty"),
+    "compacted": ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted"),
+    "unknown": ("UNIMPLEMENTED", "unknown service"),
+}
+_HEADER = etcd_pb2.TxnResponse(header=etcd_pb2.ResponseHeader(revision=7)).SerializeToString()
+ETCD = (
+    *(Fault(f"refused-{name}", asked=False, refusal=refusal) for name, refusal in _ETCD_REFUSED.items()),
+    *(Fault(f"done-{name}", refusal=refusal) for name, refusal in _LOST.items()),
+    *wrong({"empty": b"", "header": _HEADER, "text": b"<html>", "garbage": b"\xff" * 16}),
+)
+"""The faults of one etcd that need gRPC's own words; the others are those of its connections."""

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import pytest
 
@@ -22,6 +22,8 @@ from tests.harness import keeper
 from tests.harness.child import Child
 from tests.harness.complete import complete_run
 from tests.harness.object_store import ObjectStore
+
+Started = TypeVar("Started")
 
 ADDRESS = "FENCEPOST_TEST_KEEPER"
 _keeper: list[Child] = []
@@ -51,16 +53,23 @@ def unavailable(reason: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def provided(name: str, server: AbstractContextManager[Endpoint]) -> Iterator[Endpoint]:
-    """The address from the environment, else the server, started for this test alone."""
-    if url := os.environ.get(f"FENCEPOST_TEST_{name}_URL"):
-        yield Given(url)
-        return
+def running(server: AbstractContextManager[Started]) -> Iterator[Started]:
+    """The server or cluster, started; ``unavailable`` if its program is missing."""
     with contextlib.ExitStack() as stack:
         try:
             started = stack.enter_context(server)
         except Missing as missing:
             unavailable(str(missing))
+        yield started
+
+
+@contextlib.contextmanager
+def provided(name: str, server: AbstractContextManager[Endpoint]) -> Iterator[Endpoint]:
+    """The address from the environment, else the server, started for this test alone."""
+    if url := os.environ.get(f"FENCEPOST_TEST_{name}_URL"):
+        yield Given(url)
+        return
+    with running(server) as started:
         yield started
 
 

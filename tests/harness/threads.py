@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from fencepost import aio, sync
-from tests.harness.waiting import PATIENCE
+from tests.harness.waiting import PATIENCE, until
 
 T = TypeVar("T")
 
@@ -61,7 +61,18 @@ def known_to_wait(locks: sync.Locks | aio.Locks) -> int:
     A waiter is in the store's queue before the answer to its request has come. A test that breaks the connection as
     soon as ``status`` shows the waiter may hit that request, which is an error of its own.
     """
-    return locks._core._waits._inside
+    return len(locks._core._waits._inside)
+
+
+def waiters_of(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
+    """The waiters of a lock, once there are as many."""
+
+    def waiters() -> tuple[str, ...]:
+        status = locks.status(name)
+        return status.waiters if status else ()
+
+    until(lambda: len(waiters()) == count, f"{count} wait")
+    return waiters()
 
 
 async def on_thread(call: Callable[..., T], /, *args: Any, **options: Any) -> T:

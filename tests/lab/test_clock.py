@@ -13,7 +13,7 @@ from fencepost_lab.faults.clock import ClockedRedis
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST, Missing
 from fencepost_lab.servers.processes import programs
-from tests.harness.servers import unavailable
+from tests.harness.servers import running
 from tests.harness.waiting import until
 
 pytestmark = pytest.mark.redis
@@ -21,13 +21,8 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def server() -> Iterator[ClockedRedis]:
-    started = ClockedRedis(who="r1", faults=Faults(), args=["--save", ""])
-    try:
-        started.start()
-    except Missing as missing:
-        unavailable(str(missing))
-    yield started
-    started.close()
+    with running(ClockedRedis(who="r1", faults=Faults(), args=["--save", ""])) as started:
+        yield started
 
 
 @pytest.fixture

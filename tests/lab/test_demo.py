@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fencepost_lab.stage import demo
-from fencepost_lab.stage.actors import Unexpected, stage, together
+from fencepost_lab.stage.processes import Unexpected, open_processes, together
 from fencepost_lab.stage.timeline import Timeline
 from tests.harness.child import Child
 from tests.harness.terminal import Terminal
@@ -86,18 +86,18 @@ def test_on_a_terminal_it_has_colours_and_ending_it_early_leaves_nothing(
 @pytest.mark.slow
 async def test_a_resource_that_does_not_fence_is_found_out() -> None:
     """The second part alone, on a resource that takes every write."""
-    async with stage() as built:
+    async with open_processes() as built:
         url = await built.resource(fence=False)
         section = Timeline(quiet=True).section("Part 2")
         options = ["--resource", url, "--key", "document", "--ttl", "600ms"]
         options += ["--edit", "append", "--writes", str(demo.LINES), "--no-enter"]
         pause = ["--pause", "1200ms", "--pause-mode", "stop", "--pause-at", "before-read"]
         backend = f"sqlite://{built.folder}/locks.db"
-        zombie, heir = await together(
-            built.actor("A", section.hear, *options, *pause, backend=backend),
-            built.actor("B", section.hear, *options, backend=backend),
+        zombie, successor = await together(
+            built.worker("A", section.hear, *options, *pause, backend=backend),
+            built.worker("B", section.hear, *options, backend=backend),
         )
-        seen = await demo.fence_on(demo.Play(zombie, heir, url, "document", section))
+        seen = await demo.fence_on(demo.Part(zombie, successor, url, "document", section))
     assert seen != demo.EXPECTED["fence_on"]
     assert seen == {"accepted_writers": 2, "stale_rejections": 0, "status": None, "corrupted": True}
 
@@ -106,9 +106,9 @@ async def test_a_picture_that_is_not_as_expected_is_an_error(monkeypatch: pytest
     async def perform(*_: Any) -> demo.Picture:
         return demo.EXPECTED | {"fence_on": {"accepted_writers": 2}}
 
-    monkeypatch.setattr(demo, "_perform", perform)
+    monkeypatch.setattr(demo, "_run_parts", perform)
     with pytest.raises(Unexpected, match=r'and showed .*"fence_on": {"accepted_writers": 2'):
-        await demo.play(fast=True, quiet=True)
+        await demo.run_demo(fast=True, quiet=True)
 
 
 @pytest.mark.parametrize(

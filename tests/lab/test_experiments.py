@@ -120,7 +120,7 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, 
 STARTING = """
 import asyncio, os, signal, sys, threading
 from pathlib import Path
-from fencepost_lab.stage.actors import run, stage
+from fencepost_lab.stage.processes import open_processes, run
 
 opened = Path.open
 def told(self, *args, **options):  # a process is about to be started
@@ -129,7 +129,7 @@ def told(self, *args, **options):  # a process is about to be started
 Path.open = told
 
 async def start():
-    async with stage() as built:
+    async with open_processes() as built:
         await built._start("worker", "--json", "--steps", "--name", "A")
         await asyncio.sleep(60)
 

@@ -8,7 +8,7 @@ import pytest
 
 import fencepost_lab
 from fencepost_lab.experiments import chosen
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import load
 from fencepost_lab.report.outcome import Outcome
@@ -24,9 +24,9 @@ def shown(name: str, folder: Path, *measured: str, **smaller: Any) -> Outcome:
     (experiment,) = chosen([name])
     settings = experiment.settings(quick=True)
     assert set(smaller) <= set(settings)
-    with Room(keep=folder) as room:
-        outcome = experiment.run(settings | smaller, room)
-        assert room.stores, "the report names the stores' versions"
+    with Context(keep=folder) as context:
+        outcome = experiment.run(settings | smaller, context)
+        assert context.stores, "the report names the stores' versions"
     as_claimed(outcome, *measured)
     return outcome
 

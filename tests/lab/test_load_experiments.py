@@ -7,7 +7,7 @@ import pytest
 
 import fencepost
 from fencepost_lab.experiments import chosen
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import as_claimed, held, lab, needs
@@ -24,8 +24,8 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
         "alone": 300,
         "peers": ["redis-spin", "no such peer"],
     }
-    with Room() as room:
-        outcome = experiment.run(settings, room)
+    with Context() as context:
+        outcome = experiment.run(settings, context)
     as_claimed(outcome, "the wait grows in step")
     figures = outcome.figures["redis"]
     assert [each["contenders"] for each in figures["fencepost"]] == [4, 40]
@@ -40,8 +40,8 @@ def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
     needs("REDIS_SERVER")
     (experiment,) = chosen(["fairness"])
     settings = experiment.settings(quick=True, backend="redis") | {"duration": 1.5, "peers": ["redis-spin"]}
-    with Room() as room:
-        outcome = experiment.run(settings, room)
+    with Context() as context:
+        outcome = experiment.run(settings, context)
     as_claimed(outcome, "the longest wait is near the mean")
     assert "fairness" in outcome.slo
     assert outcome.figures["redis-spin on redis"]["order"]["overtakes"] > 0

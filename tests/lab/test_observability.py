@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import subprocess
@@ -21,7 +20,7 @@ from fencepost_lab.servers.processes import Missing, program
 from fencepost_lab.servers.server import Server
 from tests import ROOT
 from tests.harness.resource import Service
-from tests.harness.servers import unavailable
+from tests.harness.servers import running, unavailable
 from tests.harness.waiting import until
 from tests.lab.worker import WorkerProcess
 
@@ -131,12 +130,7 @@ def test_both_halves_serve_every_instrument_and_no_other_label(resource_page: st
 
 @pytest.mark.server
 def test_a_real_prometheus_raises_the_alarm_about_a_clash_and_a_write_without_a_token() -> None:
-    with contextlib.ExitStack() as stack:
-        service = stack.enter_context(Service())
-        try:
-            prometheus = stack.enter_context(Prometheus(args=[service.address]))
-        except Missing as missing:
-            unavailable(str(missing))
+    with Service() as service, running(Prometheus(args=[service.address])) as prometheus:
         service.put("thing", b"1", Stamp(5, 1, "ann"))
         scraped = 'count_over_time(fencing_reject_total{verdict="clash"}[1m])'
         until(lambda: prometheus.samples(scraped) >= 3, "three scrapes")

@@ -11,7 +11,7 @@ import pytest
 
 from fencepost.errors import ConfigError
 from fencepost_lab.experiments import Experiment, Settings, report, runs
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from tests.lab.command import lab, lab_here, needs
@@ -35,9 +35,9 @@ def drawn(name: str) -> Plot:
 class Sample(Experiment):
     """An experiment whose answer is known."""
 
-    def run(self, settings: Settings, room: Room) -> Outcome:
+    def run(self, settings: Settings, context: Context) -> Outcome:
         if settings["breaks"] == "politely":
-            room.store("sqlite://nowhere/at/all?no=such")
+            context.store("sqlite://nowhere/at/all?no=such")
         if settings["breaks"]:
             raise ZeroDivisionError("by mistake")
         outcome = Outcome(figures={"ratio": 2.0}, plots=[drawn("one"), drawn("two")])

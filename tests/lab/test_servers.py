@@ -38,7 +38,7 @@ from fencepost_lab.servers import (
 from fencepost_lab.servers.processes import HOST, family_of, state_of
 from tests import ROOT
 from tests.harness.child import Child
-from tests.harness.servers import Endpoint, provided, unavailable
+from tests.harness.servers import Endpoint, provided, running, unavailable
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until
 
@@ -66,17 +66,6 @@ def for_each(*kinds: type[Server]) -> Callable[[Test], Test | None]:
 def only_with(kind: type[Server]) -> Callable[[Test], Test | None]:
     """Collect the test only if this run starts servers of the kind."""
     return lambda test: test if kind in KINDS else None
-
-
-@contextlib.contextmanager
-def running(server: Started) -> Iterator[Started]:
-    """The server or cluster, started; fails, or skips where that is allowed, when its program is missing."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(server)
-        except Missing as missing:
-            unavailable(str(missing))
-        yield server
 
 
 def coded(text: str) -> str:

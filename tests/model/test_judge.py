@@ -3,6 +3,7 @@
 import re
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,8 +11,6 @@ import pytest
 from fencepost.rule import Stamp, Verdict, judge, raised
 from tests import ROOT
 from tests.harness.child import Child
-
-pytestmark = pytest.mark.slow
 
 SCRIPT = ROOT / "scripts" / "model"
 
@@ -26,6 +25,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_and_each_control_loses_an_update() -> None:
     with Child.python(SCRIPT, "--small") as child:
         said = "\n".join(child.succeed(110))
@@ -33,6 +33,7 @@ def test_nothing_is_lost_and_each_control_loses_an_update() -> None:
     assert len(re.findall(r"^No\w+ +loses an update in \d+ steps", said, re.MULTILINE)) == 4
 
 
+@pytest.mark.slow
 def test_the_model_and_the_code_say_the_same_of_every_mark_and_offer() -> None:
     printed = script().tlc("Table", "Table")
     rows = re.findall(r'^<<(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), "(\w+)", (\d+), (\d+), (\d+)>>', printed, re.M)
@@ -47,6 +48,24 @@ def test_the_model_and_the_code_say_the_same_of_every_mark_and_offer() -> None:
         assert (verdict, after) == (said, stamp(int(token), int(seq), int(holder))), (mark, offer)
         seen.add(verdict)
     assert seen == {Verdict.ADMIT, Verdict.STALE, Verdict.LATE, Verdict.CLASH, Verdict.REPLAY}
+
+
+def test_another_jar_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    model = script()
+    model.tlc("Small")
+    assert (tmp_path / "started").exists(), "the one that is named is run"
+    (tmp_path / "started").unlink()
+    good = model.jar()
+    (tmp_path / "tla2tools.jar").write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    monkeypatch.setattr(model.resources, "files", lambda package: tmp_path)
+    with pytest.raises(SystemExit, match="it is not run"):
+        model.tlc("Small")
+    assert not (tmp_path / "started").exists()
 
 
 def stamp(token: int, seq: int, holder: int) -> Stamp:

@@ -42,7 +42,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def waiting(locks: sync.Locks) -> int:
-    return locks._core._waits._inside
+    return len(locks._core._waits._inside)
 
 
 def main(url: str, name: str, ttl: float) -> None:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fencepost.backends.zookeeper.session import SHARE
+from fencepost.backends.zookeeper.session import FRACTION
 from fencepost_lab.servers import QUICK_ETCD, Consul, Etcd, Postgres, Redis, ZooKeeper
 from fencepost_lab.servers.processes import program
 from tests.harness.child import Child, ChildFailed
@@ -158,7 +158,7 @@ def fencepost(url: str, name: str, ttl: float, path: Path) -> Command:
 
 def kazoo(url: str, name: str, ttl: float) -> Command:
     module = [sys.executable, "-m", "tests.programs.reign_candidate", "kazoo", url.partition("://")[2]]
-    return lambda label: [*module, f"/{name}", str(ttl / SHARE), label]
+    return lambda label: [*module, f"/{name}", str(ttl / FRACTION), label]
 
 
 def etcdctl(url: str, name: str) -> Command:

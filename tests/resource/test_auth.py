@@ -318,6 +318,7 @@ def test_a_file_that_holds_no_keys_is_refused_and_its_secrets_not_repeated(tmp_p
     assert "secret!" not in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("authorization", ["Bearer wrong", "Bearer ", "Basic dXNlcjpwYXNz"])
 def test_a_wrong_token_is_not_made_good_by_a_certificate(tls: Path, authorization: str) -> None:
     known = clients.load(tls / "clients.toml")

@@ -22,9 +22,8 @@ from fencepost.rule import Stamp
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import Postgres
-from fencepost_lab.servers.processes import Missing
 from tests.harness.resource import Service
-from tests.harness.servers import Endpoint, unavailable
+from tests.harness.servers import Endpoint, running
 from tests.harness.waiting import PATIENCE, run, until_async
 
 pytestmark = pytest.mark.postgres
@@ -35,11 +34,8 @@ IN_TRANSACTION = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
     """A server that tests may pause."""
-    with contextlib.ExitStack() as stack:
-        try:
-            yield stack.enter_context(Postgres())
-        except Missing as missing:
-            unavailable(str(missing))
+    with running(Postgres()) as started:
+        yield started
 
 
 @pytest.fixture

@@ -38,6 +38,19 @@ def conn(store: Store) -> sqlite3.Connection:
     return ledger.conn
 
 
+async def occupied(store: Store) -> tuple[asyncio.Future[bool], threading.Event]:
+    """Give the writer something to do until the event is set, so that what comes meanwhile waits."""
+    busy, gate = threading.Event(), threading.Event()
+
+    def hold(ledger: Ledger, hook: Hook) -> bool:
+        busy.set()
+        return gate.wait(60)
+
+    held = asyncio.ensure_future(store._writer.run("", hold))
+    assert await asyncio.to_thread(busy.wait, 60)
+    return held, gate
+
+
 def test_every_commit_waits_for_the_disk(path: Path) -> None:
     store = Store(opener(path))
     try:
@@ -52,15 +65,8 @@ def test_accesses_that_wait_together_share_a_commit_and_each_gets_its_own_answer
     told: list[Event] = []
 
     async def use(store: Store) -> None:
-        busy, gate = threading.Event(), threading.Event()
-
-        def hold(ledger: Ledger, hook: Hook) -> bool:
-            busy.set()
-            return gate.wait(60)
-
         conn(store).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
-        held = asyncio.ensure_future(store._writer.run("", hold))
-        assert await asyncio.to_thread(busy.wait, 60)
+        held, gate = await occupied(store)
         offers = [Stamp(token, 1, "ann") for token in (5, 9, 7)]
         waiting = [asyncio.ensure_future(store.write("thing", b"%d" % o.token, o)) for o in offers]
         await asyncio.sleep(0)  # each of them has now put its access into the queue
@@ -82,14 +88,7 @@ def test_few_of_the_accesses_that_share_a_commit_read_a_value(path: Path) -> Non
     statements: list[str] = []
 
     async def use(store: Store) -> None:
-        busy, gate = threading.Event(), threading.Event()
-
-        def hold(ledger: Ledger, hook: Hook) -> bool:
-            busy.set()
-            return gate.wait(60)
-
-        held = asyncio.ensure_future(store._writer.run("", hold))
-        assert await asyncio.to_thread(busy.wait, 60)
+        held, gate = await occupied(store)
         conn(store).set_trace_callback(statements.append)
         waiting: list[asyncio.Future[Any]] = []
         waiting += [asyncio.ensure_future(store.enter(f"thing/{number}", Stamp(5))) for number in range(40)]
@@ -106,14 +105,7 @@ def test_few_of_the_accesses_that_share_a_commit_read_a_value(path: Path) -> Non
 
 def test_what_does_not_fit_into_the_queue_is_refused_and_what_nobody_waits_for_is_not_made(path: Path) -> None:
     async def use(store: Store) -> None:
-        busy, gate = threading.Event(), threading.Event()
-
-        def hold(ledger: Ledger, hook: Hook) -> bool:
-            busy.set()
-            return gate.wait(60)
-
-        held = asyncio.ensure_future(store._writer.run("", hold))
-        assert await asyncio.to_thread(busy.wait, 60)
+        held, gate = await occupied(store)
         kept = asyncio.ensure_future(store.write("kept", b"x", Stamp(1, 1, "ann")))
         left = asyncio.ensure_future(store.write("left", b"x", Stamp(1, 1, "ann"), gone=lambda: True))
         cancelled = asyncio.ensure_future(store.write("cancelled", b"x", Stamp(1, 1, "ann")))

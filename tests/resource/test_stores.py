@@ -24,10 +24,9 @@ from fencepost.resource.ledger import Found, Ledger
 from fencepost.resource.store import Store, Written, opener
 from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost_lab.servers import Postgres
-from fencepost_lab.servers.processes import Missing
 from tests.harness.child import Child
 from tests.harness.resource import Service
-from tests.harness.servers import Endpoint, unavailable
+from tests.harness.servers import Endpoint, running
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, run, until
 
@@ -172,12 +171,7 @@ def test_every_acknowledged_write_is_found_again_after_each_kill(place: str) -> 
 
 @pytest.mark.postgres
 def test_when_postgres_dies_clients_get_503_and_nothing_acknowledged_is_lost() -> None:
-    with contextlib.ExitStack() as stack:
-        try:
-            postgres = stack.enter_context(Postgres(fsync=True))
-        except Missing as missing:
-            unavailable(str(missing))
-        service = stack.enter_context(Service(args=["--store", postgres.url]))
+    with running(Postgres(fsync=True)) as postgres, Service(args=["--store", postgres.url]) as service:
         assert service.put("thing", b"kept", Stamp(5, 1, "ann")).status == 200
         postgres.kill()
         refused = service.put("thing", b"lost?", Stamp(5, 2, "ann"))

@@ -129,7 +129,11 @@ class Browser(Server):
 
     def wait(self, condition: str, deadline: float = PATIENCE) -> None:
         """Until an expression is true in the page."""
-        until(lambda: bool(self.run(f"return Boolean({condition})")), condition, deadline=deadline, poll=0.03)
+        try:
+            until(lambda: bool(self.run(f"return Boolean({condition})")), condition, deadline=deadline, poll=0.03)
+        except AssertionError as error:
+            error.add_note(f"the score: {self.text('#score')}\nthe log, the last first: {self.text('#log')[:1500]}")
+            raise
 
     def type(self, css: str, keys: str) -> None:
         """Into a field, after what it holds; into a file field: the path of a file."""

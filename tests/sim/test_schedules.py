@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fencepost_lab.sim import Scenario, parse, run
 from fencepost_lab.sim.scenario import BACKENDS, MACHINES
-from fencepost_lab.sim.seeds import judge
+from fencepost_lab.sim.seeds import check_trace
 
 CLIENTS = ["A", "B", "C"]
 TIMES = st.integers(0, 80).map(lambda tenths: tenths / 10)
@@ -61,7 +61,7 @@ def scenarios(draw: st.DrawFn, fencing: str = "enter", most: int = 25) -> Scenar
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_no_schedule_breaks_a_promise(scenario: Scenario) -> None:
-    assert not judge(run(scenario)).violations
+    assert not check_trace(run(scenario)).violations
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from fencepost_lab.sim import parse, run
 from fencepost_lab.sim.chaos import WEAKENED, chaos
-from fencepost_lab.sim.seeds import Tally, judge, keep, try_many, try_seeds
+from fencepost_lab.sim.seeds import Tally, check_trace, keep, try_many, try_seeds
 from tests.sim.mutants import RELEASE, RULE, broken_rule, unconditional_release
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
@@ -99,7 +99,7 @@ def test_an_unconditional_release_is_found_out(where: str) -> None:
 def test_what_failed_once_does_not_fail_again(path: Path) -> None:
     scenario = parse(path.read_bytes())
     calm = any(action["do"] == "calm" for action in scenario.actions)
-    assert not judge(run(scenario), calm=calm).violations
+    assert not check_trace(run(scenario), calm=calm).violations
 
 
 def test_a_failing_seed_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_a_failing_seed_is_kept_and_can_be_replayed(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["broke"]
     again = parse(path.read_bytes())
     assert again == failure.scenario
-    assert judge(run(again), weakened=True).violations == failure.violations
+    assert check_trace(run(again), weakened=True).violations == failure.violations

@@ -42,7 +42,7 @@ def test_a_copied_link_holds_the_whole_scenario(browser: Browser, page: str, tmp
     browser.allow(tmp_path)
     corrupt(browser, page)
     log = browser.text("#log")
-    browser.click("#share")
+    browser.click("#link")
     browser.wait("document.querySelector('#live').textContent === 'Copied'")
     link = browser.later("navigator.clipboard.readText().then(done)")
     assert link.startswith(f"{page}#s=")

@@ -62,6 +62,30 @@ def test_what_is_no_host_is_refused(text: str) -> None:
         address.parse(text)
 
 
+def test_a_port_of_any_length_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        address.parse(f"redis://h:{'9' * 5000}")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redlock", "consul", "zookeeper", "postgresql"])
+@pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, "a b", "a." * 200 + "b"], ids=lambda host: host[:5])
+def test_a_host_that_no_server_can_have_is_refused_before_it_is_looked_up(scheme: str, host: str) -> None:
+    with pytest.raises(ConfigError, match="neither a name nor an address"):
+        fencepost.connect(f"{scheme}://{host}/0")
+
+
+def test_a_name_an_address_or_the_folder_of_a_socket_is_a_host() -> None:
+    for host in (
+        "h",
+        "h.example.",
+        "b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example",
+        "[fe80::1%eth0]",
+        "10.0.0.1",
+    ):
+        address.parse(f"redis://{host}").check_hosts()
+    address.parse(f"postgresql://%2Frun%2F{'a' * 80}/app").check_hosts()
+
+
 def test_an_option_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="twice"):
         address.parse("redis://h?a=1&a=2")

@@ -1,4 +1,4 @@
-"""What a store must still be told, tried again on one thread or task."""
+"""What a store must still be told, tried again on one thread or task for each server."""
 
 import asyncio
 import threading
@@ -56,16 +56,68 @@ def test_a_hundred_clean_ups_share_one_thread_and_each_is_tried_until_it_is_answ
 
 
 @DRIVERS
-def test_a_server_that_fails_is_asked_once_for_all_that_is_due_and_the_others_are_asked(driver: Driver) -> None:
+def test_a_server_that_fails_is_asked_once_for_all_that_is_due(driver: Driver) -> None:
     async def scene() -> None:
         store = Store(driver, {f"a{number}": 1 for number in range(10)})
-        store.cleanups._timer.close()  # nothing but what is called here
-        keys = [f"{home}{number}" for number in range(10) for home in "ab"]
+        store.cleanups._timers.close()  # nothing but what is called here
+        keys = [f"a{number}" for number in range(10)]
         for key in keys:
             store.cleanups.add(key)
-        await store.cleanups._see_to(keys)
-        assert store.asked == ["a0", *(f"b{number}" for number in range(10))]
+        await store.cleanups._see_to("a", keys)
+        assert store.asked == ["a0"]
         store.cleanups.close()
+
+    run(scene())
+
+
+@DRIVERS
+def test_a_server_that_hangs_delays_no_clean_up_elsewhere_and_has_one_thread(driver: Driver) -> None:
+    async def scene() -> None:
+        store = Store(driver)
+        free = driver.signal()
+        clean = store.cleanups._clean
+
+        async def hang(key: str) -> None:
+            await clean(key)
+            if key[0] == "a":
+                await free.wait()
+
+        store.cleanups._clean = hang
+        for number in range(10):
+            store.cleanups.add(f"a{number}", at_once=True)
+        await until_async(lambda: bool(store.asked), "the first one hangs")
+        for number in range(10):
+            store.cleanups.add(f"b{number}", at_once=True)
+        await until_async(lambda: len(store.cleanups) == 10, "what is owed to the other server is cleaned up")
+        assert sorted(store.asked) == ["a0", *(f"b{number}" for number in range(10))]
+        assert len(store.threads) <= 2
+        free.set()
+        await store.settled()
+
+    run(scene())
+
+
+@DRIVERS
+def test_a_clean_up_moves_with_what_it_cleans(driver: Driver) -> None:
+    async def scene() -> None:
+        store = Store(driver)
+        homes = {"key": "a"}
+        store.cleanups._home = homes.__getitem__
+        gone = driver.signal()
+
+        async def hang(key: str) -> None:
+            store.asked.append(homes[key])
+            if homes[key] == "a":
+                await gone.wait()
+                homes[key] = "b"
+                raise BackendError("it went elsewhere", backend="test", ambiguous=True)
+
+        store.cleanups._clean = hang
+        store.cleanups.add("key", at_once=True)
+        await until_async(lambda: bool(store.asked), "it is asked for")
+        gone.set()
+        await store.settled()
+        assert store.asked == ["a", "b"]
 
     run(scene())
 
@@ -87,8 +139,8 @@ def test_one_that_is_refused_for_good_does_not_keep_the_others_of_its_server_wai
 def test_closing_ends_what_is_under_way(driver: Driver) -> None:
     async def scene() -> None:
         store = Store(driver)
-        store.cleanups._timer.close()
-        for key in ("a", "b", "c"):
+        store.cleanups._timers.close()
+        for key in ("a1", "a2", "a3"):
             store.cleanups.add(key)
         clean = store.cleanups._clean
 
@@ -97,8 +149,8 @@ def test_closing_ends_what_is_under_way(driver: Driver) -> None:
             store.cleanups.close()
 
         store.cleanups._clean = close
-        await store.cleanups._see_to(["a", "b", "c"])
-        assert store.asked == ["a"]
+        await store.cleanups._see_to("a", ["a1", "a2", "a3"])
+        assert store.asked == ["a1"]
 
     run(scene())
 

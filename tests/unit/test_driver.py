@@ -5,17 +5,20 @@ import threading
 import time
 from collections.abc import Awaitable
 from contextvars import copy_context
+from functools import partial
 
 import pytest
 
 from fencepost import driver
+from fencepost.driver import stood_still, tasks
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import Closed, Scope, deadline
+from fencepost.driver.service import Run, Service
 from fencepost.driver.tasks import Asyncio, TaskSignal
 from fencepost.driver.threads import Blocking, ThreadSignal
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
-from tests.harness.waiting import PATIENCE
+from tests.harness.waiting import PATIENCE, run, until_async
 
 
 async def never_suspends(value: int) -> int:
@@ -99,6 +102,74 @@ def test_a_task_signal_can_be_set_after_its_loop_is_gone() -> None:
     asyncio.run(signal.wait(0.001))
     signal.set()
     assert signal.is_set()
+
+
+def test_a_loop_that_runs_now_and_then_does_not_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(tasks, "boottime", lambda: now)
+    loop = asyncio.new_event_loop()
+
+    async def make() -> TaskSignal:
+        made = TaskSignal()
+        assert not made.inert
+        assert not stood_still(made, 0.0), "it runs"
+        return made
+
+    async def ask(signal: TaskSignal) -> bool:
+        return signal.inert
+
+    async def ask_elsewhere() -> bool:
+        return signal.inert
+
+    signal = loop.run_until_complete(make())
+    assert not stood_still(signal, 10.0), "nobody has asked before"
+    for _ in range(3):
+        now += 9.0
+        assert not stood_still(signal, 10.0)
+        assert not loop.run_until_complete(ask(signal))
+        now += 9.0
+        assert not stood_still(signal, 10.0)
+    now += 10.0
+    assert stood_still(signal, 10.0)
+    assert not signal.inert, "nobody else could act here"
+    assert run(ask_elsewhere())
+    loop.close()
+    assert stood_still(signal, 10.0)
+    assert signal.inert
+
+
+def test_a_service_whose_event_loop_was_stopped_goes_on_in_the_next_one_that_runs() -> None:
+    runs: list[tuple[Run, asyncio.AbstractEventLoop]] = []
+    over: list[Run] = []
+
+    async def job(this: Run) -> None:
+        runs.append((this, asyncio.get_running_loop()))
+        while this.current:
+            await this.nudge.wait()
+            this.nudge.clear()
+        over.append(this)
+
+    service = Service(Asyncio(), job, "test")
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def begin(count: int) -> None:
+        assert service.ensure()
+        await until_async(lambda: len(runs) == count, "it runs")
+        assert service.ensure(), "it runs already"
+        await asyncio.sleep(0)
+        assert len(runs) == count
+
+    for count, loop in enumerate((loops[0], loops[0], loops[1], loops[0]), 1):
+        loop.run_until_complete(begin(max(1, count - 1)))
+    assert [loop for _, loop in runs] == [loops[0], loops[1], loops[0]]
+    (first, _), (second, _), (last, _) = runs
+    assert last.current
+    for loop, ended in zip(loops, ([first], [first, second]), strict=True):
+        loop.run_until_complete(until_async(partial(over.__eq__, ended), "it sees that another has its place"))
+    service.close()
+    loops[0].run_until_complete(until_async(lambda: over == [first, second, last], "it ends"))
+    for loop in loops:
+        loop.close()
 
 
 async def test_waiting_for_a_signal_does_not_eat_a_cancellation() -> None:
@@ -219,7 +290,7 @@ async def test_what_a_wait_has_started_outlives_the_end_of_that_wait() -> None:
             ended.set_result("with the wait that started it")
 
     with scope.inside():
-        scope.enter()
+        scope.join()
         driver.spawn(service(), "service")
         await asyncio.sleep(0)  # it waits now
     await scope.end(driver, 0)

@@ -123,6 +123,7 @@ async def test_an_acquire_of_a_frozen_store_ends_with_its_timeout(method: str) -
     await locks.close()
 
 
+@pytest.mark.slow
 def test_closing_gives_a_store_that_hangs_one_patience_for_all_leases(blocking: tuple[sync.Locks, Frozen]) -> None:
     locks, backend = blocking
     leases = [locks.acquire(f"lock-{each}") for each in range(20)]

@@ -8,7 +8,7 @@ from functools import partial
 from fencepost import aio
 from fencepost.address import Address
 from fencepost.backend import Hold, Promises, Renewal, Status
-from fencepost.backends.local_queue import Lines
+from fencepost.backends.local_queue import LocalQueues
 from fencepost.backends.polling import Polling
 from fencepost.driver import Driver
 from fencepost.driver.tasks import Asyncio
@@ -49,7 +49,7 @@ class Plain(Polling):
         return None
 
     async def leave(self, name: str, holder: str) -> None:
-        self._lines.leave(name, holder)
+        self._queues.leave(name, holder)
         await self.release(name, holder, 0)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
@@ -68,10 +68,10 @@ class Plain(Polling):
         self.token = max(self.token, above)
 
 
-def connected() -> tuple[aio.Locks, Plain]:
+def connected(queue: int = 10) -> tuple[aio.Locks, Plain]:
     driver = Asyncio()
     backend = Plain(driver)
-    return aio.Locks(Core(backend, driver, aio.Lease, ttl=300, queue_limit=10, hooks=())), backend
+    return aio.Locks(Core(backend, driver, aio.Lease, ttl=300, queue_limit=queue, hooks=())), backend
 
 
 def test_one_whose_event_loop_was_closed_keeps_nobody_from_asking() -> None:
@@ -96,6 +96,32 @@ def test_one_whose_event_loop_was_closed_keeps_nobody_from_asking() -> None:
     run(next_one())
 
 
+def test_one_whose_event_loop_was_stopped_keeps_nobody_from_asking_and_keeps_its_place() -> None:
+    locks, store = connected(queue=1)
+    store.held["a"] = "somebody"
+    loop = asyncio.new_event_loop()
+
+    async def wait() -> asyncio.Task[aio.Lease]:
+        task = asyncio.create_task(locks.acquire("a"))
+        await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[task])
+        return task
+
+    async def next_one() -> None:
+        behind = asyncio.create_task(locks.acquire("a", timeout=PATIENCE))
+        await until_async(lambda: known_to_wait(locks) == 2, "it fills the queue", watching=[behind])
+        del store.held["a"]
+        assert await (await behind).release()
+        lease = await locks.try_acquire("a")
+        assert lease is not None
+        assert await lease.release()
+
+    stopped = loop.run_until_complete(wait())
+    run(next_one())
+    assert loop.run_until_complete(loop.run_until_complete(stopped).release())
+    loop.run_until_complete(locks.close())
+    loop.close()
+
+
 async def test_those_behind_one_whose_coroutine_was_closed_go_on() -> None:
     locks, store = connected()
     store.held["a"] = "somebody"
@@ -114,15 +140,15 @@ async def test_those_behind_one_whose_coroutine_was_closed_go_on() -> None:
 
 
 def test_many_threads_that_come_and_go_in_one_queue_see_one_first() -> None:
-    lines, driver, served = Lines(), Blocking(), list[str]()
+    queues, driver, served = LocalQueues(), Blocking(), list[str]()
 
     def one(holder: str) -> None:
         signal = driver.signal()
-        lines.await_turn("a", holder, signal)
-        while not lines.first("a", holder):
+        queues.await_turn("a", holder, signal)
+        while not queues.first("a", holder):
             run_wait(signal)
         served.append(holder)
-        lines.leave("a", holder)
+        queues.leave("a", holder)
 
     def run_wait(signal: object) -> None:
         signal._flag.wait(0.01)  # type: ignore[attr-defined]
@@ -131,4 +157,4 @@ def test_many_threads_that_come_and_go_in_one_queue_see_one_first() -> None:
         for each in crowd:
             each.result()
     assert len(served) == len(set(served)) == 100
-    assert not lines.busy("a")
+    assert not queues.busy("a")

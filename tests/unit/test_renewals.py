@@ -142,6 +142,7 @@ def test_leases_that_are_due_together_are_renewed_together(bench: Bench) -> None
     assert all(lease.release() for lease in leases)
 
 
+@pytest.mark.slow
 def test_one_thread_serves_all_leases_and_ends_after_them(bench: Bench) -> None:
     def services() -> int:
         return sum(thread.name == "fencepost-renewals" for thread in threading.enumerate())
@@ -232,6 +233,7 @@ class Suspendable:
         return boottime() + self.slept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renew", [True, False])
 def test_who_waits_hears_of_a_loss_soon_after_a_suspend(renew: bool) -> None:
     driver = Blocking(clock := Suspendable())
@@ -247,6 +249,7 @@ def test_who_waits_hears_of_a_loss_soon_after_a_suspend(renew: bool) -> None:
         assert heir.result().release(), "it minds the deadline too"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renew", [True, False])
 async def test_a_loss_cancels_the_body_soon_after_a_suspend(renew: bool) -> None:
     driver = Asyncio(clock := Suspendable())

@@ -152,6 +152,7 @@ def test_others_have_their_turn_between_two_slices(driver: Driver) -> None:
     run(scene())
 
 
+@pytest.mark.slow
 def test_a_key_that_is_set_again_moves_both_ways(driver: Driver) -> None:
     async def scene() -> None:
         by, clock = stopped(driver)
@@ -260,10 +261,10 @@ def test_keys_on_their_way_to_the_heap_are_not_lost_for_want_of_memory(
 ) -> None:
     failures = [MemoryError(), MemoryError()]
 
-    def push(heap: list[Any], entry: Any) -> None:
-        if failures and entry[2] == 2:
+    def push(heap: list[Any], item: Any) -> None:
+        if failures and item[2] == 2:
             raise failures.pop()
-        heappush(heap, entry)
+        heappush(heap, item)
 
     async def scene() -> None:
         monkeypatch.setattr("fencepost.driver.timer.heappush", push)

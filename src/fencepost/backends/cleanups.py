@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
-from fencepost.driver.timer import Timer
+from fencepost.driver.timer import Timers
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -17,8 +17,8 @@ K = TypeVar("K", bound=Hashable)
 class Cleanups(Generic[K]):
     """Tries each clean-up again until the store has answered it, or ``lasting`` seconds have passed.
 
-    All of them together have one thread or task, however many requests have failed. Once a server has failed, the
-    other clean-ups that are due there wait a little: ``home`` tells which server that is.
+    Those of one server, which ``home`` tells, have one thread or task, however many requests have failed: a server that
+    hangs delays no clean-up elsewhere. Once one has failed, the others that are due at its server wait a little.
     """
 
     def __init__(
@@ -37,8 +37,7 @@ class Cleanups(Generic[K]):
         self._lasting = lasting
         self._home = home
         self._owed: dict[K, tuple[float, Backoff]] = {}
-        self._failing: set[Hashable] = set()
-        self._timer: Timer[K] = Timer(driver, self._see_to, name)
+        self._timers: Timers[Hashable, K] = Timers(driver, self._see_to, name)
 
     def __contains__(self, key: object) -> bool:
         return key in self._owed
@@ -51,28 +50,29 @@ class Cleanups(Generic[K]):
         if key not in self._owed:
             now, pauses = self._driver.now(), Backoff(*self._pauses)
             self._owed[key] = now + self._lasting, pauses
-            self._timer.offer(key, now if at_once else now + pauses.next())
+            self._set(key, now if at_once else now + pauses.next())
+            self._timers.ensure()
 
     def close(self) -> None:
         """Give up: the ttls end what is left."""
-        self._timer.close()
+        self._timers.close()
         self._owed.clear()
 
-    async def _see_to(self, keys: list[K]) -> None:
-        failed: set[Hashable] = set()
-        # Last of all the servers that have failed before: one that hangs takes its time.
-        keys.sort(key=lambda key: self._home(key) in self._failing)
+    async def _see_to(self, home: Hashable, keys: list[K]) -> None:
+        failed = False
         for key in keys:
             if key not in self._owed:  # closed meanwhile
                 continue
-            home = self._home(key)
-            if home in failed:
+            if self._home(key) != home:  # it moved, or is known only now
+                self._set(key, self._driver.now())
+                continue
+            if failed:
                 self._again(key, self._pauses[0])  # soon, for the next one may have failed for a reason of its own
                 continue
             try:
                 await self._clean(key)
             except Exception as error:
-                failed.add(home)
+                failed = True
                 if isinstance(error, BackendError):
                     _log.info("a clean-up is tried again: %s", error)
                 else:
@@ -81,11 +81,13 @@ class Cleanups(Generic[K]):
                     self._again(key, self._owed[key][1].next())
             else:
                 self._owed.pop(key, None)
-        self._failing = failed
+
+    def _set(self, key: K, at: float) -> None:
+        self._timers.at(self._home(key)).offer(key, at)
 
     def _again(self, key: K, pause: float) -> None:
         at = self._driver.now() + pause
         if at < self._owed[key][0]:
-            self._timer.offer(key, at)
+            self._set(key, at)
         else:
             del self._owed[key]

@@ -2,59 +2,63 @@
 
 import threading
 
-from fencepost.driver import Signal, abandoned
+from fencepost.driver import Signal, abandoned, inert
 
 
-class Lines:
-    """One line for each name that somebody waits for."""
+class LocalQueues:
+    """One queue for each name that somebody waits for."""
 
     def __init__(self) -> None:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
-        self._lines: dict[str, dict[str, Signal]] = {}
+        self._queues: dict[str, dict[str, Signal]] = {}
 
     def busy(self, name: str) -> bool:
-        """Whether somebody waits already."""
-        if name not in self._lines:
+        """Whether somebody waits already, and can ask."""
+        if name not in self._queues:
             return False
         with self._gate:
             self._skip_abandoned(name)
-            return name in self._lines
+            return not all(map(inert, self._queues.get(name, {}).values()))
 
     def join(self, name: str, holder: str, limit: int, signal: Signal) -> bool:
         """Take the last place; False if ``limit`` wait already."""
         with self._gate:
             self._skip_abandoned(name)
-            line = self._lines.get(name, {})
-            if len(line) >= limit:
+            queue = self._queues.get(name, {})
+            if len(queue) >= limit and sum(not inert(each) for each in queue.values()) >= limit:
                 return False
-            self._lines.setdefault(name, line).setdefault(holder, signal)
+            self._queues.setdefault(name, queue).setdefault(holder, signal)
             return True
 
     def await_turn(self, name: str, holder: str, signal: Signal) -> Signal:
-        """Have ``signal`` set when this holder's turn comes; it joins if it is not in line."""
+        """Have ``signal`` set when this holder's turn comes; it joins if it is not queued."""
         with self._gate:
-            self._lines.setdefault(name, {})[holder] = signal
+            self._queues.setdefault(name, {})[holder] = signal
         return signal
 
     def first(self, name: str, holder: str) -> bool:
+        """Whether it is this holder's turn to ask: nobody before it can."""
         with self._gate:
             self._skip_abandoned(name)
-            return next(iter(self._lines[name])) == holder
+            return (
+                next(each for each, signal in self._queues[name].items() if each == holder or not inert(signal))
+                == holder
+            )
 
     def leave(self, name: str, holder: str) -> None:
         """Leave the queue, and wake the new first."""
         with self._gate:
-            line = self._lines.get(name)
-            if line is None or holder not in line:
+            queue = self._queues.get(name)
+            if queue is None or holder not in queue:
                 return
-            del line[holder]
-            if not line:
-                del self._lines[name]
+            del queue[holder]
+            if not queue:
+                del self._queues[name]
             else:
-                next(iter(line.values())).set()
+                next(iter(queue.values())).set()
 
     def _skip_abandoned(self, name: str) -> None:
         """Forget those whose event loop was closed: nobody can wake them, and they leave nothing."""
-        line = self._lines.get(name, {})
-        for holder in [holder for holder, signal in line.items() if abandoned(signal)]:
+        queue = self._queues.get(name, {})
+        for holder in [holder for holder, signal in queue.items() if abandoned(signal)]:
             self.leave(name, holder)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fencepost.address import Address
-from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backend import LOOK, Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.driver import Driver, Signal, abandoned, wait_until
 from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError, QueueFull
@@ -125,7 +125,7 @@ class Store:
         self.rouse(lock)
 
     def admit(self, name: str, now: float) -> None:
-        """Let in from the head of the line who may share, now that there may be room."""
+        """Let in from the head of the queue who may share, now that there may be room."""
         lock = self.locks[name]
         for holder, waiter in list(lock.waiters.items()):
             if waiter.gone:
@@ -136,7 +136,7 @@ class Store:
             del lock.waiters[holder]
             lock.sharers[holder] = Share(self.mint(), now + waiter.ttl)
             waiter.signal.set()
-        if not lock.sharers:  # the first in line is gone as of just now
+        if not lock.sharers:  # the first in the queue is gone as of just now
             self.hand_over(name, now)
             return
         self.settle(name, lock)
@@ -162,7 +162,7 @@ class Store:
             self.hand_over(name, now)
 
     def skip_gone(self, lock: Lock) -> bool:
-        """Take those from the head of the line whose event loop was closed; whether there were any."""
+        """Take those from the head of the queue whose event loop was closed; whether there were any."""
         found = False
         while lock.waiters and next(iter(lock.waiters.values())).gone:
             del lock.waiters[next(iter(lock.waiters))]
@@ -170,7 +170,7 @@ class Store:
         return found
 
     def rouse(self, lock: Lock) -> None:
-        """The first in line minds the deadline: have it look which one."""
+        """The first in the queue minds the deadline: have it look which one."""
         for waiter in lock.waiters.values():
             waiter.signal.set()
             break
@@ -219,7 +219,7 @@ class Memory(Backend):
         failover="everything ends with the process; so do its holders",
         clock="this host's boot-time clock",
         token="one counter for all locks",
-        wakeup="the releasing thread wakes the next waiter; the first in line also wakes at the holder's deadline",
+        wakeup="the releasing thread wakes the next waiter; the first waiter also wakes at the holder's deadline",
         shared=True,
         observe="each change of the lock wakes its observers",
     )
@@ -280,12 +280,14 @@ class Memory(Backend):
                 waiter = lock.waiters.setdefault(holder, Waiter(ttl, self.driver.signal(), limit))
                 if until is not None and now >= until:
                     return None
-                minded = lock.expires if next(iter(lock.waiters)) == holder else None
+                first, expires = next(iter(lock.waiters)) == holder, lock.expires
                 waiter.signal.clear()
-            if minded is not None:
-                await wait_until(self.driver, waiter.signal, minded if until is None else min(minded, until))
+            if first:
+                await wait_until(self.driver, waiter.signal, expires if until is None else min(expires, until))
             else:
-                await waiter.signal.wait(None if until is None else until - now)
+                # The first in line minds the deadline, unless its event loop was stopped or closed.
+                late = expires + LOOK - now
+                await waiter.signal.wait(late if until is None else min(late, until - now))
 
     def _forsake(self, name: str, holder: str) -> None:
         store = self._store

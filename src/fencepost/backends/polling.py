@@ -4,7 +4,7 @@ from abc import abstractmethod
 from math import inf
 
 from fencepost.backend import LOOK, Backend
-from fencepost.backends.local_queue import Lines
+from fencepost.backends.local_queue import LocalQueues
 from fencepost.errors import QueueFull
 from fencepost.lease import Grant
 
@@ -14,14 +14,14 @@ class Polling(Backend):
 
     def _start(self) -> None:
         """Begin without waiters; a subclass calls this when it is made and after a fork."""
-        self._lines = Lines()
+        self._queues = LocalQueues()
 
     async def take(
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
     ) -> Grant | None:
-        if not self._lines.busy(name) and (grant := await self._attempt(name, holder, ttl)):
+        if not self._queues.busy(name) and (grant := await self._attempt(name, holder, ttl)):
             return grant
-        if queue is not None and not self._lines.join(name, holder, queue, self.driver.signal()):
+        if queue is not None and not self._queues.join(name, holder, queue, self.driver.signal()):
             raise QueueFull(name, queue)
         return None
 
@@ -30,17 +30,17 @@ class Polling(Backend):
     ) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
-        signal = self._lines.await_turn(name, holder, self.driver.signal())
+        signal = self._queues.await_turn(name, holder, self.driver.signal())
         try:
             while (left := until - now()) > 0:
-                if not self._lines.first(name, holder):
+                if not self._queues.first(name, holder):
                     # Whose event loop is closed does not tell those behind it.
                     await signal.wait(min(left, LOOK))
                 elif grant := await self._stand(name, holder, ttl, until):
-                    self._lines.leave(name, holder)
+                    self._queues.leave(name, holder)
                     return grant
         except GeneratorExit:
-            self._lines.leave(name, holder)
+            self._queues.leave(name, holder)
             raise
         return None
 

@@ -6,7 +6,7 @@ from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLos
 CODES: dict[type[FencepostError], tuple[int, str]] = {
     ConfigError: (2, "wrong usage: a bad name, URL or option"),
     BackendError: (69, "the store did not answer as it should"),
-    NotAcquired: (75, "the lock was not had in time; try again later"),
+    NotAcquired: (75, "could not acquire the lock in time; try again later"),
     LeaseLost: (76, "the lease was lost while it was needed"),
     Refused: (77, "a guard refused the access"),
 }

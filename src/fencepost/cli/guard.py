@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 
 import typer
 
+from fencepost import check
 from fencepost.address import TLS, Address, masked, parse, seconds, secure, tls_context
 from fencepost.cli import exits
 from fencepost.cli.database import connected
-from fencepost.cli.options import Duration, Json
+from fencepost.cli.options import Ceiling, Duration, Json, Switch
 from fencepost.cli.text import complain, say
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event, Hook
@@ -36,7 +37,7 @@ def report(
         float | None, Duration(help="Look only at the last so many hours, such as 24h; default: all.")
     ] = None,
     decisions: Annotated[int, typer.Option(help="How many decisions are enough to judge by.")] = 1000,
-    stale: Annotated[float, typer.Option(help="Largest share of stale accesses to go on with, in percent.")] = 0.1,
+    stale: Annotated[float, typer.Option(help="Most stale accesses to go on with, in percent of all.")] = 0.1,
     as_json: Json = False,
 ) -> None:
     """Say how each guard fared in the mode it is in, and whether it is safe to go one step further.
@@ -102,6 +103,7 @@ def install(
         str | None, typer.Option(help="What a row is called, such as 'account/{id}' (Postgres only).")
     ] = None,
     column: Annotated[str | None, typer.Option(help="The column that holds a row's epoch, such as lock_epoch.")] = None,
+    ceiling: Ceiling = Switch.ON,
     show: Annotated[
         bool, typer.Option("--print", help="Print the statements for a migration, and run nothing.")
     ] = False,
@@ -111,13 +113,14 @@ def install(
     if url.startswith(("postgres://", "postgresql://")):
         from fencepost.guards import postgres
 
-        statements = postgres.ddl(table, resource=resource, column=column)
+        statements = postgres.ddl(table, resource=resource, column=column, ceiling=ceiling.value)
     elif url.startswith("sqlite:"):
         from fencepost.guards import sqlite
 
         if resource is not None:
             raise ConfigError("SQLite has no transaction-wide memory for a trigger to ask; use --column")
-        statements = sqlite.ddl(table, column=column, key=_primary_key(url, table) if table else ())
+        key = _primary_key(url, table) if table else ()
+        statements = sqlite.ddl(table, column=column, key=key, ceiling=ceiling.value)
     else:
         raise ConfigError(f"guards are installed in postgresql:// and sqlite:, not in {url.partition(':')[0]!r}")
     if show:
@@ -156,10 +159,15 @@ def raise_mark(
     if before is None:
         complain(f"{resource!r} had no mark there: make sure that URL and name are those that the programs use")
     if as_json:
-        print(json.dumps({"resource": resource, "before": before, "mark": str(mark.token)}))
+        print(_as_json(resource, before, mark.token))
     else:
         raised = f"raised from {before or 'no mark'} to {mark.token}"
         say(f"{resource}  {raised if mark.token != before else f'stays at {before}: never lowered'}")
+
+
+def _as_json(resource: str, before: int | None, mark: int) -> str:
+    seen = None if before is None else check.json_number(before)
+    return json.dumps({"resource": resource, "before": seen, "mark": check.json_number(mark)})
 
 
 def _given(url: str) -> str:
@@ -188,7 +196,7 @@ def lower_mark(
     """
     mark = _by_hand(_given(url), "lower_mark", resource, [_audited(audit, reason)], to=to, seen=seen)
     if as_json:
-        print(json.dumps({"resource": resource, "before": str(seen), "mark": str(mark.token)}))
+        print(_as_json(resource, seen, mark.token))
     else:
         say(f"{resource}  lowered from {seen} to {mark.token}")
 
@@ -207,7 +215,7 @@ def _primary_key(url: str, table: str) -> list[str]:
         columns = conn.execute("SELECT name, pk FROM pragma_table_info(?) ORDER BY pk", (table,)).fetchall()
     if not columns:
         raise ConfigError(f"there is no table {table!r}; a trigger is set on one that is there")
-    return [name for name, place in columns if place]
+    return [name for name, rank in columns if rank]
 
 
 def _run(url: str, statements: list[str]) -> None:
@@ -247,23 +255,23 @@ def _etcd(address: Address, hooks: Iterable[Hook]) -> Any:
         raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
     context = tls_context("etcd", options) if secure(options) else None
     scheme = "http" if context is None else "https"
-    places = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
+    endpoints = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
     timeout = options.get("timeout", 10.0)
-    headers = {} if address.user is None else {"Authorization": _login(places, address, context, timeout)}
+    headers = {} if address.user is None else {"Authorization": _login(endpoints, address, context, timeout)}
     own = {key: options[key] for key in ("prefix", "marks") if key in options}
-    return EtcdGuard(*places, **own, context=context, headers=headers, timeout=timeout, hooks=hooks)
+    return EtcdGuard(*endpoints, **own, context=context, headers=headers, timeout=timeout, hooks=hooks)
 
 
-def _login(places: list[str], address: Address, context: Any, timeout: float) -> str:
+def _login(endpoints: list[str], address: Address, context: Any, timeout: float) -> str:
     """A token for etcd's user, of the first member that answers."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
     body = json.dumps({"name": address.user, "password": address.password or ""}).encode()
     why = ""
-    for place in places:
+    for endpoint in endpoints:
         try:
-            with urlopen(Request(f"{place}/v3/auth/authenticate", body), timeout=timeout, context=context) as answer:
+            with urlopen(Request(f"{endpoint}/v3/auth/authenticate", body), timeout=timeout, context=context) as answer:
                 return str(json.load(answer)["token"])
         except HTTPError as error:
             error.close()
@@ -278,34 +286,34 @@ def _login(places: list[str], address: Address, context: Any, timeout: float) ->
 @contextmanager
 def _guard(url: str, hooks: Iterable[Hook]) -> Iterator[Any]:
     """The guard whose marks are behind ``url``."""
-    place = parse(url)
-    if place.scheme in ("redis", "rediss"):
+    address = parse(url)
+    if address.scheme in ("redis", "rediss"):
         from fencepost.guards import RedisGuard
 
-        own: dict[str, Any] = {key: value for key, value in place.params.items() if key == "prefix"}
-        with _redis(url, place) as client:
+        own: dict[str, Any] = {key: value for key, value in address.params.items() if key == "prefix"}
+        with _redis(url, address) as client:
             yield RedisGuard(client, **own, hooks=hooks)
-    elif place.scheme == "etcd":
-        with closing(_etcd(place, hooks)) as guard:
+    elif address.scheme == "etcd":
+        with closing(_etcd(address, hooks)) as guard:
             yield guard
-    elif place.scheme == "s3":
+    elif address.scheme == "s3":
         import boto3
 
         from fencepost.guards import S3Guard
 
-        if place.user is not None or [port for _, port in place.hosts] != [None]:
+        if address.user is not None or [port for _, port in address.hosts] != [None]:
             raise ConfigError("an S3 URL is s3://bucket/prefix; boto3 finds the credentials by itself")
         with closing(boto3.client("s3")) as client:
-            yield S3Guard(client, place.hosts[0][0], prefix=place.path.removeprefix("/"), hooks=hooks)
-    elif place.scheme == "file":
+            yield S3Guard(client, address.hosts[0][0], prefix=address.path.removeprefix("/"), hooks=hooks)
+    elif address.scheme == "file":
         from fencepost.guards import FileGuard
 
         # The guard would create a folder that is missing, and the marks that programs look at would stay as they are.
-        if place.hosts or not place.path or not Path(place.path).is_dir():
+        if address.hosts or not address.path or not Path(address.path).is_dir():
             raise ConfigError("name the folder that the programs' FileGuard has, as file:///path/to/folder")
-        yield FileGuard(place.path, hooks=hooks)
+        yield FileGuard(address.path, hooks=hooks)
     else:
-        raise ConfigError(f"no marks in {place.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")
+        raise ConfigError(f"no marks in {address.scheme!r}; there are postgresql, sqlite, redis, etcd, s3 and file")
 
 
 _REDIS_PY = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}

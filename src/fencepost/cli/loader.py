@@ -84,7 +84,7 @@ def _command(target: Any) -> Any:
 
 
 def _missing(name: str, help: str, why: str) -> TyperCommand:
-    """What stands for a command that cannot be had, and says why when it is called."""
+    """What stands for a command that cannot be loaded, and says why when it is called."""
 
     def refuse() -> None:
         raise ConfigError(why)

@@ -1,12 +1,20 @@
 """Options that several commands share."""
 
 import os
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from fencepost import check
 from fencepost.errors import ConfigError
+
+
+class Switch(StrEnum):
+    """Whether a check is made."""
+
+    ON = "on"
+    OFF = "off"
 
 
 def duration(text: str | float) -> float:
@@ -34,6 +42,9 @@ def store(backend: str | None) -> str:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Ceiling = Annotated[
+    Switch, typer.Option(help="off: accept tokens that no issuer can have come to by now, which lock others out.")
+]
 Backend = Annotated[
     str | None,
     typer.Option("--backend", help="Where locks live; default: $FENCEPOST_URL, else the embedded SQLite file."),

@@ -2,24 +2,16 @@
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from socket import socket
 from typing import Annotated
 
 import typer
 
-from fencepost.cli.options import Duration, Json
+from fencepost.cli.options import Ceiling, Duration, Json, Switch
 from fencepost.cli.text import complain
 
 app = typer.Typer(add_completion=False)
-
-
-class Switch(StrEnum):
-    """Whether a check is made."""
-
-    ON = "on"
-    OFF = "off"
 
 
 @app.command()
@@ -33,9 +25,7 @@ def resource(
         ),
     ] = None,
     fence: Annotated[Switch, typer.Option(help="off: accept everything, and only count what is wrong.")] = Switch.ON,
-    ceiling: Annotated[
-        Switch, typer.Option(help="off: accept tokens that no issuer can have come to by now, which lock others out.")
-    ] = Switch.ON,
+    ceiling: Ceiling = Switch.ON,
     max_jump: Annotated[
         int | None, typer.Option(help="How far above a key's mark a token may be, for issuers that count from 1.")
     ] = None,
@@ -80,11 +70,11 @@ def resource(
     from fencepost.address import masked
     from fencepost.resource import serve
 
-    place = str(serve.default_store()) if store is None else store
-    if "://" not in place:
-        place = str(Path(place).absolute())
+    where = str(serve.default_store()) if store is None else store
+    if "://" not in where:
+        where = str(Path(where).absolute())
     options = serve.Options(
-        store=place,
+        store=where,
         fence=fence is Switch.ON,
         ceiling=ceiling is Switch.ON,
         max_jump=max_jump,
@@ -105,9 +95,9 @@ def resource(
     def ready(sock: socket) -> None:
         url = serve.url(sock, options.scheme)
         if as_json:
-            print(json.dumps({"url": url, "fence": fence, "store": masked(place)}), flush=True)
+            print(json.dumps({"url": url, "fence": fence, "store": masked(where)}), flush=True)
         else:
-            print(f"{url}  fence {fence}, store {masked(place)}; Ctrl-C stops", flush=True)
+            print(f"{url}  fence {fence}, store {masked(where)}; Ctrl-C stops", flush=True)
         if serve.is_public(sock) and not options.tls_cert:
             complain(f"{url} takes tokens in the clear; add --tls-cert, or a proxy that does")
 

@@ -10,9 +10,9 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog="The command's exit code is ours, 128 + n if signal n ended it. Our own: 75 the lock was not had in time, "
-    "76 the lease was lost and the command ended, 126 the command cannot be run, 127 there is no such command, "
-    "69 the store failed, 2 wrong usage."
+    epilog="The command's exit code is ours, 128 + n if signal n ended it. Our own: 75 could not acquire the lock "
+    "in time, 76 the lease was lost and the command ended, 126 the command cannot be run, 127 there is no such "
+    "command, 69 the store failed, 2 wrong usage."
 )
 def run(
     name: Annotated[str, typer.Argument(help="The lock.")],

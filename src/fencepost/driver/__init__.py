@@ -92,6 +92,18 @@ def abandoned(signal: Signal) -> bool:
     return bool(getattr(signal, "abandoned", False))
 
 
+def inert(signal: Signal) -> bool:
+    """Whether who waits for a signal cannot act at this moment, and the caller has to: its event loop is closed, or it
+    does not run while the caller's does. It may run again: nothing may be taken from it."""
+    return bool(getattr(signal, "inert", False))
+
+
+def stood_still(signal: Signal, seconds: float) -> bool:
+    """Whether the event loop of a signal is closed, or has not run for so long since this was first asked."""
+    asked: Callable[[float], bool] | None = getattr(signal, "stood_still", None)
+    return asked is not None and asked(seconds)
+
+
 def run(job: Coroutine[Any, Any, T]) -> T:
     """Finish a coroutine that never suspends; RuntimeError if it does, for that is a bug."""
     try:

@@ -2,15 +2,25 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
+from typing import TypeVar
 
 from fencepost.driver import Driver, Signal
+
+T = TypeVar("T")
 
 
 class Closed(BaseException):
     """Raised in a wait that was ended from elsewhere. Do not catch it, as you would not catch a cancellation."""
+
+
+class Visit:
+    """One who is inside, and whom somebody may wait for. When it is dropped it is gone, also if it could not leave."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Scope:
@@ -19,18 +29,20 @@ class Scope:
     def __init__(self) -> None:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._wakes: dict[object, Callable[[], None]] = {}
-        self._inside = 0
+        self._inside: weakref.WeakSet[Visit] = weakref.WeakSet()
         self._left: Signal | None = None
         self.over = False
 
-    def enter(self) -> None:
+    def join(self) -> Visit:
         """One comes who may wait, and leaves once it has cleaned up behind itself."""
+        visit = Visit()
         with self._gate:
-            self._inside += 1
+            self._inside.add(visit)
+        return visit
 
-    def leave(self) -> None:
+    def leave(self, visit: Visit) -> None:
         with self._gate:
-            self._inside -= 1
+            self._inside.discard(visit)
             if self._left is not None and not self._inside:
                 self._left.set()
 
@@ -43,10 +55,7 @@ class Scope:
             yield
             self.check()
         finally:
-            try:
-                current.reset(before)
-            except ValueError:
-                pass  # a coroutine that nobody finished was collected, in the context of somebody else
+            put_back(current, before)
 
     def check(self) -> None:
         if self.over:
@@ -69,7 +78,7 @@ class Scope:
         """In a forked child: nobody is inside, and no lock of the parent's is taken."""
         self._gate = threading.RLock()
         self._wakes = {}
-        self._inside = 0
+        self._inside = weakref.WeakSet()
 
     async def end(self, driver: Driver, patience: float) -> None:
         """End all waits; return once everybody has left, or ``patience`` seconds have passed."""
@@ -82,6 +91,14 @@ class Scope:
         for wake in wakes:
             wake()
         await left.wait(patience)
+
+
+def put_back(variable: ContextVar[T], before: Token[T]) -> None:
+    """Reset a variable, where that can be done."""
+    try:
+        variable.reset(before)
+    except ValueError:
+        pass  # a coroutine that nobody finished was collected, in the context of somebody else
 
 
 deadline: ContextVar[float | None] = ContextVar("fencepost_deadline", default=None)

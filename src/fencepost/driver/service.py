@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fencepost.driver import Driver, abandoned
+from fencepost.driver import Driver, inert
 from fencepost.driver.fork import in_child
 
 _log = logging.getLogger("fencepost")
@@ -18,7 +18,7 @@ class Run:
         self._service = service
         self.nudge = driver.signal()
         """Set by ``Service.wake``. Each run has its own: a signal belongs to one event loop."""
-        self._bound = hasattr(self.nudge, "abandoned")
+        self._bound = hasattr(self.nudge, "inert")
         self.spawned = False
         """Whether its thread or task was started; until then it may come to nothing."""
 
@@ -28,8 +28,8 @@ class Run:
 
     @property
     def lives(self) -> bool:
-        """Whether it can still do its work: its event loop is not closed."""
-        return not self._bound or not abandoned(self.nudge)
+        """Whether it can do its work: its event loop is not closed, nor stopped while the caller's runs."""
+        return not self._bound or not inert(self.nudge)
 
     def ends(self, idle: Callable[[], bool]) -> bool:
         """Whether to return, because there is nothing to do; then the next ``ensure`` starts another run.
@@ -48,7 +48,8 @@ class Service:
     """At most one run of ``job`` at a time, on a thread or a task of ``driver``.
 
     It is started on demand, and again after it has ended, failed, was cancelled or forked, lost its event loop, or
-    could not be started.
+    could not be started. If its event loop was stopped, the next one that runs has the job; a run that finds itself in
+    a loop that goes on sees that it is no longer ``current``.
     """
 
     def __init__(self, driver: Driver, job: Callable[[Run], Coroutine[Any, Any, None]], name: str) -> None:
@@ -73,9 +74,11 @@ class Service:
         with self.gate:  # another thread must not rely on a run that cannot be started after all
             if self.running or self._closed:
                 return
-            run = Run(self, self._driver)
+            before, run = self._run, Run(self, self._driver)
             work = self._work(run)
             self._run = run
+            if before is not None:
+                before.nudge.set()  # it ends as soon as its event loop goes on, if it does
             try:
                 self._driver.spawn(work, self._name)
             except (RuntimeError, MemoryError):

@@ -10,7 +10,7 @@ from contextvars import copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from fencepost.driver import NAP, boottime
-from fencepost.driver.scope import current, deadline
+from fencepost.driver.scope import current, deadline, put_back
 
 _SOON = 0.02  # seconds: asyncio.run(), which cancels all tasks at its end, has closed the loop by then
 
@@ -21,12 +21,13 @@ Ts = TypeVarTuple("Ts")
 class TaskSignal:
     """A Signal for asyncio code, which other threads may set as well."""
 
-    __slots__ = ("_event", "_loop")
+    __slots__ = ("_event", "_loop", "_still")
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         # Known from the start if it can be, or a thread could set this just as somebody begins to wait.
         self._loop: asyncio.AbstractEventLoop | None = asyncio._get_running_loop()
+        self._still: float | None = None
 
     def set(self) -> None:
         loop = self._loop
@@ -49,6 +50,29 @@ class TaskSignal:
     @property
     def abandoned(self) -> bool:
         return self._loop is not None and self._loop.is_closed()
+
+    @property
+    def inert(self) -> bool:
+        loop, running = self._loop, asyncio._get_running_loop()
+        if loop is None or loop is running:
+            return False
+        return loop.is_closed() if running is None else not loop.is_running()
+
+    def stood_still(self, seconds: float) -> bool:
+        loop, still, now = self._loop, self._still, boottime()
+        if loop is None or loop.is_running():
+            return False
+        if still is None:
+            # A loop that runs now and then may be seen between its runs: what it has not called meanwhile tells.
+            self._still = still = now
+            try:
+                loop.call_soon_threadsafe(self._runs)
+            except RuntimeError:
+                pass  # it is closed
+        return loop.is_closed() or now - still >= seconds
+
+    def _runs(self) -> None:
+        self._still = None
 
     async def wait(self, timeout: float | None = None) -> bool:
         self._loop = asyncio.get_running_loop()
@@ -149,10 +173,7 @@ class Asyncio:
             async with asyncio.timeout(seconds):
                 return await request
         finally:
-            try:
-                deadline.reset(before)
-            except ValueError:
-                pass  # a coroutine that nobody finished was collected, in the context of somebody else
+            put_back(deadline, before)
 
     def close(self) -> None:
         if self._thread is not None:

@@ -1,8 +1,10 @@
 """Keys that are due at their time: leases to renew, holds to end, queues to look at."""
 
+import functools
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -12,11 +14,12 @@ from fencepost.driver.backoff import Backoff
 from fencepost.driver.fork import in_child
 from fencepost.driver.service import Run, Service
 
+H = TypeVar("H", bound=Hashable)
 K = TypeVar("K")
 
 _log = logging.getLogger("fencepost")
 _AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
-_SPARE = 64  # entries of the heap that may be stale before it is made new
+_SPARE = 64  # items of the heap that may be stale before it is made new
 
 
 class Timer(Generic[K]):
@@ -70,17 +73,16 @@ class Timer(Generic[K]):
             self._due[key] = at
             self._new[key] = at, early
             nudge = at < self._next
-        try:
-            service.start()
-        except (RuntimeError, MemoryError):
-            with self._service.gate:
+            try:
+                service.start()
+            except (RuntimeError, MemoryError):  # and before anybody else may start one, who would fire it
                 if before is None:
                     self._due.pop(key, None)
                     self._new.pop(key, None)
                 else:
                     self._due[key] = before
                     self._new[key] = before, 0.0
-            raise
+                raise
         if nudge:
             service.wake()
 
@@ -194,7 +196,7 @@ class Timer(Generic[K]):
             for key, (at, early) in new.items():
                 heappush(heap, (at, next(self._order), key, early))
             if len(heap) > 2 * len(due) + _SPARE:
-                heap[:] = [entry for entry in heap if due.get(entry[2]) == entry[0]]
+                heap[:] = [item for item in heap if due.get(item[2]) == item[0]]
                 heapify(heap)
             now = self._driver.now()
             while heap and len(keys) < self._most:
@@ -208,3 +210,49 @@ class Timer(Generic[K]):
                 else:
                     break
             self._next = heap[0][0] if heap else inf
+
+
+class Timers(Generic[H, K]):
+    """A Timer for each home, such as a server: what is due at one that hangs delays nothing that is due elsewhere.
+
+    Calls ``fire(home, keys)``. There are no more threads or tasks than homes that have something to do.
+    """
+
+    def __init__(self, driver: Driver, fire: Callable[[H, list[K]], Awaitable[None]], name: str) -> None:
+        self._driver = driver
+        self._fire = fire
+        self._name = name
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+        self._timers: dict[H, Timer[K]] = {}
+        self._closed = False
+        in_child(self, Timers._forked)
+
+    def at(self, home: H) -> Timer[K]:
+        """The timer of one home."""
+        with self._gate:
+            found = self._timers.get(home)
+            if found is None:
+                # Those of servers that are gone, as after a failover, have nothing to do any more.
+                self._timers = {other: timer for other, timer in self._timers.items() if timer.busy}
+                found = Timer(self._driver, functools.partial(self._fire, home), self._name)
+                if self._closed:
+                    found.close()
+                self._timers[home] = found
+            return found
+
+    def ensure(self) -> None:
+        """Start the threads or tasks again that are needed, and could not be started before."""
+        for timer in list(self._timers.values()):
+            timer.ensure()
+
+    def close(self) -> None:
+        """Fire nothing any more."""
+        with self._gate:
+            self._closed = True
+            timers = list(self._timers.values())
+        for timer in timers:
+            timer.close()
+
+    def _forked(self) -> None:
+        """In a forked child: forget a gate that one of the parent's threads may have held."""
+        self._gate = threading.RLock()

@@ -4,31 +4,21 @@ import inspect
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
 
 from fencepost import ambient, sync
 from fencepost.driver import Signal, call
 from fencepost.errors import ConfigError
 from fencepost.fleet import aio
-from fencepost.fleet.group import Group, Owned
+from fencepost.fleet.group import BaseStop, Group, Owned
 from fencepost.fleet.plan import Member, View, view
 
 __all__ = ["Member", "Partition", "Partitions", "Stop", "View", "aio", "view"]
 
 
-class Stop:
+class Stop(BaseStop):
     """Set once the work on a partition should end: it moves to another worker, is lost, or this worker leaves."""
 
-    __slots__ = ("_owned",)
-
-    def __init__(self, owned: Owned[Any]) -> None:
-        self._owned = owned
-
-    def is_set(self) -> bool:
-        """Whether the work should end."""
-        return self._owned._stopping()
-
-    __bool__ = is_set
+    __slots__ = ()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the work should end, or ``timeout`` seconds have passed; say whether it should."""
@@ -46,23 +36,18 @@ class Partition(Owned[sync.Lease]):
         return Stop(self)
 
     @property
-    def lost(self) -> bool:
-        """Whether the lease was lost, so that another worker may own the partition already."""
-        return self.lease.lost
-
-    @property
     def ended(self) -> sync.Ended:
         """Set, and waited for, once the lease is over."""
         return self.lease.ended
 
 
 class Partitions:
-    """One worker's share of ``count`` partitions, numbered from 0, among all workers of ``group``.
+    """The partitions that one worker owns, of ``count``, numbered from 0, among all workers of ``group``.
 
         with Partitions(locks, "orders", 64, assign=opened, revoke=closed) as mine:
             for partition in mine: ...
 
-    Shares differ by at most one partition; few move when a worker comes or goes. ``assign(partition)`` is
+    Workers own equally many, or one more; few move when a worker comes or goes. ``assign(partition)`` is
     called when one has become this worker's; ``revoke(partition)`` once for each that was assigned, before it
     is released: the next owner waits until it returns. If ``partition.ended``, it is too late for that. Both
     are called on a thread of the partition's own. An error in them is logged; after one in ``assign`` the

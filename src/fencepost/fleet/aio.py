@@ -7,29 +7,19 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 from fencepost import aio, ambient
 from fencepost.driver import settle
 from fencepost.errors import ConfigError
-from fencepost.fleet.group import Group, Owned
+from fencepost.fleet.group import BaseStop, Group, Owned
 
 __all__ = ["Partition", "Partitions", "Stop"]
 
 
-class Stop:
+class Stop(BaseStop):
     """Set once the work on a partition should end: it moves to another worker, is lost, or this worker leaves."""
 
-    __slots__ = ("_owned",)
-
-    def __init__(self, owned: Owned[Any]) -> None:
-        self._owned = owned
-
-    def is_set(self) -> bool:
-        """Whether the work should end."""
-        return self._owned._stopping()
-
-    __bool__ = is_set
+    __slots__ = ()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until the work should end, or ``timeout`` seconds have passed; say whether it should."""
@@ -47,18 +37,13 @@ class Partition(Owned[aio.Lease]):
         return Stop(self)
 
     @property
-    def lost(self) -> bool:
-        """Whether the lease was lost, so that another worker may own the partition already."""
-        return self.lease.lost
-
-    @property
     def ended(self) -> aio.Ended:
         """Set, and waited for, once the lease is over."""
         return self.lease.ended
 
 
 class Partitions:
-    """One worker's share of ``count`` partitions among all workers of ``group``; see ``fencepost.fleet.Partitions``.
+    """One worker's partitions, of ``count`` of ``group``; see ``fencepost.fleet.Partitions``.
 
     ``assign``, ``revoke`` and ``work`` run in a task of the partition's own. ``work`` is a coroutine function, and
     losing the lease cancels it, as it cancels the body of ``async with``; the other two may be.

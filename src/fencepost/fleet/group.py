@@ -43,6 +43,11 @@ class Owned(Generic[L]):
         """The fencing token for everything that is written while it is owned."""
         return self.lease.token
 
+    @property
+    def lost(self) -> bool:
+        """Whether the lease was lost, so that another worker may own the partition already."""
+        return self.lease.lost
+
     def _stopping(self) -> bool:
         return self._signal.is_set() or bool(self.lease.reason)
 
@@ -58,6 +63,21 @@ class Owned(Generic[L]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {self.lease!r}>"
+
+
+class BaseStop:
+    """Set once the work on a partition should end: it moves to another worker, is lost, or this worker leaves."""
+
+    __slots__ = ("_owned",)
+
+    def __init__(self, owned: Owned[Any]) -> None:
+        self._owned = owned
+
+    def is_set(self) -> bool:
+        """Whether the work should end."""
+        return self._owned._stopping()
+
+    __bool__ = is_set
 
 
 _log = logging.getLogger("fencepost")
@@ -106,7 +126,7 @@ class Group(Generic[L, P]):
             )
         self.count = count
         self.member = member or f"{socket.gethostname()}-{os.getpid()}-{core._holders()[:4]}"
-        self._place = check.name(plan.member(group, count, self.member))
+        self._member_lock = check.name(plan.member(group, count, self.member))
         check.name(plan.partition(group, count))
         self.ttl = core.ttl if ttl is None else core._ttl(ttl)
         self.leaving = core.driver.signal()
@@ -137,7 +157,7 @@ class Group(Generic[L, P]):
         patience = 2 * self.ttl
         if not await self._enroll(patience):
             raise NotAcquired(
-                self._place,
+                self._member_lock,
                 patience,
                 f"there is a worker {self.member!r} in {self.group!r} already, still after {patience:g} s; give each a "
                 f"member= of its own",
@@ -189,7 +209,7 @@ class Group(Generic[L, P]):
 
     async def _enroll(self, timeout: float) -> bool:
         """Say that this worker is there; False if its name is still taken, by itself before a freeze or by another."""
-        self._membership = lease = await self._acquire(self._place, timeout)
+        self._membership = lease = await self._acquire(self._member_lock, timeout)
         if lease is None:
             return False
         lease._when_lost(self._service.wake)
@@ -219,7 +239,7 @@ class Group(Generic[L, P]):
         self._over.set()
 
     async def _part(self, run: Run) -> None:
-        """Leave first, so that others stand in line while the work here is finished."""
+        """Leave first, so that others queue while the work here is finished."""
         self.leaving.set()
         await self._resign()
         for slot in self._slots.copy().values():
@@ -261,9 +281,9 @@ class Group(Generic[L, P]):
             for mark, held in found.owned.items()
         }
         owned[self._mark] = sorted(mine)
-        wanted = plan.shares(self.count, owned)[self._mark] + self._orphans(found, mine)
+        wanted = plan.assignments(self.count, owned)[self._mark] + self._orphans(found, mine)
         for number, slot in slots.items():
-            # Nothing is given up before somebody stands in line for it, where the store can tell.
+            # Nothing is given up before somebody waits for it, where the store can tell.
             status = found.held.get(number)
             awaited = status is not None and bool(status.waiters)
             if number not in wanted and (awaited or slot.owned is None or not self._core.backend.promises.fair):
@@ -278,7 +298,7 @@ class Group(Generic[L, P]):
         return [number for number, since in self._free.items() if now - since >= 0.9 * self._period]
 
     async def _serve(self, number: int, slot: _Slot[P]) -> None:
-        """One partition, from standing in line for it to its release."""
+        """One partition, from waiting for it to its release."""
         try:
             lease = await self._claim(number, slot)
             if lease is not None:
@@ -299,7 +319,7 @@ class Group(Generic[L, P]):
             self._service.wake()
 
     async def _claim(self, number: int, slot: _Slot[P]) -> L | None:
-        """Stand in line until the partition is this worker's, or no longer wanted."""
+        """Wait until the partition is this worker's, or no longer wanted."""
         name = plan.partition(self.group, number)
 
         def more() -> float:

@@ -13,7 +13,7 @@ MARK = 16
 """So many hex digits begin all holder ids of one worker: a listing tells whose lease it shows."""
 
 
-def shares(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+def assignments(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The partitions each member should own, by member, given those it owns now, in ascending order.
 
     Sizes differ by at most one, and no more partitions move than that takes. Carrying the plan out, in
@@ -21,7 +21,7 @@ def shares(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int
     """
     low, extra = divmod(count, len(owned))
     members = sorted(owned)
-    # Those that have more than the smaller share keep it; growing up to the smaller share earns nobody a larger one.
+    # Those that have more than the smaller number keep it; growing up to the smaller number earns nobody a larger one.
     larger = [member for member in members if len(owned[member]) > low]
     if len(larger) < extra:
         larger += [member for member in members if len(owned[member]) <= low]

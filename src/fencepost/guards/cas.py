@@ -90,11 +90,11 @@ class Guard(ABC):
                 content, version = self._load(resource)
                 if not access.judged:
                     return content.value
-                entered = access.take(content.mark)
-                verdict = access.weigh(content.mark, entered)
-                after = raised(content.mark, entered) if verdict is Verdict.ADMIT else content.mark
+                taken = access.take(content.mark)
+                verdict = access.weigh(content.mark, taken)
+                after = raised(content.mark, taken) if verdict is Verdict.ADMIT else content.mark
                 if after == content.mark or self._save(resource, Content(after, None, content.value), version):
-                    access.conclude(content.mark, entered, verdict)
+                    access.conclude(content.mark, taken, verdict)
                     return content.value
         raise AssertionError("unreachable")
 

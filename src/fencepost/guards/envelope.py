@@ -15,7 +15,7 @@ _MAGIC = b"fencepost 1 "
 
 
 class Content(NamedTuple):
-    """What a guarded place holds. A value of None: nothing, or nothing any more; its mark stays."""
+    """What a guarded file or object holds. A value of None: nothing, or nothing any more; its mark stays."""
 
     mark: Stamp | None = None
     digest: str | None = None

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from fencepost.driver.fork import in_child
+from fencepost.driver.sockets import silent
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
 from fencepost.guards import cas
@@ -84,13 +85,13 @@ class EtcdGuard(cas.Guard):
         policy: Policy | None = None,
     ) -> None:
         super().__init__(hooks, policy)
-        places = [urlsplit(endpoint) for endpoint in endpoints]
-        if not places or not all(map(_is_endpoint, places)):
+        parsed = [urlsplit(endpoint) for endpoint in endpoints]
+        if not parsed or not all(map(_is_endpoint, parsed)):
             # Not as they were given: there may be a password in them.
             raise ConfigError(
                 "etcd's endpoints are written like http://127.0.0.1:2379; a user goes into headers= as Authorization"
             )
-        self._places = [(place.scheme, place.netloc) for place in places]
+        self._endpoints = [(endpoint.scheme, endpoint.netloc) for endpoint in parsed]
         self._prefix = prefix
         self._marks = marks
         self._timeout = timeout
@@ -175,7 +176,7 @@ class EtcdGuard(cas.Guard):
         return key.encode()
 
     def _ask(self, call: str, body: Json, *, reads: bool = False) -> Json:
-        for left in reversed(range(len(self._places) + 1)):
+        for left in reversed(range(len(self._endpoints) + 1)):
             connection: http.client.HTTPConnection | None = None
             sent = False
             try:
@@ -197,21 +198,32 @@ class EtcdGuard(cas.Guard):
                 raise BackendError(
                     f"etcd did not answer: {type(error).__name__}", backend="etcd", ambiguous=sent and not reads
                 ) from error
-            self._idle.append(connection)
             if response.status != 200:
+                self._idle.append(connection)
                 raise BackendError(f"etcd refused: {data[:200]!r}", backend="etcd", ambiguous=response.status >= 500)
-            answer: Json = json.loads(data)
+            answer = _answer(body, data)
+            if answer is None:
+                connection.close()
+                raise BackendError(
+                    f"this is no answer to a transaction of etcd's; does the URL name its gateway? {data[:200]!r}",
+                    backend="etcd",
+                    ambiguous=not reads,
+                )
+            self._idle.append(connection)
             return answer
         raise AssertionError("unreachable")
 
     def _take(self) -> http.client.HTTPConnection:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            scheme, place = self._places[self._turn % len(self._places)]
-            if scheme == "https":
-                return http.client.HTTPSConnection(place, timeout=self._timeout, context=self._context)
-            return http.client.HTTPConnection(place, timeout=self._timeout)
+        with suppress(IndexError):  # none is idle
+            while True:
+                idle = self._idle.pop()
+                if idle.sock is None or silent(idle.sock):
+                    return idle
+                idle.close()
+        scheme, server = self._endpoints[self._turn % len(self._endpoints)]
+        if scheme == "https":
+            return http.client.HTTPSConnection(server, timeout=self._timeout, context=self._context)
+        return http.client.HTTPConnection(server, timeout=self._timeout)
 
     def close(self) -> None:
         """Close the connections."""
@@ -220,10 +232,29 @@ class EtcdGuard(cas.Guard):
                 self._idle.pop().close()
 
 
-def _is_endpoint(place: SplitResult) -> bool:
+def _kind(operation: Json, side: str) -> str:
+    """What is done, or was: etcd takes ``requestPut`` and ``request_put``, and answers ``response_put``."""
+    [(name, _)] = operation.items()
+    return str(name).replace("_", "").lower().removeprefix(side)
+
+
+def _answer(asked: Json, data: bytes) -> Json | None:
+    """The answer to a transaction; None if this cannot be it, such as the page of some other server."""
     try:
-        port = place.port
+        answer = json.loads(data)
+        done = asked["success"] if answer.get("succeeded") or not asked.get("compare") else []
+        fits = [_kind(each, "request") for each in done] == [
+            _kind(each, "response") for each in answer.get("responses", [])
+        ]
+        return answer if fits and int(answer["header"]["revision"]) > 0 else None
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
+def _is_endpoint(url: SplitResult) -> bool:
+    try:
+        port = url.port
     except ValueError:
         return False
-    bare = place.hostname and "@" not in place.netloc and place.path in ("", "/") and not place.query
-    return place.scheme in ("http", "https") and bool(bare) and port != 0
+    bare = url.hostname and "@" not in url.netloc and url.path in ("", "/") and not url.query
+    return url.scheme in ("http", "https") and bool(bare) and port != 0

@@ -10,7 +10,7 @@ from fencepost.errors import ConfigError, Refused
 from fencepost.events import Action, Hook
 from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import DEFAULT, Policy
-from fencepost.lease import Access, entry, stamp
+from fencepost.lease import Access, entering_stamp, stamp
 from fencepost.rule import Stamp, Verdict
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -56,7 +56,7 @@ def access(resource: str, values: Callable[[str], Sequence[str]], *, reads: bool
         raise ConfigError("X-Fence-Holder must be UTF-8") from None
     number = check.token(_number(token, "X-Fence-Token"))
     offer = Stamp(number, int(not reads) if seq is None else _number(seq, "X-Fence-Seq"), check.holder(owner))
-    _ = entry(offer) if reads else stamp(offer)
+    _ = entering_stamp(offer) if reads else stamp(offer)
     return Access(resource, offer, signature or "")
 
 

@@ -13,7 +13,7 @@ from fencepost import ambient, check
 from fencepost.errors import ConfigError, refusal
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.policy import DEFAULT, Policy
-from fencepost.lease import AMBIENT, Access, BaseLease, Fence, FenceOrAmbient, entry, stamp
+from fencepost.lease import AMBIENT, Access, BaseLease, Fence, FenceOrAmbient, entering_stamp, stamp
 from fencepost.rule import Stamp, Verdict, judge, raised
 
 _log = logging.getLogger("fencepost")
@@ -101,7 +101,7 @@ class Judgement:
         A lease that enters where ``mark`` is its newest stamp gives that one: there is nothing to raise.
         """
         if mark is not None and self.action == "enter" and isinstance(self._offer, BaseLease):
-            return self._offer._entry(mark)
+            return self._offer._entering_stamp(mark)
         taken = self._stamp()
         assert taken is not None, "an access without an offer is not judged"
         return taken
@@ -173,7 +173,7 @@ class Judgement:
     def _stamp(self) -> Stamp | None:
         if self._offer is None:
             return None
-        return entry(self._offer) if self.action == "enter" else stamp(self._offer)
+        return entering_stamp(self._offer) if self.action == "enter" else stamp(self._offer)
 
     def _tell(self, offer: Stamp | None, mark: Stamp | None, verdict: Verdict | None, enforced: bool | None) -> None:
         if self._hooks:
@@ -213,7 +213,7 @@ def _claim(offer: Fence) -> Stamp:
     """Whom and what token an offer names, without taking a stamp of it."""
     if isinstance(offer, BaseLease):
         return Stamp(offer.token, 0, offer.holder)
-    return entry(offer)
+    return entering_stamp(offer)
 
 
 def _alarm(source: str, resource: str, offer: Stamp | None, mark: Stamp | None) -> None:

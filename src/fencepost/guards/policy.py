@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from fencepost import check
 from fencepost.errors import ConfigError
@@ -24,6 +24,9 @@ from fencepost.rule import Stamp
 from fencepost.signing import Keys
 
 __all__ = ["Policy"]
+
+Ceiling: TypeAlias = Literal["on", "off"]
+"""Whether a token that no issuer can have come to is refused; see `Policy`."""
 
 STEPS = ("off", "passive", "shadow", "canary", "enforce", "strict")
 _CANARY = re.compile(r"canary:(\d{1,3}(?:\.\d+)?)%")
@@ -51,8 +54,8 @@ _FIXED = {
 }
 
 
-def share(mode: str) -> float:
-    """The share of resources, 0 to 1, for which ``mode`` refuses; ConfigError if there is no such mode."""
+def fraction(mode: str) -> float:
+    """The fraction of resources, 0 to 1, for which ``mode`` refuses; ConfigError if there is no such mode."""
     # A flag that is not set says None, or anything else.
     known = isinstance(mode, str)
     if known and mode in _FIXED:
@@ -63,9 +66,16 @@ def share(mode: str) -> float:
     return float(match[1]) / 100
 
 
-def place(resource: str) -> float:
-    """A number from 0 to 1 that is always the same for a resource: a canary takes those below its share."""
+def position(resource: str) -> float:
+    """A number from 0 to 1 that is always the same for a resource: a canary takes those below its fraction."""
     return int.from_bytes(hashlib.sha256(resource.encode(errors="surrogatepass")).digest()[:7], "big") / 2**56
+
+
+def has_ceiling(ceiling: Ceiling) -> bool:
+    """Whether there is a ceiling; ConfigError unless that is said as ``on`` or ``off``."""
+    if ceiling not in ("on", "off"):
+        raise ConfigError(f"a ceiling is 'on' or 'off', not {ceiling!r}")
+    return ceiling == "on"
 
 
 class Policy:
@@ -89,17 +99,15 @@ class Policy:
         keys: Keys | None = None,
         max_jump: int | None = None,
         max_first: int | None = None,
-        ceiling: Literal["on", "off"] = "on",
+        ceiling: Ceiling = "on",
     ) -> None:
-        if ceiling not in ("on", "off"):
-            raise ConfigError(f"a ceiling is 'on' or 'off', not {ceiling!r}")
         self._source = mode if callable(mode) else None
         self._mode = "strict"
         self.mode = mode() if callable(mode) else mode
         self.keys = keys
         self.max_jump = None if max_jump is None else check.token(max_jump)
         self._max_first = None if max_first is None else check.token(max_first)
-        self._ceiling = ceiling == "on"
+        self._ceiling = has_ceiling(ceiling)
         self._override = (0.0, "")
 
     @property
@@ -116,7 +124,7 @@ class Policy:
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        self._share = share(mode)
+        self._fraction = fraction(mode)
         self._mode = mode
 
     def limits(self, token: int) -> tuple[int | None, int | None]:
@@ -144,7 +152,7 @@ class Policy:
         mode = self.mode
         if mode in _FIXED:
             return _FIXED[mode]
-        return Stance(mode, refuses=place(resource) < self._share, demands=False)
+        return Stance(mode, refuses=position(resource) < self._fraction, demands=False)
 
     def override(self, why: str, *, seconds: float = 600.0, hooks: Iterable[Hook] = ()) -> None:
         """Emergency: let everything pass, judged and counted as in shadow, for so many seconds at most.

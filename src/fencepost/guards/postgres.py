@@ -20,7 +20,7 @@ from fencepost import check
 from fencepost.errors import ConfigError, NotAcquired
 from fencepost.events import Event, Hook, Hooks
 from fencepost.guards.judgement import Judgement, lowering, moved
-from fencepost.guards.policy import Policy
+from fencepost.guards.policy import Ceiling, Policy, has_ceiling
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp, Verdict
 from fencepost.sql import BlockingConnection
@@ -156,21 +156,34 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
 
 
 def install(
-    conn: BlockingConnection, table: str | None = None, *, resource: str | None = None, column: str | None = None
+    conn: BlockingConnection,
+    table: str | None = None,
+    *,
+    resource: str | None = None,
+    column: str | None = None,
+    ceiling: Ceiling = "on",
 ) -> None:
     """Prepare the database in this transaction, and set a trigger on ``table`` if one is named; see ``ddl``."""
     require_blocking(conn, _THERE)
-    on(conn, installing(ddl(table, resource=resource, column=column)))
+    on(conn, installing(ddl(table, resource=resource, column=column, ceiling=ceiling)))
 
 
-def ddl(table: str | None = None, *, resource: str | None = None, column: str | None = None) -> list[str]:
+def ddl(
+    table: str | None = None, *, resource: str | None = None, column: str | None = None, ceiling: Ceiling = "on"
+) -> list[str]:
     """The statements that prepare a database, for a migration; run them in one transaction.
 
     A trigger on ``table`` refuses updates that are not fenced, from any client, psql included: with
     ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
     same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch, or raises it to
     what no issuer can have come to, and every DELETE of a row that has one. Either way the table is not truncated.
+
+    ``ceiling="off"`` has the trigger of a column take epochs as high as they come, as it does in a `Policy`; the
+    last statements that were run decide.
     """
+    capped = has_ceiling(ceiling)
+    if not capped and not (table and column):
+        raise ConfigError("ceiling='off' is for the trigger of column=; who admits a resource has a Policy(ceiling=)")
     statements = [resources.files("fencepost.guards").joinpath("postgres.sql").read_text("utf-8")]
     if table is None:
         return statements
@@ -178,7 +191,7 @@ def ddl(table: str | None = None, *, resource: str | None = None, column: str | 
         raise ConfigError("a trigger needs either resource=, such as 'account/{id}', or column=, such as 'lock_epoch'")
     name = ".".join('"' + part.replace('"', '""') + '"' for part in table.split("."))
     function, argument = ("fencepost_fenced", resource) if resource else ("fencepost_epoch", column)
-    literal = "'" + (argument or "").replace("'", "''") + "'"
+    literal = "'" + (argument or "").replace("'", "''") + "'" + ("" if capped else ", 'ceiling off'")
     return [
         *statements,
         f"CREATE OR REPLACE TRIGGER {function} BEFORE UPDATE OR DELETE ON {name} FOR EACH ROW EXECUTE FUNCTION "

@@ -78,14 +78,14 @@ class BaseRedisGuard:
         access = Judgement("redis", name, lease, "enter", self._hooks, self._policy)
         if not access.judged:
             return await self.link.ask(*command)
-        return (await self._entered(access, name, keys, command)).reply
+        return (await self._in_turn(access, name, keys, command)).reply
 
     async def _enter(self, resource: str, lease: FenceOrAmbient) -> None:
         access = Judgement("redis", resource, lease, "enter", self._hooks, self._policy)
         if access.judged:
-            await self._entered(access, resource, (), ())
+            await self._in_turn(access, resource, (), ())
 
-    async def _entered(self, access: Judgement, resource: str, keys: Sequence[Part], command: Sequence[Part]) -> Done:
+    async def _in_turn(self, access: Judgement, resource: str, keys: Sequence[Part], command: Sequence[Part]) -> Done:
         with access.turn(blocking=not self.link.is_async):
             while (done := await self._pass(access, resource, keys, command, "")) is _OVERTAKEN:
                 pass

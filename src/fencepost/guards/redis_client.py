@@ -113,13 +113,13 @@ class Link:
         if not info:
             raise ConfigError(f"Redis knows no command {name!r}")
         if isinstance(info, dict):
-            flags, places = info["flags"], (info["first_key_pos"], info["last_key_pos"], info["step_count"])
+            flags, positions = info["flags"], (info["first_key_pos"], info["last_key_pos"], info["step_count"])
         else:
-            flags, places = info[2], tuple(info[3:6])
+            flags, positions = info[2], tuple(info[3:6])
         names = {text(flag) for flag in flags}
         if "movablekeys" in names:
-            places = (0, 0, 0)
-        return (*places, "readonly" in names)
+            positions = (0, 0, 0)
+        return (*positions, "readonly" in names)
 
 
 def text(value: Part) -> str:

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from fencepost.errors import ConfigError
-from fencepost.guards.policy import STEPS, share
+from fencepost.guards.policy import STEPS, fraction
 
 MISTAKES = {
     "clash": "the issuer gave one token to two holders: raise it with 'fencepost bump', and find out why",
@@ -39,13 +39,13 @@ class Fared:
 
     @property
     def step(self) -> str:
-        """The mode without its share."""
+        """The mode without its percentage."""
         return self.mode.partition(":")[0]
 
     def next(self) -> str | None:
         """The mode one step further; None at the top."""
         if self.step == "canary":
-            return next((f"canary:{p}%" for p in (10, 50) if share(self.mode) * 100 < p), "enforce")
+            return next((f"canary:{p}%" for p in (10, 50) if fraction(self.mode) * 100 < p), "enforce")
         if self.step == "shadow":
             return "canary:1%"
         return None if self.step == "strict" else STEPS[STEPS.index(self.step) + 1]
@@ -83,7 +83,7 @@ def _is_ours(fact: Mapping[str, Any]) -> bool:
 
 def _is_mode(text: str) -> bool:
     try:
-        share("strict" if text.startswith("override") else text)
+        fraction("strict" if text.startswith("override") else text)
     except ConfigError:
         return False
     return True

@@ -18,9 +18,9 @@ from fencepost import check
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks
 from fencepost.guards.judgement import Judgement, lowering, moved
-from fencepost.guards.policy import Policy
+from fencepost.guards.policy import Ceiling, Policy, has_ceiling
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
-from fencepost.rule import Stamp
+from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost.sql import BlockingConnection
 from fencepost.sql.connections import Fenced, require_blocking, undone
 from fencepost.sql.sqlite import Table, cursor, link, locked
@@ -66,7 +66,7 @@ def admit(
     already, and must not be made again.
 
     Raises the Refused of the verdict, and then nothing was changed; ConfigError outside a
-    transaction, or for an asyncio connection; BackendError if the database's write lock cannot be had.
+    transaction, or for an asyncio connection; BackendError if the database's write lock is not free in time.
     """
     require_blocking(conn, _THERE)
     return admitting(resource, lease, payload, hooks, policy)(conn)
@@ -131,14 +131,22 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
     return lowering_to(resource, to, seen, hooks)(conn)
 
 
-def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[str] = ()) -> list[str]:
+def ddl(
+    table: str | None = None, *, column: str | None = None, key: Sequence[str] = (), ceiling: Ceiling = "on"
+) -> list[str]:
     """The statements that prepare a database, for a migration; the first access would create the table too.
 
     Triggers on ``table`` refuse, from any client, every UPDATE that does not raise ``column``, the row's epoch, or
     raises it to what no issuer can have come to, and every DELETE of a row that has one. Given ``key``, the columns of
     its primary key, they also refuse to replace a row (INSERT OR REPLACE) under an epoch that is not newer.
+
+    ``ceiling="off"`` has them take every epoch that a token can have, as it does in a `Policy`; the last statements
+    that were run decide.
     """
+    capped = has_ceiling(ceiling)
     if table is None:
+        if not capped:
+            raise ConfigError("ceiling='off' is for the triggers of a table, and none is named")
         return [_TABLE]
     if column is None:
         raise ConfigError("a trigger needs column=, such as 'lock_epoch'")
@@ -148,7 +156,9 @@ def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[st
         _trigger(
             "epoch", table, f"BEFORE UPDATE ON {name} WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0)", _STALE
         ),
-        _trigger("leap", table, f"BEFORE UPDATE ON {name} WHEN {_leaps(epoch, f'OLD.{epoch}')}", _LEAPS),
+        # Dropped first, for one that is there may have another ceiling.
+        f"DROP TRIGGER IF EXISTS {_named('leap', table)}",
+        _trigger("leap", table, f"BEFORE UPDATE ON {name} WHEN {_leaps(epoch, f'OLD.{epoch}', capped)}", _LEAPS),
         _trigger("delete", table, f"BEFORE DELETE ON {name} WHEN OLD.{epoch} > 0", _FORGETS),
     ]
     if not key:
@@ -176,10 +186,12 @@ def ddl(table: str | None = None, *, column: str | None = None, key: Sequence[st
             f"AFTER INSERT ON {name} WHEN coalesce(NEW.{epoch}, 0) <= (SELECT epoch {noted})",
             _STALE,
         ),
+        f"DROP TRIGGER IF EXISTS {_named('leapt', table)}",
         _trigger(
             "leapt",
             table,
-            f"AFTER INSERT ON {name} WHEN EXISTS (SELECT 1 {noted}) AND {_leaps(epoch, f'(SELECT epoch {noted})')}",
+            f"AFTER INSERT ON {name} WHEN EXISTS (SELECT 1 {noted}) AND "
+            f"{_leaps(epoch, f'(SELECT epoch {noted})', capped)}",
             _LEAPS,
         ),
     ]
@@ -196,8 +208,10 @@ _LEAPS = "SELECT RAISE(ABORT, 'fencepost: no issuer can have come to this fencin
 _FORGETS = "SELECT RAISE(ABORT, 'fencepost: without this row, its fencing token would be forgotten')"
 
 
-def _leaps(epoch: str, before: str) -> str:
+def _leaps(epoch: str, before: str, capped: bool) -> str:
     """Whether no issuer can have come to a new epoch (see `Policy`), or text, which is above any number."""
+    if not capped:
+        return f"NEW.{epoch} > {MAX_TOKEN}"
     # Days since 1970, in microseconds. Not strftime: drivers would take its percent sign for a parameter.
     highest = f"(julianday('now') - 2440587.5) * 86400000000 + {check.AHEAD}"
     number = f"typeof(NEW.{epoch}) IN ('integer', 'real')"
@@ -205,7 +219,11 @@ def _leaps(epoch: str, before: str) -> str:
 
 
 def _trigger(what: str, table: str, when: str, then: str) -> str:
-    return f"CREATE TRIGGER IF NOT EXISTS {_quoted(f'fencepost_{what} {table}')} {when} BEGIN {then}; END"
+    return f"CREATE TRIGGER IF NOT EXISTS {_named(what, table)} {when} BEGIN {then}; END"
+
+
+def _named(what: str, table: str) -> str:
+    return _quoted(f"fencepost_{what} {table}")
 
 
 def _quoted(name: str) -> str:

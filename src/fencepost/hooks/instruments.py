@@ -32,7 +32,7 @@ INSTRUMENTS: dict[str, Instrument] = {
     "lock_renew_total": Instrument(
         "Renewals, by the store's answer: renewed or unknown.", label="result", values=("renewed", "unknown")
     ),
-    "lock_renew_slack_ratio": Instrument("Share of the ttl that was left when a lease was renewed.", _SLACK),
+    "lock_renew_slack_ratio": Instrument("Fraction of the ttl that was left when a lease was renewed.", _SLACK),
     "release_by_non_owner_total": Instrument("Releases of a lock held no longer."),
     "lease_expired_while_executing_total": Instrument("Leases lost while their holder worked."),
     "fencing_reject_total": Instrument("Accesses refused by a guard, by verdict.", label="verdict", values=_REFUSALS),

@@ -19,7 +19,7 @@ async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple
     """The first row that a statement answers, in a transaction that nobody else can write under.
 
     Raises ConfigError in a Postgres that was not prepared, and outside a transaction of SQLite's; BackendError if
-    SQLite's write lock cannot be had.
+    SQLite's write lock is not free in time.
     """
     if not is_sqlite(conn):
         row: tuple[Any, ...] | None = await settle(

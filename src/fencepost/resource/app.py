@@ -47,7 +47,7 @@ class _Room:
         self._limit = self._free = limit
 
     @contextmanager
-    def shared(self) -> Iterator[Take]:
+    def reserve(self) -> Iterator[Take]:
         """Yields what takes so many bytes more, until the end of the block; it raises _Full.
 
         What is larger than the whole room fits where nothing else is in it.
@@ -108,7 +108,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise NotImplementedError(f"no {scope['type']} here")
-        with self._room.shared() as take:
+        with self._room.reserve() as take:
             response = await self._answer(Request(scope, receive), take)
             if response is not None:
                 await response(scope, receive, send)

@@ -102,7 +102,7 @@ class Options:
 
 
 def listen(host: str, port: int, *, public: bool) -> socket.socket:
-    """A listening socket; ConfigError if the address cannot be had, or others can reach it and may not."""
+    """A listening socket; ConfigError if the address cannot be used, or others can reach it and may not."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

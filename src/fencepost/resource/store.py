@@ -27,17 +27,17 @@ class Written(NamedTuple):
     mark: Stamp | None
 
 
-def opener(place: str | Path) -> Opener:
-    """What opens a connection to the store at ``place``: a postgresql:// URL, or the path of an SQLite file."""
-    if not isinstance(place, Path) and place.startswith(("postgresql://", "postgres://")):
-        address = parse(place)
+def opener(where: str | Path) -> Opener:
+    """What opens a connection to the store ``where``: a postgresql:// URL, or the path of an SQLite file."""
+    if not isinstance(where, Path) and where.startswith(("postgresql://", "postgres://")):
+        address = parse(where)
         find("postgresql")  # names the pip command if psycopg is missing
         from fencepost.resource.ledger_postgres import PostgresLedger
 
         return lambda: PostgresLedger(address)
-    if not isinstance(place, Path) and "://" in place:
-        raise ConfigError(f"no store in {masked(place)!r}; it is the path of an SQLite file, or postgresql://...")
-    return lambda: SqliteLedger(Path(place))
+    if not isinstance(where, Path) and "://" in where:
+        raise ConfigError(f"no store in {masked(where)!r}; it is the path of an SQLite file, or postgresql://...")
+    return lambda: SqliteLedger(Path(where))
 
 
 class Store:

@@ -140,8 +140,8 @@ class Writer(_Worker):
         failure = self._commit(group)
         if failure is None:
             return None
-        error, shared = failure
-        if shared or len(group) == 1:
+        error, for_all = failure
+        if for_all or len(group) == 1:
             return self._failed(group, error)
         # One access failed, and the others need not: each gets a transaction of its own.
         end = time.monotonic() + _PATIENCE
@@ -150,9 +150,9 @@ class Writer(_Worker):
             if access.key == hopeless:
                 access.error = group[number - 1].error
             elif (failure := self._commit([access])) is not None:
-                error, shared = failure
+                error, for_all = failure
                 hopeless = access.key
-                if shared or time.monotonic() > end:
+                if for_all or time.monotonic() > end:
                     return self._failed(group[number:], error)
                 error = self._failed([access], error)
         return error

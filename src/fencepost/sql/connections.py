@@ -245,11 +245,11 @@ def atomic(conn: Any) -> Any:
 async def within(block: Any) -> AsyncIterator[Any]:
     """A block that blocks, or one of asyncio's, entered and left the same way."""
     if hasattr(block, "__aenter__"):
-        async with block as entered:
-            yield entered
+        async with block as value:
+            yield value
     else:
-        with block as entered:
-            yield entered
+        with block as value:
+            yield value
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def cursor(conn: Any) -> Any:
 def locked(conn: Any, table: Table) -> Any:
     """A cursor inside a write transaction: what it reads cannot change before the caller commits.
 
-    Raises BackendError if the database's write lock cannot be had; ConfigError in no transaction.
+    Raises BackendError if the database's write lock is not free in time; ConfigError in no transaction.
     """
     source, state = link(conn)
     made = cursor(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event
 from fencepost_lab.faults.proxy import Proxy, _Pair
-from fencepost_lab.servers import Consul, http_json
+from fencepost_lab.servers import HOST, Consul, http_json
 from tests.conformance.faces import FACES, Client
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until
@@ -158,3 +159,28 @@ def test_what_a_proxy_may_add_to_an_answer_is_read_over(answer: bytes) -> None:
         there.sendall(answer)
         (found,) = run(_Link(here).exchange(b"GET /", 1, PATIENCE))
         assert (found.status, found.json) == (200, {})
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_an_answer_that_comes_bit_by_bit_is_given_up_in_time(face: str) -> None:
+    over, dripped = threading.Event(), list[int]()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listening.accept()
+                with near, contextlib.suppress(OSError):
+                    near.sendall(b"HTTP/1.1 200 OK\r\nX-Consul-Index: ")
+                    while not over.wait(0.05):
+                        near.sendall(b"1")
+                        dripped.append(1)
+
+    with socket.create_server((HOST, 0)) as listening:
+        threading.Thread(target=drip, daemon=True).start()
+        client = Client(face, f"consul://{HOST}:{listening.getsockname()[1]}?timeout=1s", ttl=TTL)
+        with pytest.raises(BackendError):
+            await client.status("a")
+        assert dripped
+        over.set()
+        await client.close()
+        listening.shutdown(socket.SHUT_RDWR)

@@ -25,6 +25,8 @@ class Elect(Child):
         super().__init__([program("ETCDCTL"), "--endpoints", address, "elect", *what])
 
     def resign(self) -> None:
+        """End it once it knows that it leads: before that it leaves its key behind, for a minute."""
+        until(lambda: bool(self.output), "etcdctl leads")
         self.signal(signal.SIGTERM)
         self.wait()
 

@@ -8,6 +8,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.backends.etcd import keeper
 from fencepost.driver import boottime
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
@@ -175,7 +176,7 @@ def test_a_waiter_whose_key_was_deleted_does_not_hold_the_lock_beside_another(se
         until(lambda: queued(others, "lock", 1), "one waits")
         assert holder.release()
         behind.join(PATIENCE)
-        until(lambda: queued(others, "lock", 1), "it stands in line again")
+        until(lambda: queued(others, "lock", 1), "it is queued again")
         assert not got
         assert next_one[0].release()
         robbed.join(PATIENCE)
@@ -241,3 +242,25 @@ def test_sessions_are_kept_alive_once_there_are_threads_for_it(
         holder.check()
         assert len(refused) == 2
         assert holder.release()
+
+
+def test_a_keeper_that_failed_starts_again(
+    locks: sync.Locks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the sessions would expire, with all that is held under them."""
+    lease = locks.acquire("a", renew=False)
+    sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
+    stuck, failures = keeper._stuck, [MemoryError("no memory")]
+
+    def fails(session: keeper.Session, now: float) -> bool:
+        if failures:
+            raise failures.pop()
+        return stuck(session, now)
+
+    monkeypatch.setattr(keeper, "_stuck", fails)
+    sessions._service.wake()
+    until(lambda: not sessions._service.running, "it failed")
+    assert "no memory" in caplog.text
+    lease.renew()
+    assert sessions._service.running
+    assert lease.release()

@@ -9,21 +9,16 @@ import pytest
 import fencepost
 from fencepost import aio, sync
 from fencepost_lab.faults.clock import ClockedPostgres
-from fencepost_lab.servers import Missing
-from tests.backends.postgres.tools import LONG, aside, line, session
-from tests.harness.servers import unavailable
+from tests.backends.postgres.tools import LONG, aside, session
+from tests.harness.servers import running
+from tests.harness.threads import waiters_of
 from tests.harness.waiting import PATIENCE, until, until_async
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ClockedPostgres]:
-    server = ClockedPostgres(who="p1")
-    try:
-        server.start()
-    except Missing as missing:
-        unavailable(str(missing))
-    yield server
-    server.close()
+    with running(ClockedPostgres(who="p1")) as server:
+        yield server
 
 
 def left(server: ClockedPostgres, lease: Any) -> float:
@@ -47,9 +42,9 @@ def test_a_lease_is_kept_longer_than_its_holder_counts_on_it(server: ClockedPost
         first = locks.acquire("each")
         assert covered(first)
         waiter = aside(locks.acquire, "each")
-        line(locks, "each", 1)
+        waiters_of(locks, "each", 1)
         sharer = aside(locks.shared("each").acquire)
-        line(locks, "each", 2)
+        waiters_of(locks, "each", 2)
         assert first.release()
         second = waiter.result(PATIENCE)
         assert covered(second)

@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -18,30 +16,19 @@ from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST, Postgres
-from tests.backends.postgres.tools import LONG, aside, line, session
+from tests.backends.postgres.tools import LONG, aside, session
 from tests.harness.pgbouncer import PgBouncer
-from tests.harness.threads import known_to_wait
+from tests.harness.threads import known_to_wait, waiters_of
 from tests.harness.waiting import PATIENCE, run, until, until_async
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with Postgres() as started:
-        yield started
-
-
-@pytest.fixture
-def name() -> str:
-    return f"lock-{secrets.token_hex(4)}"
 
 
 def in_turn(others: sync.Locks, locks: sync.Locks, name: str, ttl: float) -> tuple[sync.Lease, Future[sync.Lease]]:
     """A holder with a short ttl, just served, and one who is in line behind it before that ttl begins."""
     first = others.acquire(name)
     holder = aside(locks.acquire, name, ttl=ttl)
-    line(others, name, 1)
+    waiters_of(others, name, 1)
     waiter = aside(locks.acquire, name)
-    line(others, name, 2)
+    waiters_of(others, name, 2)
     assert first.release()
     return holder.result(PATIENCE), waiter
 
@@ -53,15 +40,15 @@ def test_holder_and_waiters_survive_a_crash_of_the_server_in_order(server: Postg
         waiters = []
         for place in range(3):
             waiters.append(aside(locks.acquire, name))
-            line(locks, name, place + 1)
-        order = line(locks, name, 3)
+            waiters_of(locks, name, place + 1)
+        order = waiters_of(locks, name, 3)
         until(lambda: known_to_wait(locks) == 3, "they know that they wait")
         server.kill()
         with pytest.raises(BackendError):
             locks.status(name)
         server.start()
         holder.renew()
-        assert line(locks, name, 3) == order
+        assert waiters_of(locks, name, 3) == order
         tokens = [holder.token]
         assert holder.release()
         for waiter in waiters:
@@ -305,7 +292,7 @@ def test_whoever_is_cancelled_while_nothing_gets_through_is_cancelled(server: Po
             if waits:
                 holder = others.acquire(name, ttl=8, renew=False)
                 victim = asyncio.create_task(locks.acquire(name))
-                await asyncio.to_thread(line, others, name, 1)
+                await asyncio.to_thread(waiters_of, others, name, 1)
                 assert not holder.ended
             proxy.cut()
             if not waits:

@@ -1,6 +1,5 @@
 """The line in front of a Postgres lock: in order, one wake-up per hand-over, the dead skipped."""
 
-import secrets
 import threading
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -14,10 +13,11 @@ from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.backends.postgres.listener import Listener
 from fencepost.errors import BackendError
 from fencepost_lab.servers import Postgres
-from tests.backends.postgres.tools import LONG, aside, line, session, started
+from tests.backends.postgres.tools import LONG, aside, session, started
 from tests.backends.redis.waiters import Waiters
 from tests.harness.forsaken import forsake
 from tests.harness.pgbouncer import PgBouncer
+from tests.harness.threads import waiters_of
 from tests.harness.waiting import PATIENCE, run, until
 
 
@@ -25,11 +25,6 @@ from tests.harness.waiting import PATIENCE, run, until
 def server() -> Iterator[Postgres]:
     with started("-c", "track_functions=all") as server:
         yield server
-
-
-@pytest.fixture
-def name() -> str:
-    return f"lock-{secrets.token_hex(4)}"
 
 
 LISTENS = "SELECT listens FROM fencepost.process JOIN fencepost.waiter ON process = id WHERE name = %s"
@@ -50,22 +45,14 @@ def listening(server: Postgres) -> int:
 
 @pytest.mark.parametrize("count", [50, 200])
 def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
-    server: Postgres, name: str, count: int, monkeypatch: pytest.MonkeyPatch
+    server: Postgres, name: str, count: int, news: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    news: list[str] = []
-    hear = Listener._heard
-
-    def count_and_hear(listener: Listener, said: str) -> None:
-        news.append(said.split()[0])
-        hear(listener, said)
-
-    monkeypatch.setattr(Listener, "_heard", count_and_hear)
     doubtful: list[str] = []
     doubt = Listener._doubt
 
-    def count_and_doubt(listener: Listener, lined_up: Collection[str] = ()) -> None:
-        doubtful.extend(holder for holder in listener._waiters.copy() if holder not in lined_up)
-        doubt(listener, lined_up)
+    def count_and_doubt(listener: Listener, queued: Collection[str] = ()) -> None:
+        doubtful.extend(holder for holder in listener._waiters.copy() if holder not in queued)
+        doubt(listener, queued)
 
     monkeypatch.setattr(Listener, "_doubt", count_and_doubt)
     failures: list[str] = []
@@ -92,7 +79,7 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
             assert lease.release()
 
         tasks = [aside(pass_on) for _ in range(count)]
-        waiters = line(locks, name, count)
+        waiters = waiters_of(locks, name, count)
         assert holder.release()
         for task in tasks:
             task.result(PATIENCE)
@@ -110,9 +97,9 @@ def test_waiters_of_killed_processes_are_skipped_at_once(server: Postgres, name:
     with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
         dead = Waiters(server.url, name, 100)
-        line(locks, name, 100)
+        waiters_of(locks, name, 100)
         behind = [aside(locks.acquire, name) for _ in range(2)]
-        line(locks, name, 102)
+        waiters_of(locks, name, 102)
         assert dead.kill() == []
         until(lambda: listening(server) == 1, "the server has noticed")
         assert holder.release()
@@ -134,10 +121,10 @@ def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Pos
     ):
         holder = locks.acquire(name)
         skipped = aside(silent.acquire, name)
-        line(locks, name, 1)
+        waiters_of(locks, name, 1)
         other.execute("UPDATE fencepost.process SET until = clock_timestamp() - interval '1 second'")
         behind = aside(locks.acquire, name)
-        line(locks, name, 2)
+        waiters_of(locks, name, 2)
         other.execute(
             "UPDATE fencepost.process SET until = clock_timestamp() + interval '1 minute' WHERE id = "
             "(SELECT process FROM fencepost.waiter WHERE name = %s ORDER BY ticket DESC LIMIT 1)",
@@ -145,7 +132,7 @@ def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Pos
         )
         assert holder.release()
         lease = behind.result(PATIENCE)
-        line(locks, name, 1)
+        waiters_of(locks, name, 1)
         assert lease.release()
         assert skipped.result(PATIENCE).token > lease.token
 
@@ -158,7 +145,7 @@ def test_a_process_that_waits_says_again_and_again_that_it_lives(
     with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         holder = locks.acquire(name)
         waiter = aside(locks.acquire, name)
-        line(locks, name, 1)
+        waiters_of(locks, name, 1)
         ((first,),) = other.execute(look, [name]).fetchall()
         until(lambda: other.execute(look, [name]).fetchall()[0][0] > first, "another sign of life")
         assert holder.release()
@@ -169,14 +156,14 @@ def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: s
     with fencepost.connect(server.url, ttl=LONG, queue_limit=5) as locks:
         holder = locks.acquire(name)
         dead = Waiters(server.url, name, 5)
-        line(locks, name, 5)
+        waiters_of(locks, name, 5)
         with pytest.raises(fencepost.QueueFull):
             locks.acquire(name)
         dead.kill()
 
         until(lambda: listening(server) == 1, "the server has noticed")
         waiter = aside(locks.acquire, name)
-        line(locks, name, 1)
+        waiters_of(locks, name, 1)
         assert holder.release()
         assert waiter.result(PATIENCE).release()
 
@@ -186,7 +173,7 @@ def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> N
     with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         holder = locks.acquire(name)
         waiter = aside(locks.acquire, name)
-        line(locks, name, 1)
+        waiters_of(locks, name, 1)
         ((process,),) = other.execute("SELECT process FROM fencepost.waiter WHERE name = %s", [name]).fetchall()
         other.execute("SELECT pg_notify('fencepost_' || %s::bigint, 'nonsense')", [process])
         other.execute("SELECT pg_notify('fencepost_' || %s::bigint, concat('x 1 2 ', %s::text))", [process, name])
@@ -211,7 +198,7 @@ def test_a_grant_that_the_store_does_not_know_of_is_not_believed(
     with fencepost.connect(server.url, ttl=LONG) as locks, session(server) as other:
         holder = locks.acquire(name)
         waiter = aside(locks.acquire, name)
-        line(locks, name, 1)
+        waiters_of(locks, name, 1)
         ((process, who),) = other.execute("SELECT process, holder FROM fencepost.waiter WHERE name = %s", [name])
         forged = f"{who} {2**63 - 1} {2**62} {name}"
         other.execute("SELECT pg_notify('fencepost_' || %s::bigint, %s)", [process, forged])
@@ -235,7 +222,7 @@ def test_a_waiter_whose_event_loop_was_closed_leaves_the_queue(
     with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
         forsaken = forsake(server.url, name, waits, ttl=LONG)
-        line(locks, name, 0)
+        waiters_of(locks, name, 0)
         assert holder.release()
         assert locks.acquire(name, timeout=LONG / 4).release(), "long before any ttl"
     run(forsaken.close())
@@ -250,7 +237,7 @@ def test_nobody_listens_when_nobody_waits_any_more(
         for _ in range(2):
             holder = locks.acquire(name)
             waiter = aside(locks.acquire, name)
-            line(locks, name, 1)
+            waiters_of(locks, name, 1)
             assert holder.release()
             assert waiter.result(PATIENCE).release()
             until(lambda: listening(server) == 0, "the server has noticed")
@@ -271,7 +258,7 @@ def test_behind_a_pooler_a_direct_way_to_listen_makes_waiting_silent(server: Pos
             with fencepost.connect(url, ttl=LONG) as locks:
                 holder = locks.acquire(name)
                 waiter = aside(locks.acquire, name)
-                line(locks, name, 1)
+                waiters_of(locks, name, 1)
                 assert other.execute(LISTENS, [name]).fetchall() == [(listens,)]
                 assert holder.release()
                 assert waiter.result(PATIENCE).release()

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-from collections.abc import Iterator
 from importlib import resources
 
 import psycopg
@@ -11,15 +10,10 @@ import pytest
 import fencepost
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import Postgres
-from tests.backends.postgres.tools import LONG, aside, line, session
+from tests.backends.postgres.tools import LONG, aside, session
 from tests.harness.servers import Endpoint
+from tests.harness.threads import waiters_of
 from tests.harness.waiting import PATIENCE
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with Postgres() as started:
-        yield started
 
 
 @pytest.fixture
@@ -94,7 +88,7 @@ def test_the_grants_named_in_the_file_are_enough(server: Postgres, schema: str) 
     with fencepost.connect(url, ttl=LONG) as locks:
         lease = locks.acquire("one")
         waiter = aside(locks.acquire, "one")
-        line(locks, "one", 1)
+        waiters_of(locks, "one", 1)
         lease.renew()
         assert lease.release()
         assert waiter.result(PATIENCE).token > lease.token

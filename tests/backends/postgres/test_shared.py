@@ -1,6 +1,5 @@
 """Sharers of a Postgres lock: each with a token drawn under the row's lock, told by NOTIFY, gone with its own ttl."""
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -8,11 +7,10 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends.postgres import listener
-from fencepost.backends.postgres.listener import Listener
 from fencepost_lab.servers import Postgres
-from tests.backends.postgres.tools import LONG, aside, line, session, started
+from tests.backends.postgres.tools import LONG, aside, session, started
 from tests.backends.redis.waiters import Waiters
-from tests.harness.threads import known_to_wait
+from tests.harness.threads import known_to_wait, waiters_of
 from tests.harness.waiting import PATIENCE, until
 
 
@@ -20,11 +18,6 @@ from tests.harness.waiting import PATIENCE, until
 def server() -> Iterator[Postgres]:
     with started() as server:
         yield server
-
-
-@pytest.fixture
-def name() -> str:
-    return f"lock-{secrets.token_hex(4)}"
 
 
 def blocked(server: Postgres) -> bool:
@@ -60,21 +53,11 @@ def test_a_share_blocked_across_anothers_whole_life_gets_a_larger_token_and_its_
         assert (expires - before).total_seconds() >= LONG
 
 
-def test_readers_let_in_together_are_told_once_each(
-    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    news: list[str] = []
-    hear = Listener._heard
-
-    def count_and_hear(listener: Listener, said: str) -> None:
-        news.append(said.split()[0])
-        hear(listener, said)
-
-    monkeypatch.setattr(Listener, "_heard", count_and_hear)
+def test_readers_let_in_together_are_told_once_each(server: Postgres, name: str, news: list[str]) -> None:
     with fencepost.connect(server.url, ttl=LONG) as locks:
         writer = locks.acquire(name)
         tasks = [aside(locks.shared(name).acquire) for _ in range(30)]
-        waiters = line(locks, name, 30)
+        waiters = waiters_of(locks, name, 30)
         assert writer.release()
         leases = {task.result(PATIENCE).holder: task.result() for task in tasks}
         tokens = [leases[holder].token for holder in waiters]
@@ -87,7 +70,7 @@ def test_a_killed_writer_in_line_keeps_no_reader_out(server: Postgres, name: str
     with fencepost.connect(server.url, ttl=LONG) as locks:
         kept = locks.shared(name).acquire()
         dead = Waiters(server.url, name, 3)
-        line(locks, name, 3)
+        waiters_of(locks, name, 3)
         assert locks.shared(name).try_acquire() is None
         assert dead.kill() == []
         listening = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
@@ -105,9 +88,9 @@ def test_a_waiter_is_told_of_a_sharer_that_expires_earlier(
     with fencepost.connect(server.url, ttl=LONG) as locks, fencepost.connect(server.url, ttl=LONG) as there:
         writer = locks.acquire(name)
         short = aside(locks.shared(name, ttl=0.5, renew=False).acquire)
-        line(locks, name, 1)
+        waiters_of(locks, name, 1)
         last = aside(there.acquire, name)
-        line(locks, name, 2)
+        waiters_of(locks, name, 2)
         assert writer.release()
         reader = short.result(PATIENCE)
         assert last.result(PATIENCE).token > reader.token

@@ -1,27 +1,12 @@
 """Tokens of Postgres locks: larger than every one before, whatever happened in between."""
 
 import secrets
-from collections.abc import Iterator
-
-import pytest
 
 import fencepost
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session
 from tests.harness.waiting import PATIENCE, until
 from tests.programs import token_run
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with Postgres() as started:
-        yield started
-
-
-@pytest.fixture
-def name() -> str:
-    return f"lock-{secrets.token_hex(4)}"
-
 
 TAKE = "SELECT fencepost.take(%s, 'somebody', 60, NULL, NULL)"
 RELEASE = "SELECT fencepost.release(%s, 'somebody', %s)"

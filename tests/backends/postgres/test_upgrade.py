@@ -3,7 +3,6 @@
 import os
 import secrets
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,11 @@ import pytest
 import fencepost
 from fencepost.errors import BackendError
 from fencepost_lab.servers import Postgres
-from tests.backends.postgres.tools import LONG, aside, line, session
+from tests.backends.postgres.tools import LONG, aside, session
+from tests.harness.threads import waiters_of
 from tests.harness.waiting import PATIENCE, until
 
 FIRST = Path(__file__).with_name("schema_0_1.sql")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with Postgres() as started:
-        yield started
 
 
 @pytest.fixture
@@ -83,7 +77,7 @@ def test_who_holds_and_who_waits_is_still_there(server: Postgres, schema: str) -
         assert old.take("one", "waiter", queue=True)[0] == 0
         assert revision(server, schema) == ""
         reader = aside(locks.shared("one").acquire)
-        assert len(line(locks, "one", 2)) == 2
+        assert len(waiters_of(locks, "one", 2)) == 2
         assert revision(server, schema) == "4"
         assert old.renew("one", "holder", token)
         assert old.release("one", "holder", token)
@@ -162,7 +156,7 @@ def test_who_was_granted_the_old_tables_may_use_the_new_ones(server: Postgres, s
     with fencepost.connect(url, ttl=LONG) as locks:
         share = locks.shared("one").acquire()
         writer = aside(locks.acquire, "one")
-        line(locks, "one", 1)
+        waiters_of(locks, "one", 1)
         share.renew()
         assert share.release()
         assert writer.result(PATIENCE).release()

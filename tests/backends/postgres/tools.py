@@ -10,9 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 
-from fencepost import sync
-from fencepost_lab.servers import Missing, Postgres
-from tests.harness.servers import unavailable
+from fencepost_lab.servers import Postgres
+from tests.harness.servers import running
 from tests.harness.waiting import until
 
 P = ParamSpec("P")
@@ -24,33 +23,15 @@ LONG = 300.0  # a ttl that outlives the test: whatever frees the lock, it was no
 @contextlib.contextmanager
 def started(*args: str) -> Iterator[Postgres]:
     """The server; the five seconds in which it takes nobody for dead are over."""
-    server = Postgres(args=args)
-    try:
-        server.start()
-    except Missing as missing:
-        unavailable(str(missing))
-    try:
+    with running(Postgres(args=args)) as server:
         young = "SELECT pg_postmaster_start_time() > clock_timestamp() - interval '5.1 seconds'"
         until(lambda: server.psql(young) == "f", "the server is five seconds old", poll=0.2)
         yield server
-    finally:
-        server.close()
 
 
 def session(server: Postgres) -> psycopg.Connection[Any]:
     """A session of nobody's."""
     return psycopg.connect(server.url, autocommit=True)
-
-
-def line(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
-    """The waiters of a lock, once there are as many."""
-
-    def waiters() -> tuple[str, ...]:
-        status = locks.status(name)
-        return status.waiters if status else ()
-
-    until(lambda: len(waiters()) == count, f"{len(waiters())} wait")
-    return waiters()
 
 
 def aside(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:

@@ -74,8 +74,8 @@ def test_cancelling_at_every_await_leaves_neither_key_nor_entry(own_redis: Own, 
                 if acquire.struck:
                     struck[at] = struck.get(at, 0) + 1
                 assert own_redis.keys() == set(), f"round {round_}, cancelled at await {at}"
-            assert not locks._core.backend._lines.waiters  # type: ignore[attr-defined]
-            assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]
+            assert not locks._core.backend._waiters.waiters  # type: ignore[attr-defined]
+            assert not locks._core.backend._waiters.asking  # type: ignore[attr-defined]
 
     async def outcome(acquire: Cancelled) -> Any:
         try:
@@ -133,9 +133,9 @@ def test_a_look_that_arrives_after_its_waiter_has_left_takes_nothing(
             waiting = background(lambda: locks.acquire("a", timeout=3))
             until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
             proxy.cut(newcomers=False)
-            (waiter,) = backend(locks)._lines.waiters.values()
+            (waiter,) = backend(locks)._waiters.waiters.values()
             until(lambda: waiter.doubtful, "a look got no answer", watching=[waiting])
-            until(lambda: waiter.line.failing is None, "the next one did", watching=[waiting])
+            until(lambda: waiter.queue.failing is None, "the next one did", watching=[waiting])
             with pytest.raises(NotAcquired):
                 waiting.result()
             assert held.release()

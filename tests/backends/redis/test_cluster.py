@@ -212,8 +212,27 @@ def test_a_redirection_without_a_host_leads_to_the_host_of_the_node_that_says_so
         lease = locks.acquire("a", timeout=PATIENCE)
         assert target.tell("GET", "fencepost:lock:a") == f"{lease.holder}:{lease.token}"
         topology: Any = locks._core.backend._nodes  # type: ignore[attr-defined]  # Redis' own
-        assert {host for host, _ in topology._places} == {HOST}
+        assert {host for host, _ in topology._by_endpoint} == {HOST}
         assert lease.release()
+
+
+def test_clean_ups_at_a_master_that_hangs_do_not_hold_up_those_at_the_others() -> None:
+    with (
+        RedisCluster() as cluster,
+        fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout={10 * PATIENCE}s") as locks,
+    ):
+        hung, well, _ = cluster.members
+        there = names(cluster)
+        for member in (hung, well):
+            assert locks.acquire(there[member][0]).release()
+        backend: Any = locks._core.backend
+        with hung.paused():
+            backend._later(there[hung][0], "ann", "")
+            pool = backend.home(there[hung][0]).transport
+            until(lambda: pool._opened == 1 and not pool._idle, "it hangs")
+            backend._later(there[well][0], "bob", "")
+            until(lambda: len(backend._cleanups) == 1, "what is owed to the other is cleaned up")
+        until(lambda: not len(backend._cleanups), "this one as well, once it answers")
 
 
 def test_waiting_at_a_master_that_hangs_does_not_hold_up_those_at_the_others() -> None:

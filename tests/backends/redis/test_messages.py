@@ -168,7 +168,7 @@ def test_refused_acquires_leave_nothing_in_memory(own_redis: Own) -> None:
             for _ in range(20):
                 with pytest.raises(fencepost.BackendError, match="WRONGTYPE"):
                     await locks.acquire("a", timeout=1)
-            assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]
+            assert not locks._core.backend._waiters.asking  # type: ignore[attr-defined]
 
     run(concurrent())
     with fencepost.connect(own_redis.url) as locks:
@@ -176,7 +176,7 @@ def test_refused_acquires_leave_nothing_in_memory(own_redis: Own) -> None:
         for _ in range(20):
             with pytest.raises(fencepost.BackendError, match="cannot connect"):
                 locks.acquire("a", timeout=1)
-        assert not locks._core.backend._lines.asking  # type: ignore[attr-defined]
+        assert not locks._core.backend._waiters.asking  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("failing", ["the look", "its clean-up"])
@@ -188,7 +188,7 @@ def test_what_a_look_took_for_nobody_is_given_back_although_the_server_did_not_a
         backend: Any = locks._core.backend
         held = others.acquire("a")
         assert finish(backend.take("a", "ghost", 300, 10)) is None
-        waiter = backend._lines.part("ghost")
+        waiter = backend._waiters.part("ghost")
         own_redis.client.delete(QUEUE)
         assert held.release()
         run_script = backend._calls.run
@@ -205,12 +205,12 @@ def test_what_a_look_took_for_nobody_is_given_back_although_the_server_did_not_a
 
         monkeypatch.setattr(backend._calls, "run", once)
         with pytest.raises(fencepost.BackendError, match="lost"):
-            finish(backend._look(waiter.line, waiter))
+            finish(backend._look(waiter.queue, waiter))
         until(lambda: own_redis.client.get("fencepost:lock:a") is None, "it is given back")
         assert lost
         if failing == "the look":
             assert lost[0].startswith("ghost:"), "it took the lock"
-        assert not backend._lines.asking
+        assert not backend._waiters.asking
 
 
 def test_one_who_waits_for_a_listener_that_is_closed_goes_on_with_the_next(own_redis: Own) -> None:

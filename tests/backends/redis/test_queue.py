@@ -205,8 +205,8 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
     arrived, told, go_on = threading.Event(), threading.Event(), threading.Event()
     with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=0.3) as stopped:
         backend: Any = stopped._core.backend
-        lines, node = backend._lines, backend._nodes.only
-        join, hear = lines.join, node.hear
+        queues, node = backend._waiters, backend._nodes.only
+        join, hear = queues.join, node.hear
 
         def answered(*args: Any) -> Any:
             arrived.set()
@@ -218,7 +218,7 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
             hear(*args)
             told.set()
 
-        monkeypatch.setattr(lines, "join", answered)
+        monkeypatch.setattr(queues, "join", answered)
         monkeypatch.setattr(node, "hear", heard)
         held = locks.acquire("a")
         tokens: list[int] = []
@@ -250,8 +250,8 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
     look_on, go_on, told, seen = (threading.Event() for _ in range(4))
     with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=0.3) as slow:
         backend: Any = slow._core.backend
-        lines, node = backend._lines, backend._nodes.only
-        look, hear = lines._look, node.hear
+        queues, node = backend._waiters, backend._nodes.only
+        look, hear = queues._look, node.hear
 
         async def looked(*args: Any) -> None:
             assert look_on.wait(PATIENCE)
@@ -262,7 +262,7 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
             hear(*args)
             told.set()
 
-        monkeypatch.setattr(lines, "_look", looked)
+        monkeypatch.setattr(queues, "_look", looked)
         monkeypatch.setattr(node, "hear", heard)
         held = locks.acquire("a")
         tokens: list[int] = []
@@ -298,7 +298,7 @@ def test_a_waiter_outlives_an_outage_of_any_length(own_redis: Own, face: str, mo
     monkeypatch.setattr(waiters, "_PATIENCE", 0.05)
     joined = threading.Event()
     failing: list[float] = []
-    join, look_for = waiters.Lines.join, waiters.Lines._look_for
+    join, look_for = waiters.Waiters.join, waiters.Waiters._look_for
 
     def joins(*args: Any) -> Any:
         waiter = join(*args)
@@ -310,8 +310,8 @@ def test_a_waiter_outlives_an_outage_of_any_length(own_redis: Own, face: str, mo
             failing.append(boottime())
         return look_for(*args)
 
-    monkeypatch.setattr(waiters.Lines, "join", joins)
-    monkeypatch.setattr(waiters.Lines, "_look_for", looks_for)
+    monkeypatch.setattr(waiters.Waiters, "join", joins)
+    monkeypatch.setattr(waiters.Waiters, "_look_for", looks_for)
     killed: list[bool] = []
 
     def wait(locks: sync.Locks) -> None:
@@ -353,7 +353,7 @@ def test_a_waiter_served_by_a_release_of_its_own_process_counts_from_before_that
         backend: Any = locks._core.backend
         held = locks.acquire("a")
         waiting = background(lambda: locks.acquire("a", timeout=PATIENCE))
-        until(lambda: "a" in backend._lines.lines, "it waits", watching=[waiting])
+        until(lambda: "a" in backend._waiters.queues, "it waits", watching=[waiting])
         proxy.lose_answer_to(held.holder.encode())
         releasing = background(held.release)
         until(lambda: proxy.held > 0, "the answer is held back", watching=[releasing])

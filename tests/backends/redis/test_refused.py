@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -14,10 +15,13 @@ import fencepost
 from fencepost import aio
 from fencepost.backends.redis import waiters
 from fencepost.backends.redis.connection import Denied, refusal
+from fencepost.backends.redis.scripts import build
+from fencepost.driver import run as driver_run
 from fencepost.errors import BackendError
 from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
-from tests.harness.scripted import TWICE, Resp, Scripted
+from tests.conformance.faces import FACES, Client
+from tests.harness.scripted import TWICE, Fault, Resp, Scripted
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
@@ -158,6 +162,95 @@ def test_an_extra_reply_is_not_the_next_requests_answer(own_redis: Own, label: s
         assert lease.release()
 
 
+HELLO_IN_RESP2 = b"*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:2\r\n"
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(
+    "answer",
+    [HELLO_IN_RESP2, b"+OK\r\n", b"$3\r\n999\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n"],
+    ids=["array", "status", "text", "number", "nothing", "empty"],
+)
+def test_a_server_that_does_not_take_up_resp3_is_named(own_redis: Own, face: str, answer: bytes) -> None:
+    async def scenario() -> None:
+        client = Client(face, f"redis://{proxy.address}?timeout={PATIENCE}s&connect_timeout={PATIENCE}s", ttl=300)
+        for asked in (True, False):
+            proxy.plan(Fault("resp2", asked=asked, answer=answer), "HELLO", 1)
+            with pytest.raises(BackendError, match="does not speak RESP3") as refused:
+                await client.acquire("a", timeout=PATIENCE)
+            assert proxy.happened
+            assert not refused.value.ambiguous, "nothing was asked for yet"
+        lease = await client.acquire("b")
+        assert lease.token == int(own_redis.client.get("fencepost:lock:b").rpartition(":")[2])
+        assert await lease.release()
+        await client.close()
+
+    with Scripted(own_redis.server.port, Resp) as proxy:
+        run(scenario())
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(
+    "answer", [b"%1\r\n*1\r\n:1\r\n:2\r\n", b"$5000\r\n" + b"9" * 5000 + b"\r\n"], ids=["map", "digits"]
+)
+def test_a_reply_that_python_itself_chokes_on_is_an_error_of_ours(
+    own_redis: Own, face: str, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        client = Client(face, f"redis://{proxy.address}?timeout={PATIENCE}s&connect_timeout={PATIENCE}s", ttl=300)
+        proxy.plan(Fault("wild", answer=answer), "take", 1)
+        with pytest.raises(BackendError) as failed:
+            await client.acquire("a", timeout=PATIENCE)
+        assert proxy.happened
+        assert failed.value.ambiguous
+        lease = await client.acquire("a", timeout=PATIENCE)
+        assert await lease.release()
+        await client.close()
+
+    with Scripted(own_redis.server.port, Resp) as proxy:
+        run(scenario())
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_an_extra_reply_that_comes_after_the_last_one_is_not_the_next_requests_answer(own_redis: Own) -> None:
+    with Meddler(own_redis.server.port) as said, fencepost.connect(f"redis://{HOST}:{said.port}") as locks:
+        assert locks.acquire("a").release()
+        (idle,) = locks._core.backend._nodes.only.at_hand()._idle  # type: ignore[attr-defined]  # Redis' own
+        said.say(b"$3\r\n999\r\n")  # a token, as far as anybody can tell
+        assert select.select([idle.raw], [], [], PATIENCE)[0], "it has come"
+        lease = locks.acquire("b", ttl=300)
+        assert lease.token == int(own_redis.client.get("fencepost:lock:b").rpartition(":")[2])
+        assert lease.release()
+
+
+def test_a_script_that_is_unknown_with_its_text_as_well_is_refused(own_redis: Own) -> None:
+    """And not sent again and again."""
+    odd = build("odd", {}, 'return redis.error_reply("NOSCRIPT whatever you send")')
+    with fencepost.connect(own_redis.url) as locks:
+        calls = locks._core.backend._calls  # type: ignore[attr-defined]  # Redis' own
+        asked = background(lambda: driver_run(calls.run(odd, ("fencepost:lock:a",))))
+        with pytest.raises(BackendError, match="NOSCRIPT"):
+            asked.result()
+
+
+@pytest.mark.parametrize("where", ["thread", "main"])
+def test_an_answer_that_comes_bit_by_bit_is_given_up_in_time(own_redis: Own, where: str) -> None:
+    with Meddler(own_redis.server.port) as said, fencepost.connect(f"redis://{HOST}:{said.port}?timeout=1s") as locks:
+        assert locks.acquire("a").release()
+        said.drip = True
+        for _ in range(2):  # the first one may find its connection closed, and look at that only
+
+            def ask() -> None:
+                with pytest.raises(BackendError, match="no answer"):
+                    locks.status("a")
+
+            if where == "main":
+                ask()
+            else:
+                background(ask).result()
+        assert said.dripped
+
+
 def test_a_server_that_is_busy_with_a_script_is_asked_again(own_redis: Own) -> None:
     own_redis.client.config_set("busy-reply-threshold", 50)
 
@@ -257,6 +350,10 @@ class Meddler:
         """How many connections it has carried."""
         self.changed = 0
         """How often it changed what the server said."""
+        self.drip = False
+        """Whether all but the answer to HELLO comes bit by bit, and does not end."""
+        self.dripped = 0
+        self._over = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -287,14 +384,24 @@ class Meddler:
     def _answer(self, near: socket.socket, far: socket.socket) -> None:
         with near, contextlib.suppress(OSError):
             while data := far.recv(65536):
+                if self.drip and not data.startswith(b"%"):
+                    self._drip(near)
                 changed = self._change(data)
                 self.changed += changed != data
                 near.sendall(changed)
             near.shutdown(socket.SHUT_RDWR)
 
+    def _drip(self, near: socket.socket) -> None:
+        """Answer with a text that never ends, until the client hangs up."""
+        near.sendall(b"$100000\r\n")
+        while not self._over.wait(0.05):
+            near.sendall(b"x")
+            self.dripped += 1
+
     def __enter__(self) -> "Meddler":
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._over.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import redis
 
-from fencepost_lab.servers import HOST, Missing, Redis
+from fencepost_lab.servers import HOST, Redis
 from fencepost_lab.servers.redis_groups import Independent
-from tests.harness.servers import unavailable
+from tests.harness.servers import running
 
 
 class Five:
@@ -45,14 +45,9 @@ class Five:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Independent]:
-    servers = Independent()
-    try:
-        servers.start()
-    except Missing as missing:
-        unavailable(str(missing))
-    yield servers
-    servers.kill()
-    servers.close()
+    with running(Independent()) as servers:
+        yield servers
+        servers.kill()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import redis
 
 import fencepost
 from fencepost.backend import Backend
-from fencepost.backends.redlock.members import shares
+from fencepost.backends.redlock.members import node_scripts
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
 from fencepost.registry import connect
@@ -37,10 +37,10 @@ class Meddler(Proxy):
     def _spring(self, pair: _Pair, data: bytes) -> None:
         if b"HELLO" in data:  # every connection begins by teaching the scripts
             return
-        if shares().keep.sha.encode() in data and not self.broken:
+        if node_scripts().keep.sha.encode() in data and not self.broken:
             self.broken += 1
             raise ConnectionResetError
-        leave = shares().leave
+        leave = node_scripts().leave
         if leave.sha.encode() in data or leave.text.encode() in data:
             self.held_leaves += 1
             self.let_go.wait()
@@ -146,14 +146,14 @@ def test_each_note_of_an_attempt_that_was_cut_off_expires_by_itself(five: Five) 
                 attempt,
                 60_000,
             )
-            said = node.eval(shares().take.text, 3, *arguments)
+            said = node.eval(node_scripts().take.text, 3, *arguments)
             assert said == told or (told is None and isinstance(said, list))
 
 
 def leave(node: Any, holder: str, *, attempt: int, token: str = "*") -> int:
     """Have a server give up what a holder has, and refuse its attempts for a minute."""
     gone = f"fencepost:lock:a\x1fgone\x1f{holder}"
-    return int(node.eval(shares().leave.text, 2, "fencepost:lock:a", gone, holder, attempt, token, 60_000))
+    return int(node.eval(node_scripts().leave.text, 2, "fencepost:lock:a", gone, holder, attempt, token, 60_000))
 
 
 @pytest.mark.parametrize("value", ["two:9", "two:-3", "one:-8", "somebody"])
@@ -162,7 +162,7 @@ def test_a_token_is_remembered_only_where_the_share_still_belongs_to_the_attempt
     with five.at(0) as node:
         node.set("fencepost:lock:a", value, px=60_000)
         said = node.eval(
-            shares().keep.text, 2, "fencepost:lock:a", "fencepost:lock:\x1ftoken", "one:-7", "one:12", "12"
+            node_scripts().keep.text, 2, "fencepost:lock:a", "fencepost:lock:\x1ftoken", "one:-7", "one:12", "12"
         )
         assert said == 0
         assert node.get("fencepost:lock:a") == value

@@ -7,10 +7,10 @@ import pytest
 
 import fencepost
 from fencepost.errors import BackendError, ConfigError
-from fencepost_lab.servers import HOST, Cluster, Missing, Redis
+from fencepost_lab.servers import HOST, Cluster, Redis
 from tests.conformance.faces import FACES, Client
 from tests.harness.certificate import self_signed
-from tests.harness.servers import unavailable
+from tests.harness.servers import running
 
 TTL = 60.0
 
@@ -37,13 +37,8 @@ class Encrypted(Redis):
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster[Encrypted]]:
     Encrypted.certificate, Encrypted.key = self_signed(tmp_path_factory.mktemp("tls"))
-    cluster = Cluster(lambda number, peers: Encrypted(args=["--save", ""]), size=3)
-    try:
-        cluster.start()
-    except Missing as missing:
-        unavailable(str(missing))
-    yield cluster
-    cluster.close()
+    with running(Cluster(lambda number, peers: Encrypted(args=["--save", ""]), size=3)) as cluster:
+        yield cluster
 
 
 def url(servers: Cluster[Encrypted], scheme: str = "redlocks", **options: object) -> str:

@@ -1,4 +1,4 @@
-"""The SQLite file: what it keeps through crashes, whose file it is, and what it says when it cannot be had."""
+"""The SQLite file: what it keeps through crashes, whose file it is, and what it says when it cannot be opened."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ import pytest
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.sqlite import file as sqlite_file
-from fencepost.backends.sqlite.queue import Line
+from fencepost.backends.sqlite.queue import Queue
 from fencepost.driver import interrupts
 from fencepost.driver import run as driver_run
 from fencepost.driver.gate import Gate
@@ -630,17 +630,17 @@ def test_tokens_of_a_file_that_took_the_place_of_another_are_reserved_there_too(
 def test_renewing_all_sharers_of_a_lock_settles_it_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each settling reads all of them: for each of them, it would be the square."""
     settled: list[str] = []
-    settle = Line.settle
+    settle = Queue.settle
 
-    def counted(line: Line, db: sqlite3.Connection, name: str) -> None:
+    def counted(queue: Queue, db: sqlite3.Connection, name: str) -> None:
         settled.append(name)
-        settle(line, db, name)
+        settle(queue, db, name)
 
     with fencepost.connect(f"sqlite://{path}", ttl=600) as locks:
         leases = [locks.shared(name, renew=False).acquire() for name in ("a", "b") for _ in range(10)]
         before = [lease.deadline for lease in leases]
         with monkeypatch.context() as patch:
-            patch.setattr(Line, "settle", counted)
+            patch.setattr(Queue, "settle", counted)
             driver_run(locks._core._renewals.renew(leases))
         assert all(lease.deadline > was for lease, was in zip(leases, before, strict=True))
     assert sorted(settled) == ["a", "b"]

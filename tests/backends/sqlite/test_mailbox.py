@@ -206,6 +206,7 @@ def test_a_full_queue_forgets_the_dead_before_it_refuses(url: str, worker: Worke
         assert waiter.served().release()
 
 
+@pytest.mark.slow
 @isolated
 def test_locks_that_are_dropped_unclosed_leave_no_thread_and_no_mailbox(url: str, tmp_path: Path) -> None:
     """As by a function that connects each time it is called, and waits now and then."""
@@ -501,7 +502,7 @@ def test_a_mailbox_that_was_replaced_by_a_link_opens_no_other_file() -> None:
         box = Path(home) / "0123456789abcdef"
         for replaced in (box.symlink_to, box.hardlink_to):
             replaced(secret)
-            mailbox.share(box, path)
+            mailbox.permit(box, path)
             assert secret.stat().st_mode & 0o777 == 0o600
             box.unlink()
 

@@ -1,4 +1,4 @@
-"""A waiter whose event loop was closed does not stay in the queue for the life of its process."""
+"""A waiter whose event loop was closed, or stopped, does not stay in the queue for the life of its process."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,9 +8,10 @@ import pytest
 import fencepost
 from fencepost import aio, sync
 from fencepost_lab.servers import ZooKeeper
-from tests.backends.zookeeper.tools import LONG, line
-from tests.harness.forsaken import forsake
-from tests.harness.waiting import PATIENCE, run, until_async
+from tests.backends.zookeeper.tools import LONG
+from tests.harness.forsaken import forsake, stopped
+from tests.harness.threads import background, waiters_of
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,31 @@ def test_a_waiter_whose_event_loop_was_closed_leaves_the_queue(server: ZooKeeper
         holder = others.acquire(name)
         left = forsake(url, name, lambda: waits(others, name), ttl=3)
         assert waits(others, name), "it is still in the queue"
-        line(others, name, 0)
+        waiters_of(others, name, 0)
         assert holder.release()
         assert others.acquire(name, timeout=PATIENCE).release()
     run(left.close())
+
+
+@pytest.mark.parametrize("turn", [True, False], ids=["its-turn", "in-line"])
+def test_a_waiter_whose_event_loop_was_stopped_leaves_the_queue_and_joins_it_again(
+    server: ZooKeeper, turn: bool
+) -> None:
+    url, name = f"{server.url}/stopped", f"x-{turn}"
+    with fencepost.connect(url, ttl=LONG) as others:
+        holder = others.acquire(name)
+        with stopped(url, name, lambda: waits(others, name), ttl=3) as left:
+            if turn:
+                assert holder.release()
+                holder = others.acquire(name, timeout=PATIENCE)
+            else:
+                waiters_of(others, name, 0)
+            freed = background(lambda: until(lambda: waits(others, name), "it joins again") and holder.release())
+            lease, status = left.go_on()
+            assert freed.result()
+            assert lease.token > holder.token
+            assert status is not None
+            assert (status.holder, status.token) == (lease.holder, lease.token)
 
 
 async def test_a_waiter_whose_coroutine_was_closed_leaves_the_queue(server: ZooKeeper) -> None:

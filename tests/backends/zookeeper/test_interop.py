@@ -107,7 +107,7 @@ def test_while_the_other_holds_fencepost_waits_and_then_gets_it(parties: Any) ->
         assert held.token > 0
         lease = []
         waiting = background(lambda: lease.append(locks.acquire(name, timeout=PATIENCE)))
-        until(lambda: len(locks.status(name).waiters) == 1, "the waiters stand in line")
+        until(lambda: len(locks.status(name).waiters) == 1, "the waiters are queued")
         assert not lease
         other.release()
         waiting.join(PATIENCE)
@@ -135,10 +135,10 @@ def test_both_stand_in_one_line(parties: Any) -> None:
     with start() as other:
         lease = locks.acquire(name)
         other.ask()
-        until(lambda: len(locks.status(name).waiters) == 1, "the waiters stand in line")
+        until(lambda: len(locks.status(name).waiters) == 1, "the waiters are queued")
         last = []
         waiting = background(lambda: last.append(locks.acquire(name, timeout=PATIENCE)))
-        until(lambda: len(locks.status(name).waiters) == 2, "the waiters stand in line")
+        until(lambda: len(locks.status(name).waiters) == 2, "the waiters are queued")
         assert lease.release()
         until(other.has_it, "it has the lock")
         assert not last

@@ -14,8 +14,8 @@ from fencepost.driver import run
 from fencepost.driver.threads import Blocking
 from fencepost.registry import connect
 from fencepost_lab.servers import ZooKeeper, ask
-from tests.backends.zookeeper.tools import LONG, WornZooKeeper, kazoo, line
-from tests.harness.threads import background
+from tests.backends.zookeeper.tools import LONG, WornZooKeeper, kazoo
+from tests.harness.threads import background, waiters_of
 from tests.harness.waiting import PATIENCE, until
 
 LAST = 2**31 - 1
@@ -80,10 +80,10 @@ def test_the_order_survives_the_end_of_the_numbers(worn: WornZooKeeper) -> None:
         waiting = []
         for count in range(1, 7):
             waiting.append(background(turn))
-            line(locks, "worn", count)
+            waiters_of(locks, "worn", count)
         foreign = crowd(other)
         waiting.append(background(turn))
-        line(locks, "worn", 7 + len(foreign))
+        waiters_of(locks, "worn", 7 + len(foreign))
         numbers = [names.sequence(child) for child in other.get_children("/locks/worn")]
         assert numbers.count(LAST) > 1, "the number was to be repeated"
         assert holder.release()
@@ -124,7 +124,7 @@ def test_a_hand_over_wakes_one_waiter_only(size: int) -> None:
             lease.release()
 
         threads = [background(turn) for _ in range(size)]
-        line(locks, "hot", size)
+        waiters_of(locks, "hot", size)
         before = received(server)
         assert holder.release()
         for thread in threads:

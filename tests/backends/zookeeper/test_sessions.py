@@ -15,7 +15,7 @@ from kazoo.security import make_acl, make_digest_acl
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
-from fencepost.backends.zookeeper.contender import Place
+from fencepost.backends.zookeeper.contender import Contender
 from fencepost.backends.zookeeper.session import Reply
 from fencepost.driver import boottime
 from fencepost.driver import run as drive
@@ -25,7 +25,7 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import ZooKeeper, ZooKeeperEnsemble, ask
 from fencepost_lab.servers.processes import HOST, Port, program
-from tests.backends.zookeeper.tools import LONG, kazoo
+from tests.backends.zookeeper.tools import LONG, end_session, kazoo
 from tests.harness.certificate import self_signed
 from tests.harness.descriptors import few_descriptors, no_descriptors
 from tests.harness.isolated import isolated
@@ -67,12 +67,7 @@ def test_a_lost_session_is_told_at_once(server: ZooKeeper) -> None:
     with fencepost.connect(f"{server.url}/lost", ttl=LONG) as locks:
         lease = locks.acquire("x")
         [session] = backend(locks)._sessions.values()
-        identity = session._client.client_id
-        with kazoo(server.url) as other:
-            # Whoever knows a session's password can end it, as the server does when it expires.
-            other.stop()
-            other._session_id, other._session_passwd = identity
-            other.start()
+        end_session(server.port, session._client.client_id)
         assert lease.ended.wait(PATIENCE)
         assert boottime() < lease.deadline - LONG / 2, "long before its deadline"
         assert lease.reason is Reason.GONE
@@ -275,14 +270,14 @@ def test_a_follower_without_its_leader_grants_nothing_to_a_waiter(monkeypatch: p
                 waiter = background(lambda: locks.acquire("x"))
                 until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiter])
                 looks, paused = threading.Event(), threading.Event()
-                look = Place.look
+                look = Contender.look
 
-                async def late(place: Place) -> bool:
+                async def late(contender: Contender) -> bool:
                     looks.set()
                     assert paused.wait(PATIENCE)
-                    return await look(place)
+                    return await look(contender)
 
-                monkeypatch.setattr(Place, "look", late)
+                monkeypatch.setattr(Contender, "look", late)
                 assert holder.release()
                 until(looks.is_set, "the follower told it of the release", watching=[waiter])
                 leader.pause()

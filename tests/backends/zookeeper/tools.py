@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Close, Connect
 
-from fencepost import sync
 from fencepost_lab.servers import ZooKeeper
-from fencepost_lab.servers.processes import program
+from fencepost_lab.servers.processes import HOST, program
 from tests.harness.servers import unavailable
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE
 
 LONG = 300.0  # a ttl that outlives the test: whatever frees the lock, it was not expiry
 
@@ -60,12 +62,15 @@ def kazoo(url: str) -> Iterator[Any]:
         client.close()
 
 
-def line(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
-    """The waiters of a lock, once there are as many."""
+def end_session(port: int, identity: tuple[int, bytes]) -> None:
+    """End somebody's session, as the server does when it expires: its number and password are enough.
 
-    def waiters() -> tuple[str, ...]:
-        status = locks.status(name)
-        return status.waiters if status else ()
-
-    until(lambda: len(waiters()) == count, f"{len(waiters())} wait")
-    return waiters()
+    In one go: its owner comes back as soon as it has lost its connection, and would take it over again.
+    """
+    number, password = identity
+    connect = Connect(0, 0, 10_000, number, password, False).serialize()
+    close = struct.pack("!ii", 1, Close.type)
+    with socket.create_connection((HOST, port), PATIENCE) as sock:
+        sock.sendall(b"".join(struct.pack("!i", len(each)) + each for each in (connect, close)))
+        while sock.recv(4096):
+            pass  # until the server hangs up, as it does once the session is closed

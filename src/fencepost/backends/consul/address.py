@@ -38,6 +38,7 @@ def read(address: Address) -> Settings:
         connect_timeout=seconds,
         timeout=seconds,
     )
+    address.check_hosts()
     if address.user:
         raise ConfigError("Consul has no users; write its ACL token as consul://:TOKEN@host")
     if address.password and not address.password.isprintable():

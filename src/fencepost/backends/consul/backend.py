@@ -116,12 +116,11 @@ class Consul(Polling):
         return None
 
     async def leave(self, name: str, holder: str) -> None:
-        self._lines.leave(name, holder)
-        held = self._held.pop(holder, None)
-        if held is None:
-            return
+        self._queues.leave(name, holder)
         self._expiry.cancel(holder)
-        await self._end(held)
+        held = self._held.pop(holder, None)
+        if held is not None:
+            await self._end(held)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         answers = [Renewal.LOST] * len(holds)
@@ -152,7 +151,7 @@ class Consul(Polling):
                 for held in helds[start : start + BATCH]
             ]
             gone = (await self._http.transact(*checks, **query)).failed
-            answers += [place not in gone for place in range(len(checks))]
+            answers += [index not in gone for index in range(len(checks))]
         return answers
 
     async def release(self, name: str, holder: str, token: int) -> bool:

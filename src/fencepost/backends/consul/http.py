@@ -8,19 +8,19 @@ import asyncio
 import binascii
 import contextlib
 import json
-import select
 import socket
 import ssl
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from fencepost.backends.consul.address import Settings
 from fencepost.backends.fork import sever
-from fencepost.backends.sockets import connect
 from fencepost.driver import Driver
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience, woken
+from fencepost.driver.sockets import connect, silent
 from fencepost.errors import BackendError
 
 T = TypeVar("T")
@@ -131,20 +131,24 @@ class _Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._late = 0.0
 
     @classmethod
     async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> "_Link":
         sock = connect(host, port, timeout)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(tls.wrap_socket(sock, server_hostname=host) if tls else sock)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return cls(tls.wrap_socket(sock, server_hostname=host) if tls else sock)
+        except BaseException:
+            sock.close()
+            raise
 
     def fresh(self) -> bool:
-        """Whether it can be used again: nothing comes unasked but the news that the server is gone."""
-        watch = select.poll()
-        watch.register(self._sock, select.POLLIN)
-        return not watch.poll(0)
+        """Whether it can be used again."""
+        return silent(self._sock)
 
     async def exchange(self, requests: bytes, count: int, timeout: float) -> list[Answer]:
+        self._late = monotonic() + timeout
         self._sock.settimeout(max(timeout, 0.001))
         self._sock.sendall(requests)
         return await self._answers(count)
@@ -157,6 +161,8 @@ class _Link:
         return answers
 
     async def _read(self) -> bytes:
+        # For all of the answers: they may come bit by bit.
+        self._sock.settimeout(max(self._late - monotonic(), 0.001))
         return interruptible(self._sock.recv, _CHUNK)
 
     async def _answer(self, buffer: bytearray) -> Answer:
@@ -278,7 +284,7 @@ class Http:
         self._kind = _Link if driver.blocking else _TaskLink
         token = f"X-Consul-Token: {settings.token}\r\n" if settings.token else ""
         self._head = f"Host: {self._hosts[0][0]}\r\n{token}"
-        self.place = ",".join(f"{host}:{port}" for host, port in self._hosts)
+        self.servers = ",".join(f"{host}:{port}" for host, port in self._hosts)
         self._closed = False
         self._links: set[_Link] = set()
         self._idle: list[_Link] = []
@@ -329,7 +335,7 @@ class Http:
 
     def _forbidden(self) -> Forbidden:
         return Forbidden(
-            f"Consul at {self.place}: its ACL refuses this; give a token: consul://:TOKEN@host",
+            f"Consul at {self.servers}: its ACL refuses this; give a token: consul://:TOKEN@host",
             backend="consul",
             ambiguous=False,
         )
@@ -366,8 +372,12 @@ class Http:
         renewed meanwhile.
         """
         while len(self._idle) > spare and (link := taken(self._idle)) is not None:
-            if link.fresh():
-                return link
+            try:
+                if link.fresh():
+                    return link
+            except BaseException:  # for example, out of memory: nobody would close it
+                self._drop(link)
+                raise
             self._drop(link)
         last: OSError | None = None
         for host, port in self._hosts:
@@ -381,7 +391,7 @@ class Http:
         raise self._failure(f"cannot connect: {last or 'no answer in time'}", ambiguous=False) from last
 
     def _failure(self, why: str, *, ambiguous: bool) -> BackendError:
-        return BackendError(f"Consul at {self.place}: {why}", backend="consul", ambiguous=ambiguous)
+        return BackendError(f"Consul at {self.servers}: {why}", backend="consul", ambiguous=ambiguous)
 
     def _drop(self, link: _Link) -> None:
         self._links.discard(link)

@@ -40,7 +40,7 @@ class Watch:
         await self._scope.end(self._driver, _PARTING)
 
     async def _run(self, run: Run) -> None:
-        self._scope.enter()
+        visit = self._scope.join()
         try:
             with self._scope.inside():
                 while not run.ends(lambda: self._held() is None):
@@ -50,7 +50,7 @@ class Watch:
         except Forbidden:
             return  # it may never look at sessions: the renewals tell of a loss
         finally:
-            self._scope.leave()
+            self._scope.leave(visit)
 
     async def _follow(self) -> None:
         index, pauses = 0, Backoff(_PAUSE, _LONGEST_PAUSE)

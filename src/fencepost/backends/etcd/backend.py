@@ -9,12 +9,13 @@ from fencepost.backends import exposure
 from fencepost.backends.etcd import inspect as view
 from fencepost.backends.etcd import keys
 from fencepost.backends.etcd.doctor import examine
-from fencepost.backends.etcd.keeper import Entry, Session
+from fencepost.backends.etcd.keeper import Contender, Session
 from fencepost.backends.etcd.methods import RANGE, TXN, LeaseGone, Outage, Sent
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
+from fencepost.backends.sharing import blocking, waiting
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.threads import Blocking
@@ -25,6 +26,7 @@ from fencepost.lease import Grant
 _BATCH = 100
 
 
+_GOING = 0.05  # seconds between two looks whether the keeper has removed a key
 Found = Grant | tuple[bytes, bytes, int] | None
 """A grant; or else the key to watch, or the range up to the second, from a revision on; None to look again."""
 
@@ -68,81 +70,81 @@ class Etcd(Backend):
     ) -> Grant | None:
         if limit is None and self._back is not self._rpc:
             self._watches.listen()
-        if limit is not None and queue is None and keys.blocking(await view.line(self._rpc, name), limit):
+        if limit is not None and queue is None and blocking(await view.contenders(self._rpc, name), limit, keys.limit):
             return None  # a key that comes and goes would be in the way of other sharers
         while True:
-            entry = await self._sessions.enter(name, holder, ttl, limit)
+            contender = await self._sessions.register(name, holder, ttl, limit)
             try:
                 if limit is not None:
-                    grant = await self._join_share(entry, queue)
+                    grant = await self._join_share(contender, queue)
                 else:
-                    grant = await (self._ask(entry) if queue is None else self._join(entry, queue))
+                    grant = await (self._ask(contender) if queue is None else self._join(contender, queue))
             except GeneratorExit:
-                self._sessions.abandon(entry)
+                self._sessions.abandon(contender)
                 raise
             except LeaseGone:
-                self._sessions.lose(entry.session, "etcd no longer knows its session")
+                self._sessions.lose(contender.session, "etcd no longer knows its session")
                 continue
             except BackendError as error:
-                self._failed(entry, error)
+                self._failed(contender, error)
                 raise
-            if entry.session.gone:
+            if contender.session.gone:
                 continue
             return grant
 
-    async def _ask(self, entry: Entry) -> Grant | None:
+    async def _ask(self, contender: Contender) -> Grant | None:
         """Take the lock if nobody contends for it."""
-        name, key = entry.name, entry.key
-        answer = await self._put(entry, keys.ask(name, key, entry.value, entry.session.id))
+        name, key = contender.name, contender.key
+        answer = await self._put(contender, keys.ask(name, key, contender.value, contender.session.id))
         if answer.succeeded:
-            entry.revision = answer.header.revision
-            return await self._grant(entry, answer.responses[1])
+            contender.revision = answer.header.revision
+            return await self._grant(contender, answer.responses[1])
         mine, oldest = (part.response_range.kvs for part in answer.responses)
         if mine:
-            entry.revision = mine[0].create_revision
-        elif keys.contends(oldest[0], keys.prefix(name)) or await view.line(self._rpc, name):
-            self._sessions.leave(entry)
+            contender.revision = mine[0].create_revision
+        elif keys.contends(oldest[0], keys.prefix(name)) or await view.contenders(self._rpc, name):
+            self._sessions.leave(contender)
             return None
         else:
             # Only locks below this one's name were in the way of the question.
-            await self._join(entry, inf)
-        found = await self._look(entry)
+            await self._join(contender, inf)
+        found = await self._look(contender)
         if isinstance(found, Grant):
             return found
-        await self._remove(entry)
+        await self._remove(contender)
         return None
 
-    async def _join(self, entry: Entry, queue: float) -> Grant | None:
-        """Put this contender's key in line; a grant if it is first."""
-        name = entry.name
-        _, stands, base = (await self._stand(entry)).responses
+    async def _join(self, contender: Contender, queue: float) -> Grant | None:
+        """Put this contender's key into the queue; a grant if it is first."""
+        name = contender.name
+        _, stands, base = (await self._stand(contender)).responses
         oldest = stands.response_range
         first, count = oldest.kvs[0], oldest.count
-        if first.key == entry.key:
-            return await self._grant(entry, base)
+        if first.key == contender.key:
+            return await self._grant(contender, base)
         if not keys.contends(first, keys.prefix(name)) or count - 2 >= queue:
-            line = [kv.key for kv in await view.line(self._rpc, name)]
-            place = line.index(entry.key) if entry.key in line else 1
+            contenders = [kv.key for kv in await view.contenders(self._rpc, name)]
+            place = contenders.index(contender.key) if contender.key in contenders else 1
             if place == 0:
-                found = await self._look(entry)
+                found = await self._look(contender)
                 return found if isinstance(found, Grant) else None
             if place - 1 >= queue:
-                await self._remove(entry)
+                await self._remove(contender)
                 raise QueueFull(name, int(queue))
         return None
 
-    async def _join_share(self, entry: Entry, queue: float | None) -> Grant | None:
-        """Put this sharer's key in line; a grant if nobody before it is in its way."""
-        await self._stand(entry)
-        found = await self._look(entry)
+    async def _join_share(self, contender: Contender, queue: float | None) -> Grant | None:
+        """Put this sharer's key into the queue; a grant if nobody before it is in its way."""
+        await self._stand(contender)
+        found = await self._look(contender)
         if isinstance(found, Grant) or found is None:
             return found
-        line = view.waiting(await view.line(self._rpc, entry.name))
-        before = sum(kv.create_revision < entry.revision for kv in line)
+        waiters = waiting(await view.contenders(self._rpc, contender.name), keys.limit)
+        before = sum(kv.create_revision < contender.revision for kv in waiters)
         if queue is None or before >= queue:
-            await self._remove(entry)
+            await self._remove(contender)
         if queue is not None and before >= queue:
-            raise QueueFull(entry.name, int(queue))
+            raise QueueFull(contender.name, int(queue))
         return None
 
     async def wait(
@@ -151,9 +153,9 @@ class Etcd(Backend):
         try:
             return await self._turn(name, holder, ttl, timeout, limit)
         except GeneratorExit:
-            entry = self._sessions.find(holder)
-            if entry is not None:
-                self._sessions.abandon(entry)
+            contender = self._sessions.find(holder)
+            if contender is not None:
+                self._sessions.abandon(contender)
             raise
 
     async def _turn(self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None) -> Grant | None:
@@ -162,17 +164,23 @@ class Etcd(Backend):
         signal = self.driver.signal()
         pauses = Backoff(0.05, 1.0)
         while True:
-            entry = self._sessions.find(holder)
+            contender = self._sessions.find(holder)
             watch = None
             signal.clear()
+            if contender is not None and contender.given_up and not contender.session.gone:
+                # Its event loop had stood still, or deleting it failed. Another one is put once the keeper has done so.
+                if now() >= until:
+                    return None
+                await self.driver.sleep(min(_GOING, until - now()))
+                continue
             try:
-                if entry is None or entry.session.gone or not entry.revision:
-                    grant = await self._rejoin(entry, name, holder, ttl, limit)
+                if contender is None or contender.session.gone or not contender.revision:
+                    grant = await self._rejoin(contender, name, holder, ttl, limit)
                     if grant is not None:
                         return grant
                     continue
-                entry.signal = signal
-                found = await self._look(entry)
+                contender.signal = signal
+                found = await self._look(contender)
                 if isinstance(found, Grant):
                     return found
                 if found is not None:
@@ -187,7 +195,7 @@ class Etcd(Backend):
                     pauses.reset()
                     continue
             except Outage:
-                pass  # it goes on when the store does: its place in line is kept for as long as its session lives
+                pass  # it goes on when the store does: its place in the queue is kept for as long as its session lives
             finally:
                 if watch is not None:
                     self._watches.remove(watch)
@@ -197,146 +205,157 @@ class Etcd(Backend):
                 return None
             await self.driver.sleep(min(pauses.next(), left))
 
-    async def _stand(self, entry: Entry) -> pb.TxnResponse:
-        """Put a contender's key in line; or find the one that an earlier try put there after all."""
-        answer = await self._put(entry, keys.join(entry.name, entry.key, entry.value, entry.session.id))
+    async def _stand(self, contender: Contender) -> pb.TxnResponse:
+        """Put a contender's key into the queue; or find the one that an earlier try put there after all."""
+        answer = await self._put(
+            contender, keys.join(contender.name, contender.key, contender.value, contender.session.id)
+        )
         mine = answer.responses[0].response_range.kvs
-        entry.revision = answer.header.revision if answer.succeeded else mine[0].create_revision
+        contender.revision = answer.header.revision if answer.succeeded else mine[0].create_revision
         return answer
 
-    def _failed(self, entry: Entry, error: BackendError) -> None:
-        """A key that stands in line although what came after it failed has to be left like any that may."""
-        if entry.revision:
+    def _failed(self, contender: Contender, error: BackendError) -> None:
+        """A key that stands in the queue although what came after it failed has to be left like any that may."""
+        if contender.revision:
             error.ambiguous = True
         elif not error.ambiguous:
-            self._sessions.leave(entry)
+            self._sessions.leave(contender)
 
-    async def _look_share(self, entry: Entry, limit: int) -> Found:
-        answer = await self._rpc.call(TXN, keys.look_all(entry.name))
-        start = keys.prefix(entry.name)
-        line = [kv for kv in answer.responses[0].response_range.kvs if keys.contends(kv, start)]
-        mine = next((kv for kv in line if kv.key == entry.key), None)
-        if mine is None or mine.create_revision != entry.revision:
-            self._sessions.leave(entry)
+    async def _look_share(self, contender: Contender, limit: int) -> Found:
+        answer = await self._rpc.call(TXN, keys.look_all(contender.name))
+        start = keys.prefix(contender.name)
+        contenders = [kv for kv in answer.responses[0].response_range.kvs if keys.contends(kv, start)]
+        mine = next((kv for kv in contenders if kv.key == contender.key), None)
+        if mine is None or mine.create_revision != contender.revision:
+            self._sessions.leave(contender)
             return None
-        blocking = keys.blocking([kv for kv in line if kv.create_revision < entry.revision], limit)
+        before = [kv for kv in contenders if kv.create_revision < contender.revision]
+        in_the_way = blocking(before, limit, keys.limit)
         revision = answer.header.revision + 1
-        if not blocking:
-            return await self._grant(entry, answer.responses[1])
-        if keys.limit(blocking[-1].key) is None:
-            return blocking[-1].key, b"", revision
+        if not in_the_way:
+            return await self._grant(contender, answer.responses[1])
+        if keys.limit(in_the_way[-1]) is None:
+            return in_the_way[-1].key, b"", revision
         return start, keys.end(start), revision
 
-    async def _rejoin(self, entry: Entry | None, name: str, holder: str, ttl: float, limit: int | None) -> Grant | None:
-        """Stand in line again, at its end; or find out what became of the last attempt to."""
-        if entry is None or entry.session.gone:
+    async def _rejoin(
+        self, contender: Contender | None, name: str, holder: str, ttl: float, limit: int | None
+    ) -> Grant | None:
+        """Join the queue again, at its end; or find out what became of the last attempt to."""
+        if contender is None or contender.session.gone:
             return await self.take(name, holder, ttl, 2**62, limit)
         try:
-            return await (self._join(entry, inf) if limit is None else self._join_share(entry, inf))
+            return await (self._join(contender, inf) if limit is None else self._join_share(contender, inf))
         except LeaseGone:
-            self._sessions.lose(entry.session, "etcd no longer knows its session")
+            self._sessions.lose(contender.session, "etcd no longer knows its session")
             return None
 
-    async def _look(self, entry: Entry) -> Found:
+    async def _look(self, contender: Contender) -> Found:
         """A grant; or else the key before ours, and the revision to watch it from; None to look again."""
-        self._sessions.freshen(entry.session)
-        if (limit := keys.limit(entry.key)) is not None:
-            return await self._look_share(entry, limit)
-        start = keys.prefix(entry.name)
-        answer = await self._rpc.call(TXN, keys.look(entry.name, entry.key, entry.revision))
+        self._sessions.freshen(contender.session)
+        if (limit := keys.limit_of(contender.key)) is not None:
+            return await self._look_share(contender, limit)
+        start = keys.prefix(contender.name)
+        answer = await self._rpc.call(TXN, keys.look(contender.name, contender.key, contender.revision))
         mine, before = (list(part.response_range.kvs) for part in answer.responses[:2])
-        if not mine or mine[0].create_revision != entry.revision:
-            self._sessions.leave(entry)
+        if not mine or mine[0].create_revision != contender.revision:
+            self._sessions.leave(contender)
             return None
         if before and not keys.contends(before[0], start):
-            before = [kv for kv in await view.line(self._rpc, entry.name) if kv.create_revision < entry.revision][-1:]
+            contenders = await view.contenders(self._rpc, contender.name)
+            before = [kv for kv in contenders if kv.create_revision < contender.revision][-1:]
         if before:
             return before[0].key, b"", answer.header.revision + 1
-        return await self._grant(entry, answer.responses[2])
+        return await self._grant(contender, answer.responses[2])
 
-    async def _grant(self, entry: Entry, found: pb.ResponseOp) -> Grant | None:
-        """The grant to a key that is first in line, as the transaction saw it which found the base."""
-        session = entry.session
-        base = keys.read_base(entry.name, found.response_range.kvs)
-        if base.since > entry.revision:  # raised while this key stood in line, so its number is too small
-            await self._remove(entry)
+    async def _grant(self, contender: Contender, found: pb.ResponseOp) -> Grant | None:
+        """The grant to a key that is first in the queue, as the transaction saw it which found the base."""
+        session = contender.session
+        base = keys.read_base(contender.name, found.response_range.kvs)
+        if base.since > contender.revision:  # raised while this key stood in the queue, so its number is too small
+            await self._remove(contender)
             return None
         now = self.driver.now()
         if now - session.since > session.ttl / 2 and not await self._sessions.confirm(session, now, self._rpc.timeout):
             return None
-        entry.token = base.token(entry.revision)
-        self._sessions.hold(entry, session.since)
-        return Grant(entry.token, session.ttl, session.since)
+        contender.token = base.token(contender.revision)
+        if not self._sessions.hold(contender, session.since):
+            return None
+        return Grant(contender.token, session.ttl, session.since)
 
-    async def _put(self, entry: Entry, request: pb.TxnRequest) -> pb.TxnResponse:
+    async def _put(self, contender: Contender, request: pb.TxnRequest) -> pb.TxnResponse:
         """Put a key. Cancelling this does not recall what was sent: ``leave`` waits for its outcome."""
         try:
-            return await self._rpc.call(TXN, request, sent=entry.sent)
+            return await self._rpc.call(TXN, request, sent=contender.sent)
         finally:
-            self._judge(entry)
+            self._judge(contender)
 
-    def _judge(self, entry: Entry) -> None:
+    def _judge(self, contender: Contender) -> None:
         """A put that may take effect at any time later is only undone by the end of its session."""
-        if entry.sent.doubtful:
-            self._sessions.distrust(entry.session)
+        if contender.sent.doubtful:
+            self._sessions.distrust(contender.session)
 
     async def leave(self, name: str, holder: str) -> None:
-        entry = self._sessions.find(holder)
-        if entry is None:
+        contender = self._sessions.find(holder)
+        if contender is None:
             return
-        await self._rpc.settled(entry.sent)
-        self._judge(entry)
-        await self._remove(entry)
+        await self._rpc.settled(contender.sent)
+        self._judge(contender)
+        await self._remove(contender)
 
-    async def _remove(self, entry: Entry) -> None:
+    async def _remove(self, contender: Contender) -> None:
         """Delete an entry's key, or have it deleted as soon as that can be done."""
-        session = entry.session
+        session = contender.session
         try:
             if not session.gone:
-                await self._rpc.call(TXN, keys.remove(entry.key, entry.value), timeout=min(self._rpc.timeout, 2.0))
-            self._sessions.leave(entry)
-            if session.doubtful and not session.entries and not session.gone:
+                await self._rpc.call(
+                    TXN, keys.remove(contender.key, contender.value), timeout=min(self._rpc.timeout, 2.0)
+                )
+            self._sessions.leave(contender)
+            if session.doubtful and not session.contenders and not session.gone:
                 await self._sessions.revoke(session)
         except BaseException:
-            self._sessions.doom(entry)
+            self._sessions.doom(contender)
             raise
 
     async def release(self, name: str, holder: str, token: int) -> bool:
-        entry = self._sessions.find(holder)
-        if entry is None or entry.name != name or entry.token != token:
+        contender = self._sessions.find(holder)
+        if contender is None or contender.name != name or contender.token != token:
             return False
         sent = Sent()
         try:
-            answer = await self._rpc.call(TXN, keys.remove(entry.key, entry.value, entry.revision), sent=sent)
+            answer = await self._rpc.call(
+                TXN, keys.remove(contender.key, contender.value, contender.revision), sent=sent
+            )
         except BaseException:
-            self._sessions.doom(entry)
+            self._sessions.doom(contender)
             raise
-        held = self.driver.now() < entry.deadline
-        self._sessions.leave(entry)
+        held = self.driver.now() < contender.deadline
+        self._sessions.leave(contender)
         return answer.succeeded or (sent.doubtful and held)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         begun = self.driver.now()
-        entries = [self._own(hold) for hold in holds]
+        contenders = [self._own(hold) for hold in holds]
         timeout = min(self._rpc.timeout, max(min(hold.ttl for hold in holds) / 4, 0.5))
-        mine = [entry for entry in entries if entry is not None]
-        sessions = {id(entry.session): entry.session for entry in mine}
+        mine = [contender for contender in contenders if contender is not None]
+        sessions = {id(contender.session): contender.session for contender in mine}
         for session in sessions.values():
             self._sessions.ping(session)
         there: set[str] = set()
         for start in range(0, len(mine), _BATCH):
             some = mine[start : start + _BATCH]
-            request = keys.present([(entry.key, entry.revision) for entry in some])
+            request = keys.present([(contender.key, contender.revision) for contender in some])
             answer = await self._rpc.call(TXN, request, timeout=timeout)
             found = zip(some, answer.responses, strict=True)
-            there |= {entry.holder for entry, part in found if part.response_range.kvs}
+            there |= {contender.holder for contender, part in found if part.response_range.kvs}
         kept = {key: await self._kept(session, begun, timeout) for key, session in sessions.items()}
-        return [self._renewed(entry, there, kept, begun) for entry in entries]
+        return [self._renewed(contender, there, kept, begun) for contender in contenders]
 
-    def _own(self, hold: Hold) -> Entry | None:
-        entry = self._sessions.find(hold.holder)
-        ours = entry is not None and entry.held and (entry.name, entry.token) == (hold.name, hold.token)
-        return entry if ours else None
+    def _own(self, hold: Hold) -> Contender | None:
+        contender = self._sessions.find(hold.holder)
+        ours = contender is not None and contender.held and (contender.name, contender.token) == (hold.name, hold.token)
+        return contender if ours else None
 
     async def _kept(self, session: Session, begun: float, timeout: float) -> Renewal:
         try:
@@ -345,15 +364,15 @@ class Etcd(Backend):
             return Renewal.UNKNOWN
         return Renewal.RENEWED if alive else Renewal.LOST
 
-    def _renewed(self, entry: Entry | None, there: set[str], kept: dict[int, Renewal], begun: float) -> Renewal:
-        if entry is None:
+    def _renewed(self, contender: Contender | None, there: set[str], kept: dict[int, Renewal], begun: float) -> Renewal:
+        if contender is None:
             return Renewal.LOST
-        if entry.holder not in there:
-            self._sessions.leave(entry)
+        if contender.holder not in there:
+            self._sessions.leave(contender)
             return Renewal.LOST
-        answer = kept[id(entry.session)]
+        answer = kept[id(contender.session)]
         if answer is Renewal.RENEWED:
-            self._sessions.hold(entry, begun)
+            self._sessions.hold(contender, begun)
         return answer
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:

@@ -13,6 +13,7 @@ import grpc
 
 from fencepost.address import Address, flag, seconds, secure
 from fencepost.backends.etcd.methods import HungUp, Method, Q, R
+from fencepost.driver.scope import Visit
 from fencepost.errors import BackendError, ConfigError
 
 # How long a fork waits for calls that are under way.
@@ -61,19 +62,21 @@ class Forks:
 
     def __init__(self) -> None:
         self._free = threading.Condition()
-        self._calls = 0
+        self._calls: weakref.WeakSet[Visit] = weakref.WeakSet()
         self._forking = False
         self.connections: weakref.WeakSet[Channels] = weakref.WeakSet()
 
-    def begin(self) -> None:
+    def begin(self) -> Visit:
+        visit = Visit()
         with self._free:
             while self._forking:
                 self._free.wait()
-            self._calls += 1
+            self._calls.add(visit)
+        return visit
 
-    def end(self) -> None:
+    def end(self, visit: Visit) -> None:
         with self._free:
-            self._calls -= 1
+            self._calls.discard(visit)
             if self._forking:
                 self._free.notify_all()
 
@@ -93,7 +96,7 @@ class Forks:
             self._free.notify_all()
 
     def in_child(self) -> None:
-        self._free, self._calls, self._forking = threading.Condition(), 0, False
+        self._free, self._calls, self._forking = threading.Condition(), weakref.WeakSet(), False
 
 
 def _await_grpc() -> None:
@@ -113,7 +116,7 @@ _parents: list[Any] = []  # nor these: they belong to another process
 
 
 class Channels:
-    """One channel for each member, opened on first use; calls go to the member in ``place``."""
+    """One channel for each member, opened on first use; calls go to ``member``, an index of ``hosts``."""
 
     def __init__(self, address: Address) -> None:
         _beside_gevent()
@@ -123,7 +126,7 @@ class Channels:
         self.timeout: float = options.get("timeout", 5.0)
         self.hosts = [f"{f'[{host}]' if ':' in host else host}:{port or 2379}" for host, port in address.hosts]
         self.secure = secure(options)
-        self.place = 0
+        self.member = 0
         self.dial = 0
         """How often we have hung up."""
         self.closed = False
@@ -135,49 +138,49 @@ class Channels:
         self._readers: set[threading.Thread] = set()
         forks.connections.add(self)
 
-    def call(self, method: Method[Q, R], place: int) -> Any:
+    def call(self, method: Method[Q, R], member: int) -> Any:
         """What calls a method of one member; between ``forks.begin`` and ``forks.end`` only."""
-        found = self._calls.get((place, method.path))
+        found = self._calls.get((member, method.path))
         if found is None:
             with self._gate:
-                found = self._channel(place).unary_unary(method.path, _bytes, method.answer.FromString)
-                self._calls[place, method.path] = found
+                found = self._channel(member).unary_unary(method.path, _bytes, method.answer.FromString)
+                self._calls[member, method.path] = found
         return found
 
     def stream(self, method: Method[Q, R], requests: Iterator[Q], metadata: Any) -> Any:
         """Open a two-way stream from the thread that will read it, which calls ``stream_over`` after that."""
         self._readers.add(threading.current_thread())
-        forks.begin()
+        visit = forks.begin()
         try:
             with self._gate:
-                opened = self._channel(self.place).stream_stream(method.path, _bytes, method.answer.FromString)
+                opened = self._channel(self.member).stream_stream(method.path, _bytes, method.answer.FromString)
             return opened(requests, metadata=metadata)
         except ValueError:  # as gRPC says that a channel is closed
             raise HungUp from None
         finally:
-            forks.end()
+            forks.end(visit)
 
     def stream_over(self) -> None:
         self._readers.discard(threading.current_thread())
 
-    def _channel(self, place: int) -> grpc.Channel:
+    def _channel(self, member: int) -> grpc.Channel:
         if self.closed:
             raise BackendError("these locks are closed; connect again", backend="etcd", ambiguous=False)
-        if place not in self._channels:
+        if member not in self._channels:
             if not _anchor:
                 _anchor.append(grpc.insecure_channel("127.0.0.1:1", options=_CHANNEL))
-            target = self.hosts[place]
+            target = self.hosts[member]
             if self.secure:
                 secrets = grpc.ssl_channel_credentials(*self._secrets)
-                self._channels[place] = grpc.secure_channel(target, secrets, options=_CHANNEL)
+                self._channels[member] = grpc.secure_channel(target, secrets, options=_CHANNEL)
             else:
-                self._channels[place] = grpc.insecure_channel(target, options=_CHANNEL)
-        return self._channels[place]
+                self._channels[member] = grpc.insecure_channel(target, options=_CHANNEL)
+        return self._channels[member]
 
-    def turn(self, place: int) -> None:
-        """Ask another member from now on, unless somebody turned away from ``place`` already."""
-        if place == self.place:
-            self.place = (place + 1) % len(self.hosts)
+    def turn(self, member: int) -> None:
+        """Ask another member from now on, unless somebody turned away from ``member`` already."""
+        if member == self.member:
+            self.member = (member + 1) % len(self.hosts)
 
     def hang_up(self, dial: int | None = None) -> None:
         """End every call and stream, unless that was done since ``dial``; the next call connects again."""

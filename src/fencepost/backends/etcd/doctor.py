@@ -18,9 +18,9 @@ async def examine(rpc: Rpc) -> list[Finding]:
     """Ask every member named in the URL, and the cluster as a whole."""
     findings = []
     leaders = set()
-    for place, host in enumerate(rpc.channels.hosts):
+    for member, host in enumerate(rpc.channels.hosts):
         try:
-            status = await rpc.once(STATUS, pb.StatusRequest(), place, rpc.timeout)
+            status = await rpc.once(STATUS, pb.StatusRequest(), member, rpc.timeout)
         except grpc.RpcError as error:
             findings.append(
                 Finding("warn", f"{host} does not answer: {Fault.of(error).words}", "one member less to ask")

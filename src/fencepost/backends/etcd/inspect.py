@@ -7,14 +7,15 @@ from fencepost.backends.etcd.methods import RANGE, TIME_TO_LIVE, TXN
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.watch import Watches
+from fencepost.backends.sharing import waiting
 from fencepost.driver import Driver
 
 _PAGE = 5000
 
 
-async def line(rpc: Rpc, name: str, *, keys_only: bool = True) -> list[keys.KV]:
+async def contenders(rpc: Rpc, name: str, *, keys_only: bool = True) -> list[keys.KV]:
     """All contenders for a lock, the holder first."""
-    found = await rpc.call(RANGE, keys.line(name, keys_only=keys_only))
+    found = await rpc.call(RANGE, keys.contenders(name, keys_only=keys_only))
     start = keys.prefix(name)
     return [kv for kv in found.kvs if keys.contends(kv, start)]
 
@@ -26,34 +27,25 @@ async def _base(rpc: Rpc, name: str) -> Base:
 async def status(rpc: Rpc, name: str | None, prefix: str) -> list[Status]:
     """One lock, or all whose names begin with ``prefix``."""
     if name is not None:
-        found = await line(rpc, name, keys_only=False)
-        lines = {name: found} if found else {}
+        found = await contenders(rpc, name, keys_only=False)
+        by_lock = {name: found} if found else {}
         bases = {name: await _base(rpc, name)} if found else {}
     else:
-        lines, bases = await _lines(rpc, prefix)
+        by_lock, bases = await _all(rpc, prefix)
     left: dict[int, float] = {}  # by lease: the locks of one process share its session
     statuses = []
-    for each, contenders in sorted(lines.items()):
-        waiters = waiting(contenders)
-        holding = contenders[: len(contenders) - len(waiters)]
+    for each, known in sorted(by_lock.items()):
+        waiters = waiting(known, keys.limit)
+        holding = known[: len(known) - len(waiters)]
         for kv in holding:
             if kv.lease not in left:
                 left[kv.lease] = await _left(rpc, kv.lease)
         if remaining := max(left[kv.lease] for kv in holding):
             base = bases.get(each) or Base("etcd", each)
             token, told = base.token(holding[-1].create_revision), tuple(map(keys.holder, holding))
-            sharers = told if keys.limit(holding[0].key) else ()
+            sharers = told if keys.limit(holding[0]) else ()
             statuses.append(Status(each, told[0], token, remaining, tuple(map(keys.holder, waiters)), sharers))
     return statuses
-
-
-def waiting(line: list[keys.KV]) -> list[keys.KV]:
-    """Of all contenders, who does not hold yet: all behind the first, or behind those who share."""
-    for place, kv in enumerate(line):
-        most = keys.limit(kv.key)
-        if place and (most is None or keys.limit(line[0].key) is None or place >= most):
-            return line[place:]
-    return []
 
 
 async def _left(rpc: Rpc, lease: int) -> float:
@@ -67,10 +59,10 @@ async def _left(rpc: Rpc, lease: int) -> float:
 
 async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: int | None) -> None:
     """Return once the lock may have another holder than who has ``token``."""
-    found = await rpc.call(RANGE, keys.line(name))
+    found = await rpc.call(RANGE, keys.contenders(name))
     start = keys.prefix(name)
     first = next((kv for kv in found.kvs if keys.contends(kv, start)), None)
-    if first and keys.limit(first.key):
+    if first and keys.limit(first):
         await driver.sleep(LOOK)
         return
     if ((await _base(rpc, name)).token(first.create_revision) if first else None) != token:
@@ -86,27 +78,27 @@ async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: 
         watches.remove(watch)
 
 
-async def _lines(rpc: Rpc, prefix: str) -> tuple[dict[str, list[keys.KV]], dict[str, Base]]:
+async def _all(rpc: Rpc, prefix: str) -> tuple[dict[str, list[keys.KV]], dict[str, Base]]:
     """The contenders for each lock under a prefix, the holder first; and the bases of their tokens."""
     start = prefix.encode()
-    lines: dict[str, list[keys.KV]] = {}
+    by_lock: dict[str, list[keys.KV]] = {}
     bases: dict[str, keys.KV] = {}
     request = pb.RangeRequest(key=start or b"\0", range_end=keys.end(start), limit=_PAGE)
     while True:
         page = await rpc.call(RANGE, request)
         for kv in page.kvs:
-            # Other leased keys may be anything; but in the line of a lock they contend as well.
+            # Other leased keys may be anything; but in the queue of a lock they contend as well.
             if kv.lease:
-                lines.setdefault(keys.name(kv.key), []).append(kv)
+                by_lock.setdefault(keys.name(kv.key), []).append(kv)
             elif kv.key.endswith(keys.BASE):
                 bases[kv.key.removesuffix(keys.BASE).decode(errors="replace")] = kv
         if not page.more:
             break
         request.key = page.kvs[-1].key + b"\0"
     found = {
-        name: sorted(line, key=lambda kv: kv.create_revision)
-        for name, line in lines.items()
-        if name and name.startswith(prefix) and any(map(keys.native, line))
+        name: sorted(contenders, key=lambda kv: kv.create_revision)
+        for name, contenders in by_lock.items()
+        if name and name.startswith(prefix) and any(map(keys.native, contenders))
     }
     return found, {name: keys.read_base(name, [bases[name]]) for name in found if name in bases}
 
@@ -116,7 +108,7 @@ async def break_lock(rpc: Rpc, name: str) -> Status | None:
     for found in await status(rpc, name, ""):
         ended = False
         base = await _base(rpc, name)
-        for kv in await line(rpc, name, keys_only=False):
+        for kv in await contenders(rpc, name, keys_only=False):
             if base.token(kv.create_revision) == found.token or keys.holder(kv) in found.sharers:
                 ended |= (await rpc.call(TXN, keys.remove(kv.key, revision=kv.create_revision))).succeeded
         return found if ended else None

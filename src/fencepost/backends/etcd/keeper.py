@@ -11,7 +11,10 @@ from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TX
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
-from fencepost.driver import Driver, Signal, abandoned, run
+from fencepost.driver import Driver, Signal, stood_still
+from fencepost.driver import run as finish
+from fencepost.driver.service import Run, Service
+from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError
 
 # An idle session is kept for the next lock this long.
@@ -30,7 +33,7 @@ class Session:
     ttl: float
     since: float
     due: float
-    entries: dict[bytes, "Entry"] = field(default_factory=dict)
+    contenders: dict[bytes, "Contender"] = field(default_factory=dict)
     unanswered: deque[float] = field(default_factory=deque)
     askers: list[Signal] = field(default_factory=list)
     idle: float = 0.0
@@ -40,7 +43,7 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Contender:
     """One key of ours, from before it is put until it is known to be gone."""
 
     name: str
@@ -58,13 +61,18 @@ class Entry:
     held: bool = False
     sent: Sent = field(default_factory=Sent)
 
+    @property
+    def given_up(self) -> bool:
+        """Whether it is to be deleted although its owner never held the lock: a waiter needs another one."""
+        return self.deadline < inf and not self.held
+
 
 def _stuck(session: Session, now: float) -> bool:
     """Whether a key should have been deleted a ttl ago, and was not.
 
     Its session is then no longer kept alive, even if others hold locks under it. Otherwise the key would stay forever.
     """
-    return any(now >= entry.deadline + session.ttl for entry in session.entries.values())
+    return any(now >= each.deadline + session.ttl for each in session.contenders.values())
 
 
 class Keeper:
@@ -74,35 +82,35 @@ class Keeper:
         self._back = back  # for the threads here: they block, whatever the driver
         self._driver = driver
         self._report = report
-        self._gate = threading.RLock()
+        # On a thread, whatever the driver: it goes on when an event loop is busy.
+        self._service = Service(Blocking(driver.now), self._keep, "fencepost-etcd-keeper")
+        self._gate = self._service.gate
         self._sessions: dict[int, Session] = {}
-        self._entries: dict[str, Entry] = {}
+        self._contenders: dict[str, Contender] = {}
         self._stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] | None = None
-        self._nudge = threading.Event()
-        self._keeping = False
         self._cleaning = False
         self._closed = False
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, contender: Contender) -> None:
         """The key is known not to be there, nor to come."""
-        session = entry.session
+        session = contender.session
         with self._gate:
-            if session.entries.get(entry.key) is entry:
-                del session.entries[entry.key]
+            if session.contenders.get(contender.key) is contender:
+                del session.contenders[contender.key]
                 session.idle = self._driver.now()
-            if self._entries.get(entry.holder) is entry:
-                del self._entries[entry.holder]
+            if self._contenders.get(contender.holder) is contender:
+                del self._contenders[contender.holder]
         if session.doubtful:
-            self._nudge.set()
+            self._service.wake()
 
-    def abandon(self, entry: Entry) -> None:
+    def abandon(self, contender: Contender) -> None:
         """Nobody waits for this key any more, and nobody can clean up: have the keeper delete it.
 
         This takes no lock, for the garbage collector may call it anywhere.
         """
-        if not entry.revision:
-            entry.session.doubtful = True  # the key may still be on its way
-        entry.deadline = self._driver.now()
+        if not contender.revision:
+            contender.session.doubtful = True  # the key may still be on its way
+        contender.deadline = self._driver.now()
 
     def lose(self, session: Session, why: str) -> None:
         """The store has forgotten a session: tell its holders, and have its waiters join again."""
@@ -111,15 +119,15 @@ class Keeper:
                 return
             session.gone = why
             self._sessions.pop(session.id, None)
-            entries = list(session.entries.values())
-            for entry in entries:
-                if entry.held:
-                    self.leave(entry)
+            contenders = list(session.contenders.values())
+            for contender in contenders:
+                if contender.held:
+                    self.leave(contender)
             askers, session.askers = session.askers, []
-        for entry in entries:
-            if entry.held:
-                self._report(entry.holder, why)
-            entry.signal.set()
+        for contender in contenders:
+            if contender.held:
+                self._report(contender.holder, why)
+            contender.signal.set()
         for asker in askers:
             asker.set()
 
@@ -134,14 +142,16 @@ class Keeper:
         if self._stream is None:
             try:
                 self._stream = Stream(self._back, KEEP_ALIVE, self._heard, self._over)
-            except RuntimeError:  # no thread can be started just now
+            except (RuntimeError, MemoryError):  # no thread can be started just now
                 session.due = now + _RETRY
-                self._nudge.set()
+                self._service.wake()
                 return
+        self._stream.send(pb.LeaseKeepAliveRequest(ID=session.id))
+        # Only now: each answer counts for the oldest of these, so one that was never sent would make all look late.
         session.unanswered.append(now)
         session.due = now + session.ttl / 3
-        self._stream.send(pb.LeaseKeepAliveRequest(ID=session.id))
-        self._nudge.set()
+        self._service.ensure()  # also after it failed
+        self._service.wake()
 
     def _heard(
         self, stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse], answer: pb.LeaseKeepAliveResponse
@@ -168,29 +178,21 @@ class Keeper:
                 if session.unanswered:
                     session.unanswered.clear()
                     session.due = min(session.due, self._driver.now() + 0.2)
-        self._nudge.set()
+        self._service.wake()
 
-    def _start(self) -> None:
-        if self._keeping:
-            self._nudge.set()
-        elif not self._closed:
-            threading.Thread(target=self._keep, name="fencepost-etcd-keeper", daemon=True).start()
-            self._keeping = True
-
-    def _keep(self) -> None:
+    async def _keep(self, run: Run) -> None:
         """Keep sessions alive, notice silence, and hand out what is to be cleaned up; never waits for the store."""
         while True:
-            self._nudge.clear()
+            run.nudge.clear()
             with self._gate:
-                if self._closed or not self._sessions:
-                    self._keeping = False
+                if run.ends(lambda: not self._sessions):
                     return
                 now = self._driver.now()
-                wake, silent, late, idle, stray = inf, False, list[Entry](), list[Session](), list[Session]()
+                wake, silent, late, idle, stray = inf, False, list[Contender](), list[Session](), list[Session]()
                 over = [each for each in self._sessions.values() if _stuck(each, now - each.ttl)]
                 for session in self._sessions.values():
                     rest = 0.0 if session.doubtful else LINGER
-                    if not session.entries and now >= session.idle + rest:
+                    if not session.contenders and now >= session.idle + rest:
                         idle.append(session)
                         continue
                     if now >= session.due:
@@ -202,11 +204,12 @@ class Keeper:
                         overdue = session.unanswered[0] + max(session.ttl / 4, 0.75)
                         silent = silent or now >= overdue
                         wake = min(wake, overdue)
-                    for entry in session.entries.values():
-                        if entry.deadline == inf and abandoned(entry.signal):
-                            self.abandon(entry)
-                    late += [entry for entry in session.entries.values() if now >= entry.deadline]
-                    ends = (entry.deadline for entry in session.entries.values() if entry.deadline > now)
+                    for contender in session.contenders.values():
+                        # As a hold ends that nobody renewed. If its event loop goes on, the waiter joins again.
+                        if contender.deadline == inf and stood_still(contender.signal, session.ttl):
+                            self.abandon(contender)
+                    late += [contender for contender in session.contenders.values() if now >= contender.deadline]
+                    ends = (contender.deadline for contender in session.contenders.values() if contender.deadline > now)
                     wake = min(wake, session.due, min(ends, default=inf))
                     if session.doubtful:
                         wake = min(wake, session.swept + _SWEEP)
@@ -220,50 +223,51 @@ class Keeper:
                         work = threading.Thread(target=self._clean, args=(late, idle, stray), daemon=True)
                         try:
                             work.start()
-                        except RuntimeError:  # no thread can be started just now
+                        except (RuntimeError, MemoryError):  # no thread can be started just now
                             self._cleaning = False
             for session in over:
                 self.lose(session, "etcd did not delete one of its keys, so it was left to expire")
-            self._nudge.wait(max(0.001, min(wake - self._driver.now(), LINGER)))
+            await run.nudge.wait(max(0.001, min(wake - self._driver.now(), LINGER)))
 
     def _restart(self) -> None:
         """Nobody answers here: hang up, and try the next member."""
-        self._back.channels.turn(self._back.channels.place)
+        self._back.channels.turn(self._back.channels.member)
         self._back.channels.hang_up()
         if self._stream is not None:
             self._over(self._stream, "")
 
-    def _clean(self, late: list[Entry], idle: list[Session], stray: list[Session]) -> None:
+    def _clean(self, late: list[Contender], idle: list[Session], stray: list[Session]) -> None:
         try:
             for session in stray:
                 self._sweep(session)
-            for entry in late:
-                if self._driver.now() >= entry.deadline:
-                    self._remove(entry)
+            for contender in late:
+                if self._driver.now() >= contender.deadline:
+                    self._remove(contender)
             for session in idle:
                 with self._gate:
-                    busy = session.entries or session.gone
+                    busy = session.contenders or session.gone
                     if not busy:
                         session.gone = "it was let go"
                         self._sessions.pop(session.id, None)
                 if not busy:
-                    run(self._back.call(REVOKE, pb.LeaseRevokeRequest(ID=session.id), timeout=2.0))
-            self._nudge.set()
+                    finish(self._back.call(REVOKE, pb.LeaseRevokeRequest(ID=session.id), timeout=2.0))
+            self._service.wake()
         except BackendError:
             pass  # the keeper comes back to what is left; a session that is not revoked expires
         finally:
             self._cleaning = False
 
-    def _remove(self, entry: Entry) -> None:
-        if not entry.session.gone:
-            run(self._back.call(TXN, keys.remove(entry.key, entry.value), timeout=2.0))
-        self.leave(entry)
+    def _remove(self, contender: Contender) -> None:
+        if not contender.session.gone:
+            finish(self._back.call(TXN, keys.remove(contender.key, contender.value), timeout=2.0))
+        self.leave(contender)
+        contender.signal.set()  # a waiter whose event loop goes on after all joins again
 
     def _sweep(self, session: Session) -> None:
         """Delete what a put that was thought to have failed left in a session that others still use."""
         if not session.doubtful or session.gone:
             return
-        found = run(self._back.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=session.id, keys=True), timeout=2.0))
+        found = finish(self._back.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=session.id, keys=True), timeout=2.0))
         for key in found.keys:
-            if key not in session.entries:
-                run(self._back.call(TXN, keys.remove(key), timeout=2.0))
+            if key not in session.contenders:
+                finish(self._back.call(TXN, keys.remove(key), timeout=2.0))

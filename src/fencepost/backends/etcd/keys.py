@@ -71,16 +71,14 @@ def spell(lock: str, lease: int, holder: str, limit: int | None, *, alone: bool)
     return key, (proposal or identity).encode()
 
 
-def limit(key: bytes) -> int | None:
+def limit(kv: KV) -> int | None:
     """How many may hold beside the sharer whose key this is, with it; None for who holds alone."""
+    return limit_of(kv.key)
+
+
+def limit_of(key: bytes) -> int | None:
     most = key.rpartition(b"/")[2].rpartition(b"~")[2]
     return int(most) if b"~" in key.rpartition(b"/")[2] and most.isdigit() else None
-
-
-def blocking(before: Sequence[KV], most: int) -> list[KV]:
-    """Of those before a sharer, who is in its way: who wants the lock alone, or all, if there is no room."""
-    alone = [kv for kv in before if limit(kv.key) is None]
-    return alone or (list(before) if len(before) >= most else [])
 
 
 def base(lock: str) -> pb.RequestOp:
@@ -105,7 +103,7 @@ def name(key: bytes) -> str:
     return key.rpartition(b"/")[0].decode(errors="replace")
 
 
-def line(lock: str, *, keys_only: bool = True) -> pb.RangeRequest:
+def contenders(lock: str, *, keys_only: bool = True) -> pb.RangeRequest:
     """Everything under a lock's prefix, oldest first."""
     start = prefix(lock)
     return pb.RangeRequest(
@@ -115,7 +113,7 @@ def line(lock: str, *, keys_only: bool = True) -> pb.RangeRequest:
 
 def first(lock: str) -> pb.RequestOp:
     """The oldest key under a lock's prefix, and how many there are."""
-    request = line(lock)
+    request = contenders(lock)
     request.limit = 1
     return pb.RequestOp(request_range=request)
 
@@ -175,7 +173,7 @@ def look(lock: str, key: bytes, revision: int) -> pb.TxnRequest:
 
 def look_all(lock: str) -> pb.TxnRequest:
     """All contenders, and the base of the tokens."""
-    return pb.TxnRequest(success=[pb.RequestOp(request_range=line(lock)), base(lock)])
+    return pb.TxnRequest(success=[pb.RequestOp(request_range=contenders(lock)), base(lock)])
 
 
 def remove(key: bytes, value: bytes = b"", revision: int = 0) -> pb.TxnRequest:

@@ -1,5 +1,6 @@
 """etcd's methods, and what their failures mean."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,26 +20,53 @@ class Method(Generic[Q, R]):
 
     path: str
     answer: type[R]
+    fits: Callable[[Any, R], bool]
+    """Whether this may be the answer to the request: a message of any kind, even an empty one, can be read as one."""
 
 
-RANGE = Method[pb.RangeRequest, pb.RangeResponse]("/etcdserverpb.KV/Range", pb.RangeResponse)
-TXN = Method[pb.TxnRequest, pb.TxnResponse]("/etcdserverpb.KV/Txn", pb.TxnResponse)
-GRANT = Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse]("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse)
+def _stamped(_: Any, answer: Any) -> bool:
+    return bool(answer.header.revision)
+
+
+_ANSWERS = {f"request_{each}": f"response_{each}" for each in ("range", "put", "delete_range")}
+
+
+def _each_answered(request: pb.TxnRequest, answer: pb.TxnResponse) -> bool:
+    done, answers = request.failure if request.compare and not answer.succeeded else request.success, answer.responses
+    if not answer.header.revision or len(answers) != len(done):
+        return False
+    return all(
+        _ANSWERS[each.WhichOneof("request") or ""] == found.WhichOneof("response")
+        for each, found in zip(done, answers, strict=True)
+    )
+
+
+RANGE = Method[pb.RangeRequest, pb.RangeResponse]("/etcdserverpb.KV/Range", pb.RangeResponse, _stamped)
+TXN = Method[pb.TxnRequest, pb.TxnResponse]("/etcdserverpb.KV/Txn", pb.TxnResponse, _each_answered)
+GRANT = Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse](
+    "/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse, lambda _, answer: answer.ID != 0 and answer.TTL > 0
+)
 REVOKE = Method[pb.LeaseRevokeRequest, pb.LeaseRevokeResponse](
-    "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeResponse
+    "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeResponse, _stamped
 )
 TIME_TO_LIVE = Method[pb.LeaseTimeToLiveRequest, pb.LeaseTimeToLiveResponse](
-    "/etcdserverpb.Lease/LeaseTimeToLive", pb.LeaseTimeToLiveResponse
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    pb.LeaseTimeToLiveResponse,
+    lambda request, answer: answer.ID == request.ID,
 )
 KEEP_ALIVE = Method[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse](
-    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse, lambda _, answer: answer.ID != 0
 )
-WATCH = Method[pb.WatchRequest, pb.WatchResponse]("/etcdserverpb.Watch/Watch", pb.WatchResponse)
+WATCH = Method[pb.WatchRequest, pb.WatchResponse]("/etcdserverpb.Watch/Watch", pb.WatchResponse, _stamped)
 AUTHENTICATE = Method[pb.AuthenticateRequest, pb.AuthenticateResponse](
-    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse, lambda _, answer: bool(answer.token)
 )
-MEMBERS = Method[pb.MemberListRequest, pb.MemberListResponse]("/etcdserverpb.Cluster/MemberList", pb.MemberListResponse)
-STATUS = Method[pb.StatusRequest, pb.StatusResponse]("/etcdserverpb.Maintenance/Status", pb.StatusResponse)
+MEMBERS = Method[pb.MemberListRequest, pb.MemberListResponse](
+    "/etcdserverpb.Cluster/MemberList", pb.MemberListResponse, lambda _, answer: bool(answer.members)
+)
+STATUS = Method[pb.StatusRequest, pb.StatusResponse](
+    "/etcdserverpb.Maintenance/Status", pb.StatusResponse, lambda _, answer: bool(answer.version)
+)
 
 
 class Outage(BackendError):
@@ -57,6 +85,19 @@ class HungUp(grpc.RpcError):
 
     def details(self) -> str:
         return "failed to connect in time: hung up"
+
+
+class Unfit(grpc.RpcError):
+    """What came is no answer to the request; nobody knows whether that was carried out."""
+
+    def __init__(self, method: Method[Any, Any]) -> None:
+        self._method = method.path.rpartition("/")[2]
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.INTERNAL
+
+    def details(self) -> str:
+        return f"this is no answer to {self._method}; does the URL name an etcd?"
 
 
 class Sent:

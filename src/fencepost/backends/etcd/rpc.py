@@ -8,7 +8,7 @@ import grpc
 
 from fencepost.address import Address
 from fencepost.backends.etcd.channels import Channels, forks
-from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent
+from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent, Unfit
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.driver import Driver, run
 from fencepost.driver.backoff import Backoff
@@ -17,6 +17,13 @@ from fencepost.errors import BackendError
 
 # A call that had this long and got no answer speaks against its connection, not only against the server.
 _SILENCE = 1.0
+
+
+def _fitting(method: Method[Q, R], request: Q, came: Any) -> R:
+    answer: R = came
+    if not method.fits(request, answer):
+        raise Unfit(method)
+    return answer
 
 
 class Rpc:
@@ -44,13 +51,13 @@ class Rpc:
         channels = self.channels
         limit = patience(self.timeout if timeout is None else timeout)
         until = self._driver.now() + limit
-        share = max(limit / len(channels.hosts), 0.3)
+        each = max(limit / len(channels.hosts), 0.3)
         pauses, logins, ambiguous = Backoff(0.02, 0.5), 0, False
         while True:
-            place, dial = channels.place, channels.dial
+            member, dial = channels.member, channels.dial
             try:
-                left = min(share, max(until - self._driver.now(), 0.05))
-                return await self.once(method, request, place, left, sent)
+                left = min(each, max(until - self._driver.now(), 0.05))
+                return await self.once(method, request, member, left, sent)
             except grpc.RpcError as error:
                 fault = Fault.of(error)
                 if fault.silent and left >= _SILENCE:
@@ -71,15 +78,15 @@ class Rpc:
                 continue
             if not fault.passing or channels.closed or self._driver.now() + pauses.pause >= until:
                 kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
-                raise kind(f"etcd at {channels.hosts[place]}: {fault.words}", backend="etcd", ambiguous=ambiguous)
-            channels.turn(place)
+                raise kind(f"etcd at {channels.hosts[member]}: {fault.words}", backend="etcd", ambiguous=ambiguous)
+            channels.turn(member)
             await self._driver.sleep(pauses.next())
 
-    async def once(self, method: Method[Q, R], request: Q, place: int, timeout: float, sent: Sent | None = None) -> R:
+    async def once(self, method: Method[Q, R], request: Q, member: int, timeout: float, sent: Sent | None = None) -> R:
         """Ask one member, once; grpc.RpcError if it does not answer."""
         if not self._anonymous and self._login is None:
-            await self._log_in(place)
-        return await self._send(method, request, place, timeout, sent)
+            await self._log_in(member)
+        return await self._send(method, request, member, timeout, sent)
 
     async def settled(self, sent: Sent) -> None:
         """Return once it is known what became of the try whose caller was cancelled."""
@@ -91,16 +98,16 @@ class Rpc:
         if pending.code() is not grpc.StatusCode.OK and Fault.of(pending).ambiguous:
             sent.doubtful = True
 
-    async def _send(self, method: Method[Q, R], request: Q, place: int, timeout: float, sent: Sent | None = None) -> R:
-        forks.begin()
+    async def _send(self, method: Method[Q, R], request: Q, member: int, timeout: float, sent: Sent | None = None) -> R:
+        visit = forks.begin()
         if self._blocking:
             try:
-                call = self.channels.call(method, place)
-                return call(request, timeout=timeout, metadata=self._metadata())  # type: ignore[no-any-return]
+                call = self.channels.call(method, member)
+                return _fitting(method, request, call(request, timeout=timeout, metadata=self._metadata()))
             except ValueError:  # as gRPC says that a channel is closed
                 raise HungUp from None
             finally:
-                forks.end()
+                forks.end(visit)
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
 
@@ -109,19 +116,19 @@ class Rpc:
                 arrived.set_result(None)
 
         def over(_: object) -> None:
-            forks.end()
+            forks.end(visit)
             try:
                 loop.call_soon_threadsafe(wake)
             except RuntimeError:
                 pass  # the loop is closed: nobody waits any more
 
         try:
-            call = self.channels.call(method, place).future(request, timeout=timeout, metadata=self._metadata())
+            call = self.channels.call(method, member).future(request, timeout=timeout, metadata=self._metadata())
         except ValueError:
-            forks.end()
+            forks.end(visit)
             raise HungUp from None
         except BaseException:
-            forks.end()
+            forks.end(visit)
             raise
         call.add_done_callback(over)
         try:
@@ -134,13 +141,13 @@ class Rpc:
             raise
         if call.code() is not grpc.StatusCode.OK:
             raise call  # a future would tell of a closed channel with an error of its own
-        return call.result()  # type: ignore[no-any-return]
+        return _fitting(method, request, call.result())
 
-    async def _log_in(self, place: int) -> None:
+    async def _log_in(self, member: int) -> None:
         user, password = self._address.user or "", self._address.password or ""
         try:
             request = pb.AuthenticateRequest(name=user, password=password)
-            self._login = (await self._send(AUTHENTICATE, request, place, self.timeout)).token
+            self._login = (await self._send(AUTHENTICATE, request, member, self.timeout)).token
         except grpc.RpcError as error:
             words = error.details() or ""
             if "not enabled" in words:
@@ -160,8 +167,8 @@ class Rpc:
         basic = [("hasleader", "true")]
         return [*basic, ("token", self._login)] if self._login else basic
 
-    def stream(self, method: Method[Q, R], requests: Iterator[Q], place: int) -> Any:
+    def stream(self, method: Method[Q, R], requests: Iterator[Q], member: int) -> Any:
         """Open a two-way stream, from the thread that is to read it."""
         if not self._anonymous and self._login is None:
-            run(self._log_in(place))
+            run(self._log_in(member))
         return self.channels.stream(method, requests, self._metadata())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fencepost.backends.etcd import keys
-from fencepost.backends.etcd.keeper import Entry, Keeper, Session
+from fencepost.backends.etcd.keeper import Contender, Keeper, Session
 from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, Outage
 from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
@@ -37,10 +37,10 @@ class Sessions(Keeper):
         self._rpc = rpc
         self._openings: dict[int, _Opening] = {}
 
-    def find(self, holder: str) -> Entry | None:
-        return self._entries.get(holder)
+    def find(self, holder: str) -> Contender | None:
+        return self._contenders.get(holder)
 
-    async def enter(self, name: str, holder: str, ttl: float, limit: int | None = None) -> Entry:
+    async def register(self, name: str, holder: str, ttl: float, limit: int | None = None) -> Contender:
         """A key to put for ``holder``, under a session of at least ``ttl``; opens one if need be."""
         asked = ceil(ttl)
         while True:
@@ -55,11 +55,15 @@ class Sessions(Keeper):
                 if opening is None:
                     opening = self._openings[asked] = _Opening(self._driver.signal())
             if mine:
-                await self._open(asked, opening)
-            else:
-                await opening.signal.wait()
-                if opening.error is not None:
-                    raise opening.error
+                try:
+                    await self._open(asked, opening)
+                finally:
+                    self._opened(asked, opening)
+                    opening.signal.set()
+            elif not await opening.signal.wait(2 * self._rpc.timeout):
+                self._opened(asked, opening)  # the event loop of who opens it was stopped
+            elif opening.error is not None:
+                raise opening.error
 
     async def _open(self, asked: int, opening: _Opening) -> None:
         since = self._driver.now()
@@ -67,37 +71,42 @@ class Sessions(Keeper):
             grant = await self._rpc.call(GRANT, pb.LeaseGrantRequest(TTL=asked))
             session = Session(grant.ID, asked, float(grant.TTL), since, since + grant.TTL / 3, idle=since)
             with self._gate:
-                self._start()
+                self._service.start()
                 self._sessions[session.id] = session
         except BackendError as error:
             opening.error = error
             raise
-        finally:
-            with self._gate:
-                del self._openings[asked]
-            opening.signal.set()
 
-    def _claim(self, session: Session, name: str, holder: str, limit: int | None) -> Entry:
-        alone = keys.prefix(name) + b"%x" % session.id not in session.entries
+    def _opened(self, asked: int, opening: _Opening) -> None:
+        with self._gate:
+            if self._openings.get(asked) is opening:
+                del self._openings[asked]
+
+    def _claim(self, session: Session, name: str, holder: str, limit: int | None) -> Contender:
+        alone = keys.prefix(name) + b"%x" % session.id not in session.contenders
         key, value = keys.spell(name, session.id, holder, limit, alone=alone)
-        entry = Entry(name, holder, session, key, value, self._driver.signal())
-        session.entries[key] = self._entries[holder] = entry
-        return entry
+        contender = Contender(name, holder, session, key, value, self._driver.signal())
+        session.contenders[key] = self._contenders[holder] = contender
+        return contender
 
     def distrust(self, session: Session) -> None:
         """Something that was put under it, and given up, may still take effect: nobody may use it any more."""
         session.doubtful = True
-        self._nudge.set()
+        self._service.wake()
 
-    def hold(self, entry: Entry, since: float) -> None:
-        """The key's owner holds the lock until a ttl after ``since``, then the key is to go."""
-        entry.held = True
-        entry.deadline = since + entry.session.ttl
+    def hold(self, contender: Contender, since: float) -> bool:
+        """The key's owner holds the lock until a ttl after ``since``, then the key is to go; False if it is going."""
+        with self._gate:
+            if contender.given_up:
+                return False
+            contender.held = True
+            contender.deadline = since + contender.session.ttl
+            return True
 
-    def doom(self, entry: Entry) -> None:
+    def doom(self, contender: Contender) -> None:
         """Delete the key as soon as that can be done."""
-        entry.deadline = self._driver.now()
-        self._nudge.set()
+        contender.deadline = self._driver.now()
+        self._service.wake()
 
     async def confirm(self, session: Session, after: float, timeout: float) -> bool:
         """Whether the store kept the session alive at some time since ``after``; Outage if it does not say."""
@@ -150,7 +159,7 @@ class Sessions(Keeper):
             self._closed = True
             sessions = list(self._sessions.values())
             stream = self._stream
-        self._nudge.set()
+        self._service.close()
         try:
             for session in sessions:
                 await self.revoke(session)

@@ -7,7 +7,7 @@ from typing import Any, Generic
 
 import grpc
 
-from fencepost.backends.etcd.methods import Fault, Method, Q, R
+from fencepost.backends.etcd.methods import Fault, Method, Q, R, Unfit
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
 
@@ -41,13 +41,15 @@ class Stream(Generic[Q, R]):
             self._call.cancel()
 
     def _read(self) -> None:
-        why, place = "etcd ended the stream", self._rpc.channels.place
+        why, member = "etcd ended the stream", self._rpc.channels.member
         try:
             requests: Iterator[Any] = iter(self._requests.get, None)
-            self._call = self._rpc.stream(self._method, requests, place)
+            self._call = self._rpc.stream(self._method, requests, member)
             if self._closed:
                 self._call.cancel()
             for answer in self._call:
+                if not self._method.fits(None, answer):
+                    raise Unfit(self._method)
                 self._heard(self, answer)
         except grpc.RpcError as error:
             fault = Fault.of(error)
@@ -55,7 +57,7 @@ class Stream(Generic[Q, R]):
             if fault.login:
                 self._rpc.forget_login()
             elif not self._closed:
-                self._rpc.channels.turn(place)
+                self._rpc.channels.turn(member)
         except BackendError as error:
             why = str(error)
         except (RuntimeError, MemoryError) as error:

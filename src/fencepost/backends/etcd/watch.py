@@ -41,8 +41,8 @@ class Watches:
         with self._gate:
             watch = Watch(next(self._numbers), signal)
             create.watch_id = watch.number
-            self._watches[watch.number] = watch
             self._open().send(pb.WatchRequest(create_request=create))
+            self._watches[watch.number] = watch
             return watch
 
     def listen(self) -> None:

@@ -13,7 +13,7 @@ from fencepost import address
 from fencepost.address import Address, seconds
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.cleanups import Cleanups
-from fencepost.backends.local_queue import Lines
+from fencepost.backends.local_queue import LocalQueues
 from fencepost.backends.margin import kept, remains
 from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
 from fencepost.backends.postgres.doctor import examine
@@ -92,7 +92,7 @@ class Postgres(Backend):
         self._begin()
 
     def _begin(self) -> None:
-        self._lines = Lines()
+        self._queues = LocalQueues()
         self._listener = self._new_listener()
         self._cleanups: Cleanups[tuple[str, str]] = Cleanups(
             self.driver, self._clean, "fencepost-postgres-leave", pauses=(_RETRY[1], _RETRY[1]), lasting=_OWED
@@ -107,7 +107,7 @@ class Postgres(Backend):
             poll=self._poll,
             listen=listen,
             now=self.driver.now,
-            dropped=lambda waiter: self._lines.leave(waiter.name, waiter.holder),
+            dropped=lambda waiter: self._queues.leave(waiter.name, waiter.holder),
         )
 
     async def take(
@@ -170,15 +170,15 @@ class Postgres(Backend):
         now = self.driver.now
         until = None if timeout is None else now() + timeout
         waiter = self._listener.find(holder) or Waiter(name, holder, self.driver.signal(), limit, doubtful=True)
-        self._lines.await_turn(name, holder, waiter.signal)
         pause, pauses = 0.0, Backoff(*_RETRY)
+        self._queues.await_turn(name, holder, waiter.signal)
         try:
             while True:
                 waiter.signal.clear()
                 if waiter.grant is not None:
                     self._listener.forget(holder)
                     return _earlier(*waiter.grant, ttl)
-                first = self._lines.first(name, holder)
+                first = self._queues.first(name, holder)
                 if waiter.doubtful or (first and now() >= waiter.overdue):
                     try:
                         waiter.doubtful = False
@@ -206,7 +206,7 @@ class Postgres(Backend):
             waiter.forsaken = True
             raise
         finally:
-            self._lines.leave(name, holder)
+            self._queues.leave(name, holder)
 
     async def leave(self, name: str, holder: str) -> None:
         self._listener.forget(holder)
@@ -231,8 +231,8 @@ class Postgres(Backend):
             *(names, holders, tokens, [*map(kept, ttls)]),
             kinds=(int,),
         )
-        renewed = {place for (place,) in rows}
-        return [Renewal.RENEWED if place in renewed else Renewal.LOST for place in range(1, len(holds) + 1)]
+        renewed = {index for (index,) in rows}
+        return [Renewal.RENEWED if index in renewed else Renewal.LOST for index in range(1, len(holds) + 1)]
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         return await self._links.call(self._release, name, holder, str(token)) == "t"

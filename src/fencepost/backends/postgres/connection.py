@@ -54,6 +54,7 @@ END = """SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
 
 def conninfo(address: Address, patience: float) -> dict[str, Any]:
     """What libpq needs to connect to ``address``."""
+    address.check_hosts()
     given: dict[str, Any] = {
         # An idle connection that was cut is noticed within half a minute, an unanswered one within ``patience``.
         "keepalives_idle": 10,

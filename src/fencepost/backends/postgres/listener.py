@@ -302,10 +302,10 @@ class Listener:
             if waiter.name == name:
                 waiter.mind(overdue)
 
-    def _doubt(self, lined_up: Collection[str] = ()) -> None:
-        """Have those look after their entries who are not known to be in line."""
+    def _doubt(self, queued: Collection[str] = ()) -> None:
+        """Have those look after their entries who are not known to be queued."""
         for holder, waiter in self._waiters.copy().items():
-            if holder not in lined_up:
+            if holder not in queued:
                 waiter.doubtful = True
                 waiter.signal.set()
 

@@ -1,7 +1,6 @@
 """A small pool of connections to Postgres."""
 
 import random
-import select
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +29,7 @@ from fencepost.backends.postgres.connection import (
 )
 from fencepost.driver import Driver, Signal, settle
 from fencepost.driver.scope import patience as within
+from fencepost.driver.sockets import silent
 from fencepost.errors import BackendError
 
 T = TypeVar("T")
@@ -41,11 +41,9 @@ _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
 _parents: list[Link] = []  # never closed: a connection inherited through a fork is the parent's
 
 
-def _silent(link: Link) -> bool:
-    """Whether nothing came in on an idle connection: what comes unasked is the server's farewell."""
-    poll = select.poll()
-    poll.register(link.pgconn.socket, select.POLLIN)
-    return not poll.poll(0)
+def _crash(error: psycopg.Error | OSError) -> bool:
+    """Whether the server ended with it, as where it cannot write its log: what it wrote before may be carried out."""
+    return isinstance(error, psycopg.Error) and error.diag.severity_nonlocalized == "PANIC"
 
 
 class Links:
@@ -111,41 +109,47 @@ class Links:
                 state = getattr(error, "sqlstate", None)
                 if state is None:
                     self._suspect()
-                # Only the server's own word that it failed says for sure that nothing was done.
-                unsure = state is None or state.startswith(("08", "57P"))
+                # Only the server's own word that it failed says for sure that nothing was done; not if it crashes.
+                unsure = state is None or state.startswith(("08", "57P")) or _crash(error)
                 raise failure(error, ambiguous=unsure) from error
             finally:
-                self._give_back(link)
+                try:
+                    self._give_back(link)
+                except BaseException:  # for example, out of memory: it would count as open from now on
+                    if link not in self._idle:
+                        self._drop(link)
+                    raise
             await self._driver.sleep(random.uniform(0, 0.01))
 
     async def _take(self) -> Link:
         while True:
-            signal = None
+            signal = link = None
             with self._gate:
                 if self._idle and not self._unfinished:
                     link = self._idle.pop()
                 elif self._open < self._limit and not self._unfinished:
                     self._open += 1
-                    break
                 else:
                     signal = self._driver.signal()
                     self._queue.append(signal)
             if signal is not None:
                 await self._turn(signal)
-            elif _silent(link):
+                continue
+            try:
+                if link is None:
+                    link = await self._connect()
+                elif not silent(link.pgconn.socket):
+                    self._drop(link)
+                    continue
                 if self._stranded:
                     await self._end_stranded(link)
                 return link
-            else:
-                self._drop(link)
-        try:
-            link = await self._connect()
-        except BaseException:
-            self._closed_one()
-            raise
-        if self._stranded:
-            await self._end_stranded(link)
-        return link
+            except BaseException:
+                if link is None:
+                    self._closed_one()
+                else:
+                    self._give_back(link)
+                raise
 
     async def _turn(self, signal: Signal) -> None:
         limit = within(inf)
@@ -197,11 +201,8 @@ class Links:
         patience = int(min(2.0, self._patience / 2) * 1000)
         try:
             await ask(link, END, [patience, stranded, self._info["application_name"]])
-        except BaseException as error:
-            self._give_back(link)
-            if isinstance(error, (psycopg.Error, OSError)):
-                raise failure(error, ambiguous=False) from error
-            raise
+        except (psycopg.Error, OSError) as error:
+            raise failure(error, ambiguous=False) from error
         with self._gate:
             self._stranded = [pid for pid in self._stranded if pid not in stranded]
 

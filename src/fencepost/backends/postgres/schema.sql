@@ -441,7 +441,7 @@ CREATE OR REPLACE FUNCTION fencepost.bump(_name text, _above bigint) RETURNS voi
         ON CONFLICT (name) DO UPDATE SET floor = greatest(lock.floor, _above)
 $$;
 
--- A process says that it lives, for _window seconds; the holders of its waiters that are still in line.
+-- A process says that it lives, for _window seconds; the holders of its waiters that are still queued.
 CREATE OR REPLACE FUNCTION fencepost.beat(_id bigint, _listens boolean, _window double precision)
 RETURNS SETOF text LANGUAGE sql AS $$
     INSERT INTO fencepost.process VALUES (_id, _listens, clock_timestamp() + _window * interval '1 second')

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.address import Address, choice, flag, seconds, secure, tls_context
-from fencepost.backends.redis.connection import Dial, Place, pack
+from fencepost.backends.redis.connection import Dial, Endpoint, pack
 from fencepost.backends.redis.scripts import Script
 from fencepost.errors import ConfigError
 
@@ -15,7 +15,7 @@ from fencepost.errors import ConfigError
 class Options:
     """A Redis URL, understood."""
 
-    places: tuple[Place, ...]
+    endpoints: tuple[Endpoint, ...]
     service: str
     """The name by which Sentinel knows the master."""
     db: int
@@ -48,6 +48,7 @@ def options(address: Address) -> Options:
         key=str,
         verify=flag,
     )
+    address.check_hosts()
     scheme = address.scheme
     path = address.path.strip("/")
     service = ""
@@ -58,18 +59,18 @@ def options(address: Address) -> Options:
     if scheme.endswith("+unix"):
         if address.hosts or not path:
             raise ConfigError(f"write the path of a Unix socket like {scheme}:///run/redis.sock?db=0")
-        places: tuple[Place, ...] = ((address.path, None),)
+        endpoints: tuple[Endpoint, ...] = ((address.path, None),)
         path = ""
     else:
         port = 26379 if service else 6379
-        places = tuple((host or "localhost", own or port) for host, own in address.hosts or (("", None),))
+        endpoints = tuple((host or "localhost", own or port) for host, own in address.hosts or (("", None),))
     if path and (not path.isdecimal() or "db" in found):
         raise ConfigError(f"the path of {scheme}:// is the number of a database, given once; not {path!r}")
     db = int(path) if path else found.get("db", 0)
     if db and scheme.endswith("+cluster"):
         raise ConfigError("a cluster has no database but 0")
     return Options(
-        places=places,
+        endpoints=endpoints,
         service=service,
         db=db,
         prefix=found.get("prefix", "fencepost:lock:"),

@@ -5,6 +5,8 @@ from typing import Any
 
 from hiredis import PushNotification
 
+from fencepost.address import is_host
+
 Fits = Callable[[Any], bool]
 """Whether a reply, which is no error, can be the answer."""
 
@@ -26,7 +28,7 @@ def _texts(reply: Any) -> bool:
 
 
 def _digits(reply: Any) -> bool:
-    return reply.__class__ is bytes and reply.isdigit()
+    return reply.__class__ is bytes and reply.isdigit() and len(reply) <= 20  # as 2^64 has
 
 
 def _stamped(reply: Any) -> bool:
@@ -74,6 +76,10 @@ SCRIPTS: Mapping[str, Fits] = {
 number, text, texts = _number, _text, _texts
 
 
+def anything(reply: Any) -> bool:
+    return True
+
+
 def ok(reply: Any) -> bool:
     return bool(reply == b"OK")
 
@@ -101,7 +107,15 @@ def role(reply: Any) -> bool:
 
 def address(reply: Any) -> bool:
     """Sentinel's: host and port, or nothing."""
-    return reply is None or (_texts(reply) and len(reply) == 2 and _digits(reply[1]))
+    if reply is None:
+        return True
+    if not _texts(reply) or len(reply) != 2 or not _digits(reply[1]):
+        return False
+    return _host(reply[0]) and 0 < int(reply[1]) < 65536
+
+
+def _host(text: bytes) -> bool:
+    return is_host(text.decode(errors="replace"))
 
 
 def slots(reply: Any) -> bool:
@@ -115,6 +129,9 @@ def _range(part: Any) -> bool:
     if not 0 <= part[0] <= part[1] < 16384:
         return False
     return all(
-        each.__class__ is list and len(each) > 1 and (each[0] is None or _text(each[0])) and _number(each[1])
+        each.__class__ is list
+        and len(each) > 1
+        and (each[0] is None or (_text(each[0]) and _host(each[0])))
+        and (_number(each[1]) and 0 <= each[1] < 65536)
         for each in part[2:]
     )

@@ -22,7 +22,7 @@ from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, kept, remains, scripts
 from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
-from fencepost.backends.redis.waiters import Line, Lines, Waiter
+from fencepost.backends.redis.waiters import LocalQueue, Waiter, Waiters
 from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
@@ -57,7 +57,8 @@ class Redis(Backend):
         fair=True,
         consensus=False,
         failover="a restart without persistence, an eviction or a failover can forget who holds: then two hold at "
-        "once; tokens still grow, unless counter and clock are lost together",
+        "once; tokens still grow, unless counter and clock are lost together, or the counter after a bump past the "
+        "clock",
         clock="the server's wall clock; the holder counts its own deadline on its own clock",
         token="max(last + 1, server time in us), one counter per prefix; ?fence=counter has one per lock, which starts "
         "again if Redis forgets it",
@@ -76,7 +77,7 @@ class Redis(Backend):
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False
         self._pruned: dict[str, float] = {}
-        self._lines = Lines(driver, self._look, self._forsake)
+        self._waiters = Waiters(driver, self._look, self._forsake)
         self._begin()
 
     def _begin(self) -> None:
@@ -93,12 +94,12 @@ class Redis(Backend):
         self._view = View(self._calls, self.layout, self.scripts, self.scheme)
 
     def _servers(self) -> Single:
-        if len(self.options.places) > 1:
+        if len(self.options.endpoints) > 1:
             raise ConfigError(
                 f"{self.address.scheme}:// takes one server; several are redis+cluster://, redis+sentinel:// or redlock://"
             )
         return Single(
-            self.driver, self.dial, fixed(self.options.places[0]), _channel(), self._lines.hear, self._lines.lost
+            self.driver, self.dial, fixed(self.options.endpoints[0]), _channel(), self._waiters.hear, self._waiters.lost
         )
 
     # The contract
@@ -113,7 +114,7 @@ class Redis(Backend):
         if queue is not None and transport.ordered and not node.listening and transport.refused is None:
             await node.listen()  # a connection that has messages anyway: it goes out with the request
         joins = queue is not None and node.listening
-        asking = self._lines.asking
+        asking = self._waiters.asking
         try:
             while True:
                 most = queue if joins and queue is not None else -1
@@ -149,7 +150,7 @@ class Redis(Backend):
         if isinstance(reply, list):
             if joins and transport.refused is not None:
                 raise cannot_listen(self.dial, transport.refused, Denied, ambiguous=True)
-            waiter = self._lines.join(name, keys, node, holder, ttl, entry, limit)
+            waiter = self._waiters.join(name, keys, node, holder, ttl, entry, limit)
             self._answer(waiter, sent, reply)
             return None
         del asking[holder]
@@ -161,11 +162,11 @@ class Redis(Backend):
     async def wait(
         self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None = None
     ) -> Grant | None:
-        waiter = self._lines.waiters.get(holder)
+        waiter = self._waiters.waiters.get(holder)
         if waiter is None:
             keys = self.layout.keys(name)
-            waiter = self._lines.join(name, keys, await self._nodes.at(keys.lock), holder, ttl, "", limit)
-            await self._look(waiter.line, waiter)
+            waiter = self._waiters.join(name, keys, await self._nodes.at(keys.lock), holder, ttl, "", limit)
+            await self._look(waiter.queue, waiter)
         until = inf if timeout is None else self.driver.now() + timeout
         while waiter.grant is None and waiter.error is None:
             left = until - self.driver.now()
@@ -180,17 +181,17 @@ class Redis(Backend):
         if waiter.grant is None:
             assert waiter.error is not None, "there is no other end"
             raise waiter.error
-        self._lines.part(holder)
+        self._waiters.part(holder)
         token, _, since = waiter.grant
         if waiter.doubtful:
             self._later(name, holder, waiter.entry, str(token))
         if self.options.wait_replicas:
-            await self._confirm(waiter.line.keys, holder, token, ttl)
+            await self._confirm(waiter.queue.keys, holder, token, ttl)
         return Grant(token, ttl, since)
 
     async def leave(self, name: str, holder: str) -> None:
-        earlier, entry = self._lines.asking.pop(holder, (None, ""))
-        waiter = self._lines.part(holder)
+        earlier, entry = self._waiters.asking.pop(holder, (None, ""))
+        waiter = self._waiters.part(holder)
         if waiter is not None:
             entry = waiter.entry
         try:
@@ -273,7 +274,7 @@ class Redis(Backend):
         node = self._nodes.only or await self._nodes.at(keys.lock)
         own = f"{holder}:{token}"
         transport = node.at_hand() or await node.ready()
-        if name in self._lines.lines:
+        if name in self._waiters.queues:
             return await self._hand_over(name, keys, node, transport, own)
         request = self._requests.release(keys, own)
         try:
@@ -300,12 +301,12 @@ class Redis(Backend):
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._lines.missed(name)  # one of them may have been handed the lock, and nobody told it
+            self._waiters.missed(name)  # one of them may have been handed the lock, and nobody told it
             if isinstance(error, BackendError) and error.ambiguous and await self._once_more(node, request):
                 return True
             raise
         if isinstance(reply, list):
-            self._lines.served(reply, sent)
+            self._waiters.served(reply, sent)
         return bool(reply)
 
     async def _once_more(self, node: Node, request: bytes) -> bool:
@@ -338,28 +339,28 @@ class Redis(Backend):
     async def close(self) -> None:
         self._closed = True
         self._cleanups.close()
-        self._lines.close()
+        self._waiters.close()
         for node in self._nodes.nodes:
             await node.end()
 
     def forked(self) -> None:
         for node in self._nodes.nodes:
             node.forked()
-        self._lines.forked()
+        self._waiters.forked()
         self._begin()
 
     # Waiting
 
-    async def _look(self, line: Line, waiter: Waiter) -> None:
+    async def _look(self, queue: LocalQueue, waiter: Waiter) -> None:
         """Ask whether a waiter was granted the lock; an expired lock is handed to the first in the queue."""
-        keys, holder = line.keys, waiter.holder
+        keys, holder = queue.keys, waiter.holder
         node = self._nodes.only or await self._nodes.at(keys.lock)
-        if node is not line.node:
-            line.moved(node)
+        if node is not queue.node:
+            queue.moved(node)
         await node.listen()
         transport = await node.ready()
         waiter.entry = _entry(node, holder, waiter.ttl, waiter.limit)
-        self._lines.asking[holder] = transport, waiter.entry
+        self._waiters.asking[holder] = transport, waiter.entry
         sent = self.driver.now()
         script, more = (self.scripts.take, ()) if waiter.limit is None else (self.scripts.share, (waiter.limit, 1))
         asked = (holder, kept(waiter.ttl), _ANY, waiter.entry, KEEP, *more)
@@ -367,46 +368,46 @@ class Redis(Backend):
             reply = await self._calls.run(script, keys[:4], *asked, transport=transport)
         except BackendError as error:
             waiter.doubtful = waiter.doubtful or error.ambiguous
-            if self._lines.waiters.get(holder) is not waiter:
-                self._lines.asking.pop(holder, None)
+            if self._waiters.waiters.get(holder) is not waiter:
+                self._waiters.asking.pop(holder, None)
                 if error.ambiguous:
-                    self._later(line.name, holder, waiter.entry, _kept(waiter))
+                    self._later(queue.name, holder, waiter.entry, _kept(waiter))
             raise
-        self._lines.asking.pop(holder, None)
+        self._waiters.asking.pop(holder, None)
         if not self._answer(waiter, sent, reply):
             # It was served meanwhile, or left: what this request took, or queued again, belongs to nobody.
-            self._lines.part(holder)
+            self._waiters.part(holder)
             token = _kept(waiter)
             try:
                 await self._calls.run(self.scripts.leave, keys[:4], holder, waiter.entry, 0, token, transport=transport)
             except BackendError:
-                self._later(line.name, holder, waiter.entry, token)
+                self._later(queue.name, holder, waiter.entry, token)
                 raise
 
     async def _verify(self, waiter: Waiter) -> None:
         """A message says that the waiter was handed the lock: ask the server. If it does not say, the look-out will."""
-        line = waiter.line
+        queue = waiter.queue
         try:
             if waiter.limit is None:
                 sent = self.driver.now()
-                reply = await self._calls.run(self.scripts.claim, line.keys[:1], waiter.holder)
+                reply = await self._calls.run(self.scripts.claim, queue.keys[:1], waiter.holder)
                 if isinstance(reply, list):
                     self._answer(waiter, sent, reply)
                     return
-            await self._look(line, waiter)
+            await self._look(queue, waiter)
         except BackendError:
-            self._lines.audit(line)
+            self._waiters.audit(queue)
 
     def _answer(self, waiter: Waiter, sent: float, reply: Any) -> bool:
         """Tell a waiter how it stands; False if it does not wait any more."""
         if reply.__class__ is bytes:
-            return self._lines.give(waiter, Grant(int(reply), waiter.ttl, sent))
+            return self._waiters.give(waiter, Grant(int(reply), waiter.ttl, sent))
         if not isinstance(reply, list):
             return True
         if reply[0].__class__ is bytes:
             token, ms = reply
-            return self._lines.give(waiter, Grant(int(token), waiter.ttl, sent + min(remains(ms) - waiter.ttl, 0.0)))
-        return self._lines.stands(waiter, reply)
+            return self._waiters.give(waiter, Grant(int(token), waiter.ttl, sent + min(remains(ms) - waiter.ttl, 0.0)))
+        return self._waiters.stands(waiter, reply)
 
     async def _prune(self, name: str, node: Node, keys: Keys) -> bool:
         """Look for dead waiters in a full queue, though not each time; whether it is worth asking again."""
@@ -438,7 +439,9 @@ class Cluster(Redis):
     promises = replace(Redis.promises, shared=False)
 
     def _servers(self) -> Single:
-        return Masters(self.driver, self.dial, self.options.places, _channel(), self._lines.hear, self._lines.lost)
+        return Masters(
+            self.driver, self.dial, self.options.endpoints, _channel(), self._waiters.hear, self._waiters.lost
+        )
 
 
 class Sentinel(Redis):
@@ -447,8 +450,8 @@ class Sentinel(Redis):
     scheme = "redis+sentinel"
 
     def _servers(self) -> Single:
-        locate = sentinel(self.driver, self.dial, self.options.places, self.options.service)
-        return Single(self.driver, self.dial, locate, _channel(), self._lines.hear, self._lines.lost)
+        locate = sentinel(self.driver, self.dial, self.options.endpoints, self.options.service)
+        return Single(self.driver, self.dial, locate, _channel(), self._waiters.hear, self._waiters.lost)
 
 
 def _kept(waiter: Waiter) -> str:

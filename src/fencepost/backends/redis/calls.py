@@ -43,6 +43,8 @@ class Calls:
         node: Node | None = None
         redirections = 0
         while reply.__class__ is ReplyError:
+            # What was sent the second time has the script's text with it.
+            unknown = node is None and str(reply).startswith("NOSCRIPT")
             text, once = cause(reply), False
             away = text.startswith(ELSEWHERE)
             if (away and redirections < _REDIRECTIONS) or text.startswith("CROSSSLOT"):
@@ -54,7 +56,7 @@ class Calls:
                         self.nodes.forget()
                     await self._driver.sleep(0.1)
                     redirections = 0
-                elif not text.startswith("NOSCRIPT"):
+                elif not unknown:
                     raise refusal(reply, self._dial.scheme)
                 node = await self.nodes.at(keys[0])
             transport = await node.ready()

@@ -12,14 +12,14 @@ from hiredis import ProtocolError, ReplyError, pack_command
 
 from fencepost.backends.redis import answers
 from fencepost.backends.redis.answers import Fits
-from fencepost.backends.sockets import connect
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
+from fencepost.driver.sockets import connect
 from fencepost.errors import BackendError
 
-Place = tuple[str, int | None]
+Endpoint = tuple[str, int | None]
 """Host and port, or the path of a Unix socket and None."""
-Locate = Callable[[], Coroutine[Any, Any, Place]]
+Locate = Callable[[], Coroutine[Any, Any, Endpoint]]
 """Finds the server to connect to, at each connect."""
 
 pack = cast("Callable[[tuple[Any, ...]], bytes]", pack_command)  # its stub knows but one argument
@@ -29,6 +29,7 @@ NOTHING = object()
 # The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 ELSEWHERE = ("MOVED ", "ASK ")
+_LONGEST = 1000  # characters of what a server said that are looked at, and repeated
 _NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE", "CROSSSLOT", "would overflow")
 
 
@@ -61,27 +62,34 @@ class Dial:
         return [*commands, *self.opening]
 
     def greets(self) -> list[Fits]:
-        """What is answered to the greeting."""
-        return [answers.table, *([answers.ok] if self.db else ()), *([answers.text] * len(self.opening))]
+        """What is answered to the greeting; ``welcomed`` looks at what HELLO is."""
+        return [answers.anything, *([answers.ok] if self.db else ()), *([answers.text] * len(self.opening))]
 
-    def welcomed(self, place: Place, replies: Sequence[Any]) -> None:
+    def welcomed(self, endpoint: Endpoint, replies: Sequence[Any]) -> None:
         """Check the answers to the greeting. Scripts that cannot be loaded now are sent when they are needed."""
         for reply in replies[: len(replies) - len(self.opening)]:
             if isinstance(reply, ReplyError):
-                text = str(reply)
+                text = clipped(reply)
                 if text.startswith("NOPROTO") or ("unknown command" in text.lower() and "HELLO" in text):
                     text += "; fencepost needs Redis 6 or newer, or Valkey"
-                self.fail(place, text, ambiguous=False)
+                self.fail(endpoint, text, ambiguous=False)
+        if not answers.table(replies[0]):
+            self.fail(
+                endpoint,
+                f"it does not speak RESP3; fencepost needs Redis 6 or newer, or Valkey, and no proxy before it that "
+                f"speaks RESP2: it answers HELLO with {replies[0]!r}",
+                ambiguous=False,
+            )
 
-    def fail(self, place: Place, why: object, *, ambiguous: bool) -> NoReturn:
-        raise self.error(place, why, ambiguous=ambiguous)
+    def fail(self, endpoint: Endpoint, why: object, *, ambiguous: bool) -> NoReturn:
+        raise self.error(endpoint, why, ambiguous=ambiguous)
 
-    def error(self, place: Place, why: object, *, ambiguous: bool) -> BackendError:
-        return BackendError(f"Redis at {spell(place)}: {why}", backend=self.scheme, ambiguous=ambiguous)
+    def error(self, endpoint: Endpoint, why: object, *, ambiguous: bool) -> BackendError:
+        return BackendError(f"Redis at {spell(endpoint)}: {clipped(why)}", backend=self.scheme, ambiguous=ambiguous)
 
-    def socket(self, place: Place) -> socket.socket:
+    def socket(self, endpoint: Endpoint) -> socket.socket:
         """A connected blocking socket, whose timeouts the kernel keeps: they cost no system call of their own."""
-        host, port = place
+        host, port = endpoint
         raw = socket.socket(socket.AF_UNIX) if port is None else connect(host, port, patience(self.connect_timeout))
         try:
             if port is None:
@@ -105,7 +113,13 @@ class Dial:
 
 def cause(reply: Any) -> str:
     """What a server's error says, by its code: also where an older Redis wraps what happened inside a script."""
-    return _WRAPPED.sub("", str(reply), count=1)
+    return _WRAPPED.sub("", clipped(reply), count=1)
+
+
+def clipped(said: object) -> str:
+    """What a server said, as far as it fits into a message: it may send any amount of text."""
+    text = str(said)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class Denied(BackendError):
@@ -124,7 +138,11 @@ def refusal(reply: Any, scheme: str) -> BackendError:
     return kind(f"Redis: {text}", backend=scheme, ambiguous=not known)
 
 
-def garbled(error: ProtocolError) -> OSError:
+GARBAGE = (ProtocolError, TypeError)
+"""What the parser raises for bytes that are no reply; TypeError for a map whose keys are lists."""
+
+
+def garbled(error: Exception) -> OSError:
     """A connection that brings what no Redis says is of no more use than one that broke."""
     return ConnectionAbortedError(f"{error}; either this is no Redis, or it speaks TLS, as rediss:// does")
 
@@ -139,8 +157,8 @@ def astray() -> OSError:
     return ConnectionAbortedError("the server sent a reply that answers no request")
 
 
-def spell(place: Place) -> str:
-    host, port = place
+def spell(endpoint: Endpoint) -> str:
+    host, port = endpoint
     return host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -36,8 +36,8 @@ async def examine(transport: Pool | Stream, options: Options) -> list[Finding]:
         elif key == _CONFIG[0]:
             config["maxmemory-policy"] = info.get("maxmemory_policy", "")
             config["maxmemory"] = info.get("maxmemory", "0")
-    place = getattr(transport, "place", None)
-    where = f" at {spell(place)}" if place else ""
+    endpoint = getattr(transport, "endpoint", None)
+    where = f" at {spell(endpoint)}" if endpoint else ""
     server = (
         f"{info.get('server_name', 'redis')} {info.get('redis_version', '?')}{where}, {info.get('redis_mode', '?')}"
     )

@@ -6,6 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hiredis import PushNotification, ReplyError
@@ -26,6 +27,7 @@ Lost = Callable[["Node"], None]
 
 _log = logging.getLogger("fencepost")
 _LISTEN = 5.0  # seconds of silence after which a listening socket asks whether the server is still there
+_ANSWER = 5.0  # seconds within which it has to hear something then
 
 
 class Node(ABC):
@@ -276,7 +278,7 @@ class Listener:
         connection.post(pack(("SUBSCRIBE", node.channel)))
         answer = connection.read()
         if answer.__class__ is ReplyError:
-            self.failure = node.dial.error(connection.place, answer, ambiguous=False)
+            self.failure = node.dial.error(connection.endpoint, answer, ambiguous=False)
             self.refused = not str(answer).startswith(LATER)
             return
         if not subscribed(answer):
@@ -285,10 +287,8 @@ class Listener:
         self.refused = False
         self.up.set()
         self.settled.set()
-        if node.dial.tls is None:
-            limit(connection.raw, _LISTEN)
-        else:
-            connection.raw.settimeout(_LISTEN)
+        allow = partial(limit, connection.raw) if node.dial.tls is None else connection.raw.settimeout
+        allow(_LISTEN)
         silent, owed = False, 0  # PINGs that were not answered yet; messages may come before an answer
         while not self._closed:
             try:
@@ -297,9 +297,12 @@ class Listener:
                 if silent:
                     return
                 silent, owed = True, owed + 1
+                allow(_ANSWER)
                 connection.post(pack(("PING",)))
                 continue
-            silent = False
+            if silent:
+                silent = False
+                allow(_LISTEN)
             if push.__class__ is PushNotification:
                 node.hear(node, push)
             elif owed and pong(push):

@@ -2,6 +2,7 @@
 
 import select
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,31 +10,30 @@ from math import inf
 from time import monotonic
 from typing import Any, NoReturn
 
-from hiredis import ProtocolError, Reader, ReplyError
+from hiredis import Reader, ReplyError
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.answers import Fits
-from fencepost.backends.redis.connection import NOTHING, Dial, Locate, Place, astray, fitting, garbled
+from fencepost.backends.redis.connection import GARBAGE, NOTHING, Dial, Endpoint, Locate, astray, fitting, garbled
 from fencepost.driver import interrupts
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import deadline, patience
 from fencepost.errors import BackendError
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
-_IDLE = 0.02  # seconds after which to look whether the server is still there before asking it
 
 
 class Socket:
     """One blocking connection, for one thread at a time."""
 
-    __slots__ = ("_feed", "_gets", "_limit", "_more", "_recv", "_send", "_timeout", "place", "raw", "used")
+    __slots__ = ("_feed", "_gets", "_limit", "_more", "_poll", "_recv", "_send", "_timeout", "endpoint", "raw")
 
-    def __init__(self, dial: Dial, place: Place) -> None:
+    def __init__(self, dial: Dial, endpoint: Endpoint) -> None:
         try:
-            self.raw = dial.socket(place)
+            self.raw = dial.socket(endpoint)
         except OSError as error:
-            dial.fail(place, f"cannot connect: {error}", ambiguous=False)
-        self.place = place
+            dial.fail(endpoint, f"cannot connect: {error}", ambiguous=False)
+        self.endpoint = endpoint
         reader = Reader(notEnoughData=NOTHING)
         self._feed = reader.feed
         self._gets = reader.gets
@@ -42,43 +42,48 @@ class Socket:
         self._timeout = dial.timeout
         self._limit = dial.timeout if dial.tls is None else 0.0  # with TLS, Python keeps the time itself
         self._send = self.raw.sendall
+        self._poll = select.poll()
         try:
-            dial.welcomed(place, self.calls(dial.greeting(), dial.greets()))
+            self._poll.register(self.raw, select.POLLIN)
+            dial.welcomed(endpoint, self.calls(dial.greeting(), dial.greets()))
         except BaseException as error:
             self.raw.close()
             if isinstance(error, OSError):
-                dial.fail(place, f"no answer: {error}", ambiguous=False)
+                dial.fail(endpoint, f"no answer: {error}", ambiguous=False)
             raise
 
     def call(self, request: bytes, fits: Fits) -> Any:
         """One round trip; OSError if the connection broke, or what came fits no answer: it may have happened."""
         self._send(request)
+        until = None
         while True:
-            data = self._receive()
+            data = self._receive(until)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._feed(data)
             try:
                 reply = self._gets()
-            except ProtocolError as error:
+            except GARBAGE as error:
                 raise garbled(error) from error
             if reply is not NOTHING:
                 if not fitting(reply, fits) or self._more():
                     raise astray()
-                self.used = monotonic()
                 return reply
+            until = until or monotonic() + self._timeout
 
-    def _receive(self) -> bytes:
-        if self._limit and (interrupts.on_main_thread() or deadline.get() is not None):
+    def _receive(self, until: float | None) -> bytes:
+        """What comes next, until an instant or for as long as an answer may take."""
+        if self._limit and (until is not None or interrupts.on_main_thread() or deadline.get() is not None):
             # The kernel restarts its timeout after every signal: with many of them, recv() would never end. And it
             # does not know how long the caller waits.
-            poll = select.poll()
-            poll.register(self.raw, select.POLLIN)
-            if not interruptible(poll.poll, patience(self._limit) * 1000):
+            if not interruptible(self._poll.poll, self._left(until) * 1000):
                 raise TimeoutError("timed out")
         elif not self._limit:
-            self.raw.settimeout(max(patience(self._timeout), 0.001))
+            self.raw.settimeout(max(self._left(until), 0.001))
         return interruptible(self._recv, 4096)
+
+    def _left(self, until: float | None) -> float:
+        return patience(self._timeout if until is None else max(0.0, until - monotonic()))
 
     def calls(self, requests: Sequence[bytes], fits: Sequence[Fits]) -> list[Any]:
         """Several requests in one write."""
@@ -95,7 +100,6 @@ class Socket:
             replies.append(reply)
         if self._more():
             raise astray()
-        self.used = monotonic()
         return replies
 
     def post(self, request: bytes) -> None:
@@ -110,28 +114,26 @@ class Socket:
             pass  # it is closed already
 
     def read(self) -> Any:
-        """The next reply or message."""
+        """The next reply or message. One that comes bit by bit is waited for once more as long as for any, at most."""
+        until = None
         try:
             while (reply := self._gets()) is NOTHING:
-                data = self._receive()
+                data = self._receive(until)
                 if not data:
                     raise ConnectionResetError("the server closed the connection")
                 self._feed(data)
-        except ProtocolError as error:
+                until = until or monotonic() + self._timeout
+        except GARBAGE as error:
             raise garbled(error) from error
         return reply
 
     def fresh(self) -> bool:
-        """Whether the server has not closed an idle connection in the meantime."""
-        if monotonic() - self.used < _IDLE:
-            return True
+        """Whether nothing has come on an idle connection: its end, or a reply that the next request would take for
+        its own."""
         # Not by a recv() that does not wait: with gevent's sockets every recv() does.
-        poll = select.poll()
-        try:
-            poll.register(self.raw, select.POLLIN)
-            return not poll.poll(0)
-        except (OSError, ValueError):  # another thread has closed it meanwhile
+        if self.raw.fileno() < 0:  # another thread has closed it meanwhile, and its number may be another's by now
             return False
+        return not (self._poll.poll(0) or (isinstance(self.raw, ssl.SSLSocket) and self.raw.pending()))
 
 
 class Pool:
@@ -145,6 +147,8 @@ class Pool:
         self._locate = locate
         self._failed = failed
         self._idle: deque[Socket] = deque()
+        self._sockets: set[Socket] = set()
+        """Those in use as well: a forked child lets go of all of them."""
         self._room = threading.Condition()
         self._opened = 0
         self._queued = 0
@@ -196,9 +200,17 @@ class Pool:
                 if (connection := self.spare()) is not None:
                     return connection
                 interrupts.check()
+                if not patience(inf):
+                    raise BackendError(
+                        f"Redis: all of {_MOST} connections were in use until the timeout",
+                        backend=self._dial.scheme,
+                        ambiguous=False,
+                    )
             self._opened += 1
         try:
-            return Socket(self._dial, await self._locate())
+            connection = Socket(self._dial, await self._locate())
+            self._sockets.add(connection)
+            return connection
         except BaseException as error:
             with self._room:
                 self._opened -= 1
@@ -217,6 +229,7 @@ class Pool:
             self.close()
 
     def drop(self, connection: Socket) -> None:
+        self._sockets.discard(connection)
         connection.raw.close()
         with self._room:
             self._opened -= 1
@@ -228,15 +241,13 @@ class Pool:
             silent = isinstance(error, (BlockingIOError, TimeoutError))
             self.suspect(silent)
             why = "no answer in time" if silent else error
-            raise self._dial.error(connection.place, why, ambiguous=True) from error
+            raise self._dial.error(connection.endpoint, why, ambiguous=True) from error
         raise error
 
     def suspect(self, silent: bool) -> None:
-        """A connection failed: what broke it may have broken them all. Where it fell silent, looking shows nothing."""
+        """A connection failed. Where it fell silent they all may have, and looking at them shows nothing."""
         if silent:
             self.close()
-        for other in tuple(self._idle):
-            other.used = -inf  # look before using them
         self._failed()
 
     def close(self) -> None:
@@ -253,6 +264,6 @@ class Pool:
         self.close()
 
     def forked(self) -> None:
-        for connection in self._idle:
+        for connection in self._sockets:
             sever(connection.raw)
         self.__init__(self._dial, self._locate, self._failed)  # type: ignore[misc]

@@ -9,12 +9,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from hiredis import ProtocolError, PushNotification, Reader, ReplyError
+from hiredis import PushNotification, Reader, ReplyError
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.answers import Fits, subscribed
-from fencepost.backends.redis.connection import NOTHING, Dial, Place, astray, fitting, garbled, keep_alive, pack
+from fencepost.backends.redis.connection import (
+    GARBAGE,
+    NOTHING,
+    Dial,
+    Endpoint,
+    astray,
+    fitting,
+    garbled,
+    keep_alive,
+    pack,
+)
 from fencepost.backends.redis.reply import Reply
+from fencepost.errors import BackendError
 
 
 class Subscription(Reply):
@@ -35,7 +46,7 @@ class Stream(asyncio.Protocol):
     ordered = True
 
     def __init__(
-        self, dial: Dial, place: Place, hear: Callable[[list[Any]], None], lost: Callable[["Stream"], None]
+        self, dial: Dial, endpoint: Endpoint, hear: Callable[[list[Any]], None], lost: Callable[["Stream"], None]
     ) -> None:
         self._dial = dial
         self._hear = hear
@@ -48,7 +59,7 @@ class Stream(asyncio.Protocol):
         self._waiting: Reply | None = None
         self._why: OSError | None = None
         self._gone = asyncio.Event()
-        self.place = place
+        self.endpoint = endpoint
         self.open = False
         self.listening = ""
         """The channel that it subscribed to, also while the server has not answered yet."""
@@ -58,11 +69,11 @@ class Stream(asyncio.Protocol):
 
     @classmethod
     async def connect(
-        cls, dial: Dial, place: Place, hear: Callable[[list[Any]], None], lost: Callable[["Stream"], None]
+        cls, dial: Dial, endpoint: Endpoint, hear: Callable[[list[Any]], None], lost: Callable[["Stream"], None]
     ) -> "Stream":
         loop = asyncio.get_running_loop()
-        host, port = place
-        stream = cls(dial, place, hear, lost)
+        host, port = endpoint
+        stream = cls(dial, endpoint, hear, lost)
         try:
             async with asyncio.timeout(dial.connect_timeout):
                 if port is None:
@@ -70,12 +81,14 @@ class Stream(asyncio.Protocol):
                 else:
                     name = host if dial.tls else None
                     await loop.create_connection(lambda: stream, host, port, ssl=dial.tls, server_hostname=name)
-                dial.welcomed(place, await stream.calls(dial.greeting(), dial.greets()))
+                dial.welcomed(endpoint, await stream.calls(dial.greeting(), dial.greets()))
         except BaseException as error:
             stream.close()
             await stream.gone()
             if isinstance(error, OSError):  # TimeoutError is one
-                dial.fail(place, f"cannot connect: {str(error) or 'no answer in time'}", ambiguous=False)
+                dial.fail(endpoint, f"cannot connect: {str(error) or 'no answer in time'}", ambiguous=False)
+            if isinstance(error, BackendError):  # nothing was asked for yet but to be let in
+                error.ambiguous = False
             raise
         return stream
 
@@ -101,7 +114,7 @@ class Stream(asyncio.Protocol):
                 if not self._pending or not fitting(reply, self._pending[0].fits):
                     return self._give_up(astray())
                 popleft().bring(reply)
-        except ProtocolError as error:
+        except GARBAGE as error:
             self._give_up(garbled(error))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -110,7 +123,7 @@ class Stream(asyncio.Protocol):
             self._watch.cancel()
         why = self._why or error or "the server closed the connection"
         for reply in self._pending:  # to each its own: what raises an error adds to its traceback
-            reply.fail(self._dial.error(self.place, why, ambiguous=True))
+            reply.fail(self._dial.error(self.endpoint, why, ambiguous=True))
         self._pending.clear()
         self._gone.set()
         self._lost(self)
@@ -123,7 +136,7 @@ class Stream(asyncio.Protocol):
         A reply that does not fit ends the connection.
         """
         if not self.open:
-            self._dial.fail(self.place, "the connection was closed", ambiguous=False)
+            self._dial.fail(self.endpoint, "the connection was closed", ambiguous=False)
         if reply is None:
             reply = Reply(self.loop, fits)
         self._post(request)

@@ -7,9 +7,10 @@ from typing import Any
 
 from hiredis import ReplyError
 
+from fencepost.address import is_host
 from fencepost.backends.redis import answers
 from fencepost.backends.redis.answers import Fits
-from fencepost.backends.redis.connection import Dial, Locate, Place, pack, refusal, spell
+from fencepost.backends.redis.connection import Dial, Endpoint, Locate, pack, refusal, spell
 from fencepost.backends.redis.nodes import Hear, Lost, Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Socket
 from fencepost.backends.redis.scripts import SLOTS, slot
@@ -17,24 +18,24 @@ from fencepost.backends.redis.stream import Stream
 from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError
 
-_REDIRECTED = re.compile(r"(MOVED|ASK) (\d+) (.*):(\d+)")
+_REDIRECTED = re.compile(r"(MOVED|ASK) ([0-9]{1,5}) (.*):([0-9]{1,5})")
 _FORGET = 0.5  # seconds within which nothing is looked for again
 
 
-async def ask(driver: Driver, dial: Dial, place: Place, request: bytes, fits: Fits) -> Any:
+async def ask(driver: Driver, dial: Dial, endpoint: Endpoint, request: bytes, fits: Fits) -> Any:
     """Send a request over a connection of its own."""
     if not driver.blocking:
-        stream = await Stream.connect(dial, place, lambda push: None, lambda stream: None)
+        stream = await Stream.connect(dial, endpoint, lambda push: None, lambda stream: None)
         try:
             return await stream.call(request, fits)
         finally:
             stream.close()
             await stream.gone()
-    connection = Socket(dial, place)
+    connection = Socket(dial, endpoint)
     try:
         return connection.call(request, fits)
     except OSError as error:
-        raise dial.error(place, error, ambiguous=False) from error
+        raise dial.error(endpoint, error, ambiguous=False) from error
     finally:
         connection.raw.close()
 
@@ -89,7 +90,7 @@ class Masters(Single):
     """The masters of a cluster, found by asking any of the nodes."""
 
     def __init__(
-        self, driver: Driver, dial: Dial, seeds: Sequence[Place], channel: str, hear: Hear, lost: Lost
+        self, driver: Driver, dial: Dial, seeds: Sequence[Endpoint], channel: str, hear: Hear, lost: Lost
     ) -> None:
         self.only = None
         self._driver = driver
@@ -97,9 +98,9 @@ class Masters(Single):
         self._seeds = tuple(seeds)
         self._channel = channel
         self._hear, self._lost = hear, lost
-        self._places: dict[Place, Node] = {}
+        self._by_endpoint: dict[Endpoint, Node] = {}
         self._slots: list[Node | None] = [None] * SLOTS
-        self._known: tuple[Place, ...] = ()
+        self._known: tuple[Endpoint, ...] = ()
         """Every node of the cluster, replicas as well, as it was last described."""
         self._ill: dict[Node, float] = {}
         """When a node was last not to be reached."""
@@ -130,13 +131,15 @@ class Masters(Single):
         if text.startswith("CROSSSLOT"):
             raise refusal(text, self._dial.scheme)
         told = _REDIRECTED.fullmatch(text)
-        if told is None or int(told[2]) >= SLOTS:
-            raise refusal(text, self._dial.scheme)
+        if told is None or int(told[2]) >= SLOTS or not (is_host(told[3]) and 0 < int(told[4]) < 65536):
+            raise refusal(f"{text}; no server can be there", self._dial.scheme)
         kind, number, host, port = told.groups()
         if not host:  # that of the node that says so
             here = node or self._slots[int(number)]
-            host = next((place[0] for place, each in self._places.items() if each is here), self._seeds[0][0])
-        goal = self._at_place((host, int(port)))
+            host = next(
+                (endpoint[0] for endpoint, each in self._by_endpoint.items() if each is here), self._seeds[0][0]
+            )
+        goal = self._node_at((host, int(port)))
         if kind == "MOVED":
             self._slots[int(number)] = goal
         return goal, kind == "ASK"
@@ -144,48 +147,50 @@ class Masters(Single):
     def forget(self) -> None:
         self._slots = [None] * SLOTS
 
-    def _at_place(self, place: Place) -> Node:
-        node = self._places.get(place)
+    def _node_at(self, endpoint: Endpoint) -> Node:
+        node = self._by_endpoint.get(endpoint)
         if node is None:
             kind = ThreadNode if self._driver.blocking else TaskNode
 
             # A cluster repeats what is published to all its nodes, so each of them has a channel of its own.
-            channel = f"{self._channel}@{spell(place).replace(':', '.')}"
-            node = self._places.setdefault(place, kind(self._dial, fixed(place), channel, self._hear, self._lost))
+            channel = f"{self._channel}@{spell(endpoint).replace(':', '.')}"
+            node = self._by_endpoint.setdefault(
+                endpoint, kind(self._dial, fixed(endpoint), channel, self._hear, self._lost)
+            )
             node.failed = self._failed
         return node
 
     def _failed(self, node: Node) -> None:
         """A node cannot be reached: another may have its slots by now."""
         now = self._driver.now()
-        if any(each is node for each in self._places.values()):
+        if any(each is node for each in self._by_endpoint.values()):
             self._ill[node] = now
         if now - self._discovered > _FORGET:
             self._slots = [None if each is node else each for each in self._slots]
 
-    def _failed_at(self, place: Place) -> float:
-        node = self._places.get(place)
+    def _failed_at(self, endpoint: Endpoint) -> float:
+        node = self._by_endpoint.get(endpoint)
         return -inf if node is None else self._ill.get(node, -inf)
 
     async def _discover(self) -> None:
         failure: BackendError | None = None
-        places = dict.fromkeys([*self._known, *self._seeds])
+        endpoints = dict.fromkeys([*self._known, *self._seeds])
         # A node that hangs takes its time: those that failed last are asked last.
-        for place in sorted(places, key=self._failed_at):
+        for endpoint in sorted(endpoints, key=self._failed_at):
             try:
-                reply = await ask(self._driver, self._dial, place, pack(("CLUSTER", "SLOTS")), answers.slots)
+                reply = await ask(self._driver, self._dial, endpoint, pack(("CLUSTER", "SLOTS")), answers.slots)
             except BackendError as error:
                 failure = error
                 continue
             if isinstance(reply, ReplyError):
-                failure = self._dial.error(place, reply, ambiguous=False)
+                failure = self._dial.error(endpoint, reply, ambiguous=False)
                 continue
             slots: list[Node | None] = [None] * SLOTS
-            known: dict[Place, None] = {}
+            known: dict[Endpoint, None] = {}
             for first, last, *members in reply:
-                named = [(host.decode() if host and host != b"?" else place[0], port) for host, port, *_ in members]
+                named = [(host.decode() if host and host != b"?" else endpoint[0], port) for host, port, *_ in members]
                 known |= dict.fromkeys(named)
-                slots[first : last + 1] = [self._at_place(named[0])] * (last + 1 - first)
+                slots[first : last + 1] = [self._node_at(named[0])] * (last + 1 - first)
             self._slots, self._known, self._discovered = slots, tuple(known), self._driver.now()
             self._retire({each for each in slots if each is not None})
             return
@@ -194,45 +199,45 @@ class Masters(Single):
 
     def _retire(self, masters: set[Node]) -> None:
         """Let go of nodes that failed and have no slots any more; their waiters look for the new ones."""
-        for place, node in list(self._places.items()):
+        for endpoint, node in list(self._by_endpoint.items()):
             if node in self._ill and node not in masters:
-                del self._places[place]
+                del self._by_endpoint[endpoint]
                 del self._ill[node]
                 node.close()
                 node.lost(node)
 
     @property
     def nodes(self) -> list[Node]:
-        return list(self._places.values())
+        return list(self._by_endpoint.values())
 
 
-def fixed(place: Place) -> Locate:
+def fixed(endpoint: Endpoint) -> Locate:
     """Finds what the URL names."""
 
-    async def locate() -> Place:
-        return place
+    async def locate() -> Endpoint:
+        return endpoint
 
     return locate
 
 
-def sentinel(driver: Driver, dial: Dial, seeds: Sequence[Place], service: str) -> Locate:
+def sentinel(driver: Driver, dial: Dial, seeds: Sequence[Endpoint], service: str) -> Locate:
     """Finds the master that the first sentinel to answer names, and that says itself that it is one."""
     request = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service))
     plain = Dial(dial.scheme, None, None, 0, dial.tls, dial.connect_timeout, dial.timeout)
     guarded = Dial(dial.scheme, dial.user, dial.password, 0, dial.tls, dial.connect_timeout, dial.timeout)
 
-    async def locate() -> Place:
+    async def locate() -> Endpoint:
         failure: BackendError | None = None
-        for place in seeds:
+        for endpoint in seeds:
             try:
                 try:
-                    reply = await ask(driver, plain, place, request, answers.address)
+                    reply = await ask(driver, plain, endpoint, request, answers.address)
                 except BackendError as error:
                     if dial.password is None or "NOAUTH" not in str(error):
                         raise
-                    reply = await ask(driver, guarded, place, request, answers.address)
+                    reply = await ask(driver, guarded, endpoint, request, answers.address)
                 if reply is None or isinstance(reply, ReplyError):
-                    raise dial.error(place, reply or f"this sentinel knows no {service!r}", ambiguous=False)
+                    raise dial.error(endpoint, reply or f"this sentinel knows no {service!r}", ambiguous=False)
                 master = (reply[0].decode(), int(reply[1]))
                 role = await ask(driver, dial, master, pack(("ROLE",)), answers.role)
                 if isinstance(role, ReplyError):

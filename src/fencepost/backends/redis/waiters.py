@@ -6,7 +6,6 @@ nobody, the message or the queue itself was lost) is found by looking, on the se
 lock when the holder's lease expires, and every now and then.
 """
 
-import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,7 +18,7 @@ from fencepost.backends.redis.pool import Pool
 from fencepost.backends.redis.scripts import Keys
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import Driver, Signal
-from fencepost.driver.timer import Timer
+from fencepost.driver.timer import Timers
 from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
@@ -37,12 +36,12 @@ _PARTED = 10_000  # former waiters to remember
 class Waiter:
     """One who waits for a lock."""
 
-    __slots__ = ("doubtful", "entry", "error", "grant", "hinted", "holder", "limit", "line", "signal", "ttl")
+    __slots__ = ("doubtful", "entry", "error", "grant", "hinted", "holder", "limit", "queue", "signal", "ttl")
 
     def __init__(
-        self, line: "Line", holder: str, ttl: float, entry: str, signal: Signal, limit: int | None = None
+        self, queue: "LocalQueue", holder: str, ttl: float, entry: str, signal: Signal, limit: int | None = None
     ) -> None:
-        self.line = line
+        self.queue = queue
         self.holder = holder
         self.ttl = ttl
         self.entry = entry
@@ -57,7 +56,7 @@ class Waiter:
         self.error: BackendError | None = None
 
 
-class Line:
+class LocalQueue:
     """This process's waiters for one lock, in the order they came."""
 
     __slots__ = ("audit", "failing", "keys", "name", "node", "waiters")
@@ -77,7 +76,7 @@ class Line:
         self.audit = True
 
 
-class Lines:
+class Waiters:
     """All waiters of one backend.
 
     ``look`` asks how a waiter stands. ``forsake`` is told of a former waiter that was handed the lock again: its name,
@@ -87,7 +86,7 @@ class Lines:
     def __init__(
         self,
         driver: Driver,
-        look: Callable[[Line, Waiter], Awaitable[None]],
+        look: Callable[[LocalQueue, Waiter], Awaitable[None]],
         forsake: Callable[[str, str, str], None],
     ) -> None:
         self._driver = driver
@@ -96,10 +95,9 @@ class Lines:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._early: dict[str, tuple[int, float] | None] = {}
         self._parted: dict[str, tuple[str, str]] = {}
-        self._lookouts: dict[Node, Timer[Line]] = {}
-        """What looks for the waiters at each server, so that one that hangs delays no others."""
-        self._closed = False
-        self.lines: dict[str, Line] = {}
+        self._lookouts: Timers[Node, LocalQueue] = Timers(driver, self._look_at, "fencepost-redis-lookout")
+        """What looks for the waiters at each server."""
+        self.queues: dict[str, LocalQueue] = {}
         """By the name of the lock; only while somebody here waits for it."""
         self.waiters: dict[str, Waiter] = {}
         self.asking: dict[str, tuple[Pool | Stream, str]] = {}
@@ -110,11 +108,11 @@ class Lines:
     ) -> Waiter:
         """Register one whom the server has queued. Its grant may have come already."""
         with self._gate:
-            line = self.lines.get(name)
-            if line is None:
-                line = self.lines[name] = Line(name, keys, node)
-            waiter = Waiter(line, holder, ttl, entry, self._driver.signal(), limit)
-            line.waiters[holder] = self.waiters[holder] = waiter
+            queue = self.queues.get(name)
+            if queue is None:
+                queue = self.queues[name] = LocalQueue(name, keys, node)
+            waiter = Waiter(queue, holder, ttl, entry, self._driver.signal(), limit)
+            queue.waiters[holder] = self.waiters[holder] = waiter
             waiter.hinted = holder in self._early
             early = self._early.pop(holder, None)
             self.asking.pop(holder, None)
@@ -131,11 +129,11 @@ class Lines:
             self.asking.pop(holder, None)
             waiter = self.waiters.pop(holder, None)
             if waiter is not None:
-                line = waiter.line
-                line.waiters.pop(holder, None)
-                if not line.waiters and self.lines.get(line.name) is line:
-                    del self.lines[line.name]
-                self._parted[holder] = line.name, "" if waiter.grant is None else str(waiter.grant.token)
+                queue = waiter.queue
+                queue.waiters.pop(holder, None)
+                if not queue.waiters and self.queues.get(queue.name) is queue:
+                    del self.queues[queue.name]
+                self._parted[holder] = queue.name, "" if waiter.grant is None else str(waiter.grant.token)
                 while len(self._parted) > _PARTED:
                     del self._parted[next(iter(self._parted))]
             return waiter
@@ -185,95 +183,79 @@ class Lines:
         False if the waiter does not wait any more; its queue entry must be removed.
         """
         left, place, foreign = reply
-        line = waiter.line
+        queue = waiter.queue
         with self._gate:
             if waiter.grant is not None or self.waiters.get(waiter.holder) is not waiter:
                 return False
         rest = FOREIGN if foreign else min(POLL, max(waiter.ttl / 2, 0.05))
         if left >= 0:
             rest = min(rest, left / 1000 + _LATE + min(place, _STEPS) * _STEP)
-        lookout = self._lookout(line.node)
-        planned = lookout.left(line) if line.audit else None
-        lookout.set(line, self._driver.now() + (rest if planned is None else min(rest, planned)))
+        lookout = self._lookouts.at(queue.node)
+        planned = lookout.left(queue) if queue.audit else None
+        lookout.set(queue, self._driver.now() + (rest if planned is None else min(rest, planned)))
         return True
 
-    def audit(self, line: Line) -> None:
-        """Look for every waiter of the line soon."""
-        line.audit = True
-        self._lookout(line.node).offer(line, self._driver.now())
+    def audit(self, queue: LocalQueue) -> None:
+        """Look for every waiter of the queue soon."""
+        queue.audit = True
+        self._lookouts.at(queue.node).offer(queue, self._driver.now())
 
     def missed(self, name: str) -> None:
         """One of this lock's waiters may have been handed it without being told."""
-        line = self.lines.get(name)
-        if line is not None:
-            self.audit(line)
+        queue = self.queues.get(name)
+        if queue is not None:
+            self.audit(queue)
 
     def lost(self, node: Node) -> None:
         """Messages from a server may have been missed, and grants with them; the next may be another server's."""
         with self._gate:
-            lines = [line for line in self.lines.values() if line.node is node]
-        for line in lines:
-            self.audit(line)
+            queues = [queue for queue in self.queues.values() if queue.node is node]
+        for queue in queues:
+            self.audit(queue)
 
-    def _lookout(self, node: Node) -> Timer[Line]:
-        with self._gate:
-            found = self._lookouts.get(node)
-            if found is None:
-                # Those of servers that are gone, as after a failover, have nothing to do any more.
-                self._lookouts = {other: timer for other, timer in self._lookouts.items() if timer.busy}
-                found = Timer(self._driver, functools.partial(self._look_at, node), "fencepost-redis-lookout")
-                if self._closed:
-                    found.close()
-                self._lookouts[node] = found
-            return found
-
-    async def _look_at(self, node: Node, lines: list[Line]) -> None:
+    async def _look_at(self, node: Node, queues: list[LocalQueue]) -> None:
         failure: Exception | None = None
-        for line in lines:
-            if line.node is not node:
-                self.audit(line)
-            elif line.waiters:
-                failure = await self._look_for(line, failure)
+        for queue in queues:
+            if queue.node is not node:
+                self.audit(queue)
+            elif queue.waiters:
+                failure = await self._look_for(queue, failure)
 
-    async def _look_for(self, line: Line, failure: Exception | None) -> Exception | None:
-        """Look for a line's waiters; why that failed, if the others at this server would only learn the same later."""
+    async def _look_for(self, queue: LocalQueue, failure: Exception | None) -> Exception | None:
+        """Look for a lock's waiters; why that failed, if the others at this server would only learn the same later."""
         now = self._driver.now
         begun = now()
-        audit, line.audit = line.audit, False
+        audit, queue.audit = queue.audit, False
         with self._gate:
-            waiters = list(line.waiters.values())
+            waiters = list(queue.waiters.values())
         slow = True
         if failure is None:
             try:
                 for waiter in waiters if audit else waiters[:1]:
-                    if waiter.grant is None and waiter.holder in line.waiters:
-                        await self._look(line, waiter)
-                line.failing = None
+                    if waiter.grant is None and waiter.holder in queue.waiters:
+                        await self._look(queue, waiter)
+                queue.failing = None
             except BackendError as error:
                 failure = error
             except Exception as error:
-                _log.exception("looking for the lock %r failed", line.name)
+                _log.exception("looking for the lock %r failed", queue.name)
                 failure = error
             slow = now() - begun > _SLOW
         if failure is not None:
-            line.audit = True
-            line.failing = line.failing or now()
-            if now() - line.failing > _PATIENCE and isinstance(failure, Denied):
+            queue.audit = True
+            queue.failing = queue.failing or now()
+            if now() - queue.failing > _PATIENCE and isinstance(failure, Denied):
                 for waiter in waiters:
                     # To each its own: what raises an error adds to its traceback.
                     waiter.error = Denied(str(failure), backend=failure.backend, ambiguous=failure.ambiguous)
                     waiter.signal.set()
-            self._lookout(line.node).offer(line, now() + min(1.0, 0.05 + (now() - line.failing) / 4))
-        elif line.waiters and (lookout := self._lookout(line.node)).left(line) is None:
-            lookout.offer(line, now() + FOREIGN)  # the first was granted the lock meanwhile: the next one looks
+            self._lookouts.at(queue.node).offer(queue, now() + min(1.0, 0.05 + (now() - queue.failing) / 4))
+        elif queue.waiters and (lookout := self._lookouts.at(queue.node)).left(queue) is None:
+            lookout.offer(queue, now() + FOREIGN)  # the first was granted the lock meanwhile: the next one looks
         return failure if slow else None
 
     def close(self) -> None:
-        with self._gate:
-            self._closed = True
-            lookouts = list(self._lookouts.values())
-        for lookout in lookouts:
-            lookout.close()
+        self._lookouts.close()
 
     def forked(self) -> None:
         self.__init__(self._driver, self._look, self._forsake)  # type: ignore[misc]

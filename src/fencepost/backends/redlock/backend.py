@@ -17,7 +17,7 @@ from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.connection import spell
 from fencepost.backends.redis.inspect import held
 from fencepost.backends.redis.scripts import MARK, Keys, Layout, kept, remains
-from fencepost.backends.redlock.members import Call, Member, Members, shares
+from fencepost.backends.redlock.members import Call, Member, Members, node_scripts
 from fencepost.driver import Driver, Signal
 from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError, ConfigError
@@ -48,7 +48,8 @@ class Redlock(Polling):
         fair=False,
         consensus=False,
         failover="locks and tokens survive the loss of a minority; a node that restarts without its data within a ttl "
-        "can help two to hold at once; tokens still grow, unless counters and clocks are lost together",
+        "can help two to hold at once; tokens still grow, unless counters and clocks are lost together, or the "
+        "counters after a bump past the clocks",
         clock="each server's own wall clock, trusted to run at most 1 % faster than the holder's",
         token="larger than the last of each node of a majority, and than their time in us; a majority remembers it "
         "before it is used",
@@ -61,12 +62,12 @@ class Redlock(Polling):
         super().__init__(address, driver)
         self.options = _options(address)
         self.layout = Layout(self.options.prefix, "clock", False)
-        self._dial = dial(address, self.options, shares())
+        self._dial = dial(address, self.options, node_scripts())
         self._start()
 
     def _start(self) -> None:
         super()._start()
-        self._nodes = Members(self.driver, self._dial, self.options.places)
+        self._nodes = Members(self.driver, self._dial, self.options.endpoints)
         self._standing: dict[str, Signal] = {}
         self._attempts = count(1)
         self._unasked: set[str] = set()
@@ -102,7 +103,7 @@ class Redlock(Polling):
                 del self._standing[name]
 
     async def leave(self, name: str, holder: str) -> None:
-        self._lines.leave(name, holder)
+        self._queues.leave(name, holder)
         if holder in self._unasked:
             self._unasked.discard(holder)
             if holder not in self._unsettled:
@@ -111,7 +112,11 @@ class Redlock(Polling):
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         calls = [
-            Call(shares().renew, (self.layout.keys(each.name).lock,), (f"{each.holder}:{each.token}", kept(each.ttl)))
+            Call(
+                node_scripts().renew,
+                (self.layout.keys(each.name).lock,),
+                (f"{each.holder}:{each.token}", kept(each.ttl)),
+            )
             for each in holds
         ]
         heard = await self._nodes.ask(calls)
@@ -145,17 +150,17 @@ class Redlock(Polling):
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         names = {name} if name is not None else await self._names(prefix)
-        found = [await self._status(each, shares().status) for each in sorted(names)]
+        found = [await self._status(each, node_scripts().status) for each in sorted(names)]
         return [each for each in found if each and (each.token or self.layout.prefix or name is not None)]
 
     async def break_lock(self, name: str) -> Status | None:
-        found = await self._status(name, shares().break_lock)
+        found = await self._status(name, node_scripts().break_lock)
         if waiter := self._standing.get(name):
             waiter.set()
         return found
 
     async def bump(self, name: str, above: int) -> None:
-        said = await self._nodes.one(Call(shares().bump, (self.layout.keys(name).counter,), (above,)))
+        said = await self._nodes.one(Call(node_scripts().bump, (self.layout.keys(name).counter,), (above,)))
         self._majority(said)
 
     async def doctor(self) -> list[Finding]:
@@ -165,7 +170,7 @@ class Redlock(Polling):
                 of_one = await doctor.examine(await member.node.ready(), self.options)
             except BackendError as error:
                 of_one = [Finding("risk", str(error), "one more that is down brings it closer to no majority")]
-            findings += [dataclasses.replace(each, what=f"{spell(member.place)}: {each.what}") for each in of_one]
+            findings += [dataclasses.replace(each, what=f"{spell(member.endpoint)}: {each.what}") for each in of_one]
         encrypted = self._dial.tls is not None
         return findings + exposure.examine(self.address, encrypted=encrypted, remedy="use redlocks://")
 
@@ -188,7 +193,7 @@ class Redlock(Polling):
         self._unasked.discard(holder)
         self._unsettled.add(holder)
         start = self.driver.now()
-        take = Call(shares().take, (keys.lock, _gone(keys, holder), keys.counter), (holder, attempt, kept(ttl)))
+        take = Call(node_scripts().take, (keys.lock, _gone(keys, holder), keys.counter), (holder, attempt, kept(ttl)))
         said = await nodes.one(take)
         errors = [reply for reply in said.values() if isinstance(reply, BackendError)]
         silent = {member for member, reply in said.items() if isinstance(reply, BackendError) and reply.ambiguous}
@@ -198,7 +203,9 @@ class Redlock(Polling):
         token = max(token, self._tried + 1)
         keepers: dict[Member, Any] = {}
         if len(granted) >= nodes.quorum and token <= MAX_TOKEN:
-            keep = Call(shares().keep, (keys.lock, keys.counter), (f"{holder}:-{attempt}", f"{holder}:{token}", token))
+            keep = Call(
+                node_scripts().keep, (keys.lock, keys.counter), (f"{holder}:-{attempt}", f"{holder}:{token}", token)
+            )
             keepers = await nodes.one(keep, list(granted))
             if sum(reply == 1 for reply in keepers.values()) >= nodes.quorum and self.driver.now() - start < ttl:
                 if silent:
@@ -230,7 +237,7 @@ class Redlock(Polling):
     def _leave(self, name: str, holder: str, attempt: int, token: int | str, refused: int) -> Call:
         """What has a node give up a holder's attempts up to this one, and what it holds under ``token``."""
         keys = self.layout.keys(name)
-        return Call(shares().leave, (keys.lock, _gone(keys, holder)), (holder, attempt, token, refused))
+        return Call(node_scripts().leave, (keys.lock, _gone(keys, holder)), (holder, attempt, token, refused))
 
     async def _give_up(self, name: str, holder: str, token: int | str) -> dict[Member, Any]:
         """End a holder for good, everywhere."""
@@ -247,7 +254,7 @@ class Redlock(Polling):
     async def _status(self, name: str, script: Any) -> Status | None:
         """The lock as the nodes see it. A holder counts that may have a majority, with the nodes that do not answer."""
         keys: Keys = self.layout.keys(name)
-        wanted = (keys.lock, keys.queue) if script is shares().status else (keys.lock, keys.queue, keys.counter)
+        wanted = (keys.lock, keys.queue) if script is node_scripts().status else (keys.lock, keys.queue, keys.counter)
         said = await self._nodes.one(Call(script, wanted))
         self._majority(said)
         silent = sum(isinstance(reply, BackendError) for reply in said.values())
@@ -301,7 +308,7 @@ def _options(address: Address) -> Options:
     patience = params.pop("node_timeout", "500ms")
     dataclasses.replace(address, params={"node_timeout": patience}).options(node_timeout=seconds)
     found = options(dataclasses.replace(address, params=params | {"timeout": patience, "connect_timeout": patience}))
-    if len(set(found.places)) < len(found.places):
+    if len(set(found.endpoints)) < len(found.endpoints):
         raise ConfigError(f"{address.scheme}:// names a server twice, which would count its vote twice")
     return found
 

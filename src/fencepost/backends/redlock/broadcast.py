@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, cast
 
 from fencepost.backends.redis.answers import Fits
-from fencepost.backends.redis.connection import Dial, Place
+from fencepost.backends.redis.connection import Dial, Endpoint
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.reply import Reply
@@ -17,7 +17,7 @@ from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible
 from fencepost.errors import BackendError
 
-Asked = Sequence[tuple[Node, Place, Sequence[bytes], Sequence[Fits]]]
+Asked = Sequence[tuple[Node, Endpoint, Sequence[bytes], Sequence[Fits]]]
 """For each server its requests, and what their answers look like."""
 Answers = list[list[Any] | BackendError]
 """For each server its replies, or why there are none."""
@@ -33,7 +33,7 @@ async def ask(asked: Asked, dial: Dial) -> Answers:
 
 
 async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None]:
-    """Have a connection to each node, as far as that can be had in ``dial.timeout``; why not, for each."""
+    """Have a connection to each node, as far as one can be opened in ``dial.timeout``; why not, for each."""
     connections = await _streams([node for node in nodes if isinstance(node, TaskNode)], monotonic() + dial.timeout)
     late = BackendError(f"Redis: cannot connect: {_LATE}", backend=dial.scheme, ambiguous=False)
     return [None if isinstance(connection, Stream) else connection or late for connection in connections]
@@ -41,17 +41,19 @@ async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None
 
 def _blocking(asked: Asked, dial: Dial) -> Answers:
     pools = [_pool(node) for node, *_ in asked]
-    connections: list[Socket | BackendError | None] = [pool.spare() for pool in pools]
+    connections: list[Socket | BackendError | None] = [None] * len(asked)
     answers: list[list[Any] | BackendError | None] = [None] * len(asked)
     waiting: dict[int, int] = {}
     poll = select.poll()
     try:
+        for index, pool in enumerate(pools):
+            connections[index] = pool.spare()
         _open(pools, connections, monotonic() + dial.timeout)
         until = monotonic() + dial.timeout  # who could not be reached has cost the others no time to answer
-        for index, (_, place, requests, _) in enumerate(asked):
+        for index, (_, endpoint, requests, _) in enumerate(asked):
             connection = connections[index]
             if not isinstance(connection, Socket):
-                answers[index] = connection or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False)
+                answers[index] = connection or dial.error(endpoint, f"cannot connect: {_LATE}", ambiguous=False)
                 continue
             try:
                 connection.post(b"".join(requests))
@@ -67,8 +69,9 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 connection = connections[index]
                 assert isinstance(connection, Socket), "it was written to"
                 try:
-                    answers[index] = connection.replies(asked[index][3])
+                    replies = connection.replies(asked[index][3])
                     pools[index].back(connection)
+                    answers[index] = replies
                 except OSError as error:
                     answers[index] = _broken(pools[index], connection, error)
     finally:
@@ -78,8 +81,8 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 pools[index].drop(connection)
                 pools[index].close()
     return [
-        dial.error(place, _LATE, ambiguous=True) if answer is None else answer
-        for (_, place, *_), answer in zip(asked, answers, strict=True)
+        dial.error(endpoint, _LATE, ambiguous=True) if answer is None else answer
+        for (_, endpoint, *_), answer in zip(asked, answers, strict=True)
     ]
 
 
@@ -133,9 +136,9 @@ async def _tasks(asked: Asked, dial: Dial) -> Answers:
     connections = await _streams([node for node, *_ in asked if isinstance(node, TaskNode)], until)
     sent: list[list[Reply] | BackendError] = []
     try:
-        for (_, place, requests, fits), connection in zip(asked, connections, strict=True):
+        for (_, endpoint, requests, fits), connection in zip(asked, connections, strict=True):
             if not isinstance(connection, Stream):
-                sent.append(connection or dial.error(place, f"cannot connect: {_LATE}", ambiguous=False))
+                sent.append(connection or dial.error(endpoint, f"cannot connect: {_LATE}", ambiguous=False))
                 continue
             try:
                 sent.append(list(map(connection.call, requests, fits)))
@@ -146,8 +149,8 @@ async def _tasks(asked: Asked, dial: Dial) -> Answers:
             # A Reply has what asyncio.wait asks of a future.
             await asyncio.wait(cast("list[asyncio.Future[Any]]", replies), timeout=max(until - monotonic(), 0.0))
         return [
-            _collect(each, node, dial.error(place, _LATE, ambiguous=True)) if isinstance(each, list) else each
-            for each, (node, place, *_) in zip(sent, asked, strict=True)
+            _collect(each, node, dial.error(endpoint, _LATE, ambiguous=True)) if isinstance(each, list) else each
+            for each, (node, endpoint, *_) in zip(sent, asked, strict=True)
         ]
     finally:
         for each in sent:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hiredis import ReplyError
 
 from fencepost.backends.redis.answers import Fits, pong
-from fencepost.backends.redis.connection import LATER, Dial, Place, cause, pack, refusal, spell
+from fencepost.backends.redis.connection import LATER, Dial, Endpoint, cause, pack, refusal, spell
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.scripts import Script, build, scripts
 from fencepost.backends.redis.topology import fixed
@@ -25,8 +25,8 @@ _OUTLIVED = 60.0  # seconds beyond the longest ttl after which a debt no longer 
 _PASSING = (*LATER, "NOSCRIPT", "BUSY", "MISCONF")
 
 
-class Shares(NamedTuple):
-    """The scripts that a node runs for its share of a lock."""
+class NodeScripts(NamedTuple):
+    """The scripts that a node runs."""
 
     take: Script
     keep: Script
@@ -38,10 +38,10 @@ class Shares(NamedTuple):
 
 
 @cache
-def shares() -> Shares:
+def node_scripts() -> NodeScripts:
     redis = scripts("clock")
     take, keep, leave = (build(f"redlock_{name}", {}) for name in ("take", "keep", "leave"))
-    return Shares(take, keep, leave, redis.renew, redis.break_lock, redis.status, redis.bump)
+    return NodeScripts(take, keep, leave, redis.renew, redis.break_lock, redis.status, redis.bump)
 
 
 class Call(NamedTuple):
@@ -61,14 +61,14 @@ class Call(NamedTuple):
 class Member:
     """One node. One that failed is out: nobody waits for it until it has answered again."""
 
-    def __init__(self, node: Node, place: Place) -> None:
+    def __init__(self, node: Node, endpoint: Endpoint) -> None:
         self.node = node
-        self.place = place
+        self.endpoint = endpoint
         self.out: BackendError | None = None
         self.look_at = 0.0
         self.pauses = Backoff(_SOON, _LATEST)
         self.owed: dict[Call, float] = {}
-        """What it must still be told, and until when that matters: whose share to free, and whom to refuse."""
+        """What it must still be told, and until when that matters: whose key to free, and whom to refuse."""
 
     def owe(self, call: Call, until: float) -> None:
         self.owed[call] = until
@@ -82,13 +82,14 @@ Heard = dict[Member, list[Any] | BackendError]
 class Members:
     """All nodes of one URL."""
 
-    def __init__(self, driver: Driver, dial: Dial, places: Sequence[Place]) -> None:
+    def __init__(self, driver: Driver, dial: Dial, endpoints: Sequence[Endpoint]) -> None:
         kind = ThreadNode if driver.blocking else TaskNode
         self._driver = driver
         self._dial = dial
         self._closed = False
         self.all = [
-            Member(kind(dial, fixed(place), "", lambda node, push: None, lambda node: None), place) for place in places
+            Member(kind(dial, fixed(endpoint), "", lambda node, push: None, lambda node: None), endpoint)
+            for endpoint in endpoints
         ]
         self._looks = {
             member: Service(driver, functools.partial(self._look, member), "fencepost-redlock-look")
@@ -138,12 +139,12 @@ class Members:
                     known[index] = reply
         for member in wanted:
             if member not in heard:  # so nothing of this can happen there, whatever became of what it was asked before
-                why = str(member.out or f"{spell(member.place)} was not asked")
+                why = str(member.out or f"{spell(member.endpoint)} was not asked")
                 heard[member] = BackendError(why, backend=self._dial.scheme, ambiguous=False)
             replies = heard[member]
             if isinstance(replies, list):
                 heard[member] = [
-                    refusal(f"{reply} (at {spell(member.place)})", self._dial.scheme)
+                    refusal(f"{reply} (at {spell(member.endpoint)})", self._dial.scheme)
                     if reply.__class__ is ReplyError
                     else reply
                     for reply in replies
@@ -196,7 +197,7 @@ class Members:
     # Who is out
 
     async def _round(self, requests: dict[Member, tuple[list[bytes], list[Fits]]]) -> Heard:
-        answers = await ask([(member.node, member.place, *texts) for member, texts in requests.items()], self._dial)
+        answers = await ask([(member.node, member.endpoint, *texts) for member, texts in requests.items()], self._dial)
         heard = dict(zip(requests, answers, strict=True))
         self._judge(heard)
         return heard
@@ -239,7 +240,7 @@ class Members:
             owed = list(member.owed)[:_BATCH]
             requests = [call.text() for call in owed[:1]] + [call.request() for call in owed[1:]] or [pack(("PING",))]
             fits = [call.script.fits for call in owed] or [pong]
-            (answer,) = await ask([(member.node, member.place, requests, fits)], self._dial)
+            (answer,) = await ask([(member.node, member.endpoint, requests, fits)], self._dial)
             if isinstance(answer, list):
                 told = [call for call, reply in zip(owed, answer, strict=False) if not _passing(reply)]
                 for call in told:

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from fencepost import check
 from fencepost.address import Address
-from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
+from fencepost.backend import LOOK, Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.sqlite import mailbox
 from fencepost.backends.sqlite.doctor import examine
 from fencepost.backends.sqlite.file import File
 from fencepost.backends.sqlite.mailbox import Wakes
-from fencepost.backends.sqlite.queue import SHARED, Line
+from fencepost.backends.sqlite.queue import SHARED, Minders, Queue
 from fencepost.driver import Driver, Signal, scope, wait_until
 from fencepost.errors import BackendError, ConfigError, FencepostError
 from fencepost.lease import Grant
@@ -62,8 +62,8 @@ class SQLite(Backend):
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
         self._mailbox = mailbox.Mailbox(self._file.path, self._folder, self._drop)
         self._sender = mailbox.Sender(self._folder)
-        self._lines = mailbox.Lines()
-        self._line = Line(self._file.path, self._folder, self._mailbox)
+        self._minders = Minders()
+        self._queue = Queue(self._file.path, self._folder, self._mailbox)
 
     # The contract
 
@@ -90,7 +90,7 @@ class SQLite(Backend):
         until = None if timeout is None else now() + timeout
         signal = self.driver.signal()
         self._mailbox.expect(name, holder, signal)
-        self._lines.join(name, holder, signal)
+        self._minders.await_turn(name, holder, signal)
         try:
             while True:
                 signal.clear()
@@ -99,17 +99,19 @@ class SQLite(Backend):
                     return found
                 if until is not None and now() >= until:
                     return None
-                if self._lines.minds(name, holder, found):
+                if self._minders.minds(name, holder, found):
                     overdue = max(found, now() + 0.001)
                     await wait_until(self.driver, signal, overdue if until is None else min(overdue, until))
                 else:
-                    await signal.wait(None if until is None else until - now())
+                    # The first of this process minds the deadline, unless its event loop was stopped.
+                    late = max(found - now(), 0.0) + LOOK
+                    await signal.wait(late if until is None else min(late, until - now()))
         except GeneratorExit:
             self._mailbox.forsake(name, holder)
             raise
         finally:
             self._mailbox.forget(holder)
-            self._lines.leave(name, holder)
+            self._minders.leave(name, holder)
 
     async def leave(self, name: str, holder: str) -> None:
         self._mailbox.forget(holder)
@@ -145,7 +147,7 @@ class SQLite(Backend):
     def forked(self) -> None:
         self._mailbox.forked()
         self._sender.forked()
-        self._lines = mailbox.Lines()
+        self._minders = Minders()
 
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
         try:
@@ -166,10 +168,10 @@ class SQLite(Backend):
         wakes: Wakes = []
         with self._file.writing() as db:
             since = self.driver.now()
-            token = self._line.grant(db, name, holder, since + ttl)
+            token = self._queue.grant(db, name, holder, since + ttl)
             if not token:
-                self._line.sweep(db, name, since, wakes)
-                token = self._line.grant(db, name, holder, since + ttl)
+                self._queue.sweep(db, name, since, wakes)
+                token = self._queue.grant(db, name, holder, since + ttl)
             if not token:
                 # A waiter that joins the queue again may find that it was just handed the lock.
                 row = db.execute(
@@ -178,7 +180,7 @@ class SQLite(Backend):
                 if row:
                     token, since = row[0], row[1] - ttl
                 elif queue is not None:
-                    self._line.join(db, name, holder, ttl, queue)
+                    self._queue.join(db, name, holder, ttl, queue)
                     self._joined(name, holder, alive)
         self._wake(wakes)
         if not token:
@@ -192,7 +194,7 @@ class SQLite(Backend):
         wakes: Wakes = []
         try:
             with self._file.writing() as db:
-                self._line.tidy(db, self.driver.now(), wakes)
+                self._queue.tidy(db, self.driver.now(), wakes)
         except (BackendError, sqlite3.Error) as error:
             _log.info("expired locks stay in %r for now: %s", str(self._file.path), error)
         else:
@@ -218,19 +220,19 @@ class SQLite(Backend):
     def _take_share(
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int, alive: Signal | None = None
     ) -> Grant | float:
-        """A share, or a place in line: then the instant at which the first of the present holders expires."""
+        """A share, or a place in the queue: then the instant at which the first of the present holders expires."""
         self._sender.open()  # what is granted can be handed on
         wakes: Wakes = []
         with self._file.writing() as db:
             now = self.driver.now()
-            self._line.sweep(db, name, now, wakes)
+            self._queue.sweep(db, name, now, wakes)
             row = db.execute("SELECT holder FROM lock WHERE name = ?", (name,)).fetchone()
             if row and row[0] == SHARED:
-                self._line.admit(db, name, now, wakes)  # the head of the line may have died
-            grant = self._line.share(db, name, holder, ttl, limit, now)
+                self._queue.admit(db, name, now, wakes)  # the head of the queue may have died
+            grant = self._queue.share(db, name, holder, ttl, limit, now)
             if grant is None:
                 if queue is not None:
-                    self._line.join(db, name, holder, ttl, queue, limit)
+                    self._queue.join(db, name, holder, ttl, queue, limit)
                     self._joined(name, holder, alive)
                 (expires,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
         self._wake(wakes)
@@ -261,7 +263,7 @@ class SQLite(Backend):
                 "SELECT expires FROM lock WHERE name = ? AND token = ? AND holder = ?", (name, token, holder)
             ).fetchone()
             if row is not None:
-                self._line.hand_over(db, name, now, wakes)
+                self._queue.hand_over(db, name, now, wakes)
             else:
                 row = db.execute(
                     "DELETE FROM share WHERE name = ? AND token = ? AND holder = ? RETURNING expires",
@@ -269,7 +271,7 @@ class SQLite(Backend):
                 ).fetchone()
                 if row is None:
                     return False
-                self._line.part(db, name, now, wakes)
+                self._queue.part(db, name, now, wakes)
         self._wake(wakes)
         return bool(now < row[0])
 
@@ -280,22 +282,22 @@ class SQLite(Backend):
             db.execute("DELETE FROM share WHERE name = ? AND holder = ?", (name, holder))
             row = db.execute("SELECT holder FROM lock WHERE name = ?", (name,)).fetchone()
             if row and row[0] == holder:
-                self._line.hand_over(db, name, self.driver.now(), wakes)
+                self._queue.hand_over(db, name, self.driver.now(), wakes)
             elif row and row[0] == SHARED:
-                self._line.part(db, name, self.driver.now(), wakes)
+                self._queue.part(db, name, self.driver.now(), wakes)
         self._wake(wakes)
 
     def _drop(self, name: str, holder: str) -> None:
-        """Leave the line for a waiter that nobody can wake any more; the next in this process minds the deadline."""
+        """Leave the queue for a waiter that nobody can wake any more; the next in this process minds the deadline."""
         self._leave(name, holder)
-        self._lines.leave(name, holder)
+        self._minders.leave(name, holder)
 
     def _renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         with self._file.writing() as db:
             now, shared = self.driver.now(), set[str]()
             answers = [Renewal.RENEWED if self._extend(db, hold, now, shared) else Renewal.LOST for hold in holds]
             for name in shared:  # once, however many sharers were renewed
-                self._line.settle(db, name)
+                self._queue.settle(db, name)
             return answers
 
     def _extend(self, db: sqlite3.Connection, hold: Hold, now: float, shared: set[str]) -> bool:
@@ -320,10 +322,10 @@ class SQLite(Backend):
             *what,
             now,
         )
-        line = "SELECT holder FROM waiter WHERE name = ? ORDER BY ticket"
+        queued = "SELECT holder FROM waiter WHERE name = ? ORDER BY ticket"
         found = []
         for lock, holder, token, left in rows:
-            waiters = tuple(waiter for (waiter,) in self._file.read(line, lock))
+            waiters = tuple(waiter for (waiter,) in self._file.read(queued, lock))
             if holder != SHARED:
                 found.append(Status(lock, holder, token, left, waiters))
             elif shares := self._file.read(
@@ -339,7 +341,7 @@ class SQLite(Backend):
             with self._file.writing() as db:
                 if not db.execute("SELECT 1 FROM lock WHERE name = ? AND token = ?", (name, status.token)).fetchone():
                     return None
-                self._line.hand_over(db, name, self.driver.now(), wakes)
+                self._queue.hand_over(db, name, self.driver.now(), wakes)
             self._wake(wakes)
             return status
         return None

@@ -43,7 +43,7 @@ def _file_system(path: Path) -> str:
     found, kind = Path("/"), ""
     for mount in mounts:
         _, at, fstype, *_ = mount.split(" ")
-        place = Path(at.replace("\\040", " "))
-        if path.is_relative_to(place) and len(place.parts) >= len(found.parts):
-            found, kind = place, fstype
+        point = Path(at.replace("\\040", " "))
+        if path.is_relative_to(point) and len(point.parts) >= len(found.parts):
+            found, kind = point, fstype
     return kind

@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -65,7 +64,7 @@ class Mailbox:
     def _bind(self) -> None:
         try:
             self._folder.mkdir(mode=0o777)
-            share(self._folder, self._file)
+            permit(self._folder, self._file)
         except FileExistsError:
             pass
         _sweep(self._folder)
@@ -76,7 +75,7 @@ class Mailbox:
             new = self._folder / (name + _NEW)
             with _Path(self._folder, new.name) as path:
                 box.bind(path)
-            share(new, self._file)
+            permit(new, self._file)
             box.settimeout(LOOK)
             # First: a mailbox that nobody empties would be taken for that of a live process.
             threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
@@ -119,7 +118,7 @@ class Mailbox:
             try:
                 leave(name, holder)
             except (FencepostError, OSError, sqlite3.Error) as error:  # the next look tries again
-                _log.info("a waiter for %r whose event loop was closed is still in line: %s", name, error)
+                _log.info("a waiter for %r whose event loop was closed is still queued: %s", name, error)
                 return
             self._signals.pop(holder, None)
             self._forsaken.pop(holder, None)
@@ -138,7 +137,7 @@ class Mailbox:
         self.__init__(self._file, self._folder, leave)  # type: ignore[misc]
 
 
-def share(path: Path, file: Path) -> None:
+def permit(path: Path, file: Path) -> None:
     """Let those who may write to ``file`` use a mailbox or their folder, which this process has just made.
 
     They may write to the folder, too, and could put a link in its place meanwhile: it must be what it was made as. All
@@ -149,17 +148,17 @@ def share(path: Path, file: Path) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
         try:
-            made, shared = os.fstat(descriptor), os.stat(file)
+            made, wanted = os.fstat(descriptor), os.stat(file)
             kind = stat.S_IFMT(made.st_mode)
             own = made.st_uid == os.geteuid() and (
                 kind == stat.S_IFDIR or (kind == stat.S_IFSOCK and made.st_nlink == 1)
             )
-            rights = shared.st_mode & 0o022
+            rights = wanted.st_mode & 0o022
             if not own or not rights:
                 return
             itself = f"/proc/self/fd/{descriptor}"
-            if not rights & 0o002 and made.st_gid != shared.st_gid:
-                os.chown(itself, -1, shared.st_gid)
+            if not rights & 0o002 and made.st_gid != wanted.st_gid:
+                os.chown(itself, -1, wanted.st_gid)
             if kind == stat.S_IFDIR:
                 rights = rights // 2 * 7  # to read and search it, too
             os.chmod(itself, stat.S_IMODE(made.st_mode) | rights)
@@ -195,41 +194,6 @@ def _end(box: socket.socket, path: Path, process: int) -> None:
         except OSError:
             pass
     box.close()
-
-
-class Lines:
-    """The waiters of this process, by lock. The first of each line minds the present holder's deadline for all."""
-
-    def __init__(self) -> None:
-        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
-        self._lines: dict[str, dict[str, Signal]] = {}  # each in the order they came
-        self._minded: dict[str, float] = {}
-
-    def join(self, name: str, holder: str, signal: Signal) -> None:
-        with self._gate:
-            self._lines.setdefault(name, {})[holder] = signal
-
-    def minds(self, name: str, holder: str, deadline: float) -> bool:
-        """Whether this waiter minds the deadline; if another one does, it is told of one it did not know."""
-        with self._gate:
-            first, signal = next(iter(self._lines[name].items()))
-            if first == holder:
-                self._minded[name] = deadline
-                return True
-            if deadline < self._minded.get(name, inf):
-                signal.set()
-            return False
-
-    def leave(self, name: str, holder: str) -> None:
-        with self._gate:
-            line = self._lines.get(name, {})
-            if line.pop(holder, None) is None:
-                return
-            if line:
-                next(iter(line.values())).set()
-            else:
-                del self._lines[name]
-                self._minded.pop(name, None)
 
 
 def alive(folder: Path, address: str) -> bool:

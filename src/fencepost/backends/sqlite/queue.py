@@ -1,12 +1,14 @@
-"""Pieces of a transaction on an SQLite file: minting, handing over, sharing, and the line in front of a lock.
+"""Pieces of a transaction on an SQLite file: minting, handing over, sharing, and the queue in front of a lock.
 
 A lock that one holds alone has a row with its holder. One that is shared has a row without: its sharers are rows of
 their own, and its deadline is that of the first of them to expire.
 """
 
 import sqlite3
+from math import inf
 from pathlib import Path
 
+from fencepost.backends.local_queue import LocalQueues
 from fencepost.backends.sqlite.mailbox import Mailbox, Wakes, alive
 from fencepost.errors import BackendError, QueueFull
 from fencepost.lease import Grant
@@ -16,7 +18,7 @@ SHARED = ""
 _HEAD = "SELECT ticket, holder, ttl, mailbox, share FROM waiter WHERE name = ? ORDER BY ticket LIMIT 1"
 
 
-class Line:
+class Queue:
     """What every transaction does alike. Each method takes the connection whose transaction it is part of."""
 
     def __init__(self, path: Path, folder: Path, mailbox: Mailbox) -> None:
@@ -73,7 +75,7 @@ class Line:
             self.hand_over(db, name, now, wakes)
 
     def tidy(self, db: sqlite3.Connection, now: float, wakes: Wakes) -> None:
-        """The same for all locks: most have no sharers and nobody in line, and go in one statement."""
+        """The same for all locks: most have no sharers and nobody queued, and go in one statement."""
         db.execute(
             "DELETE FROM lock WHERE expires <= ? AND holder != '' "
             "AND NOT EXISTS (SELECT 1 FROM waiter WHERE waiter.name = lock.name)",
@@ -91,7 +93,7 @@ class Line:
         self.admit(db, name, now, wakes)
 
     def admit(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
-        """Let in from the head of a shared lock's line who may share it, forgetting the dead."""
+        """Let in from the head of a shared lock's queue who may share it, forgetting the dead."""
         (minded,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
         dead: set[str] = set()
         count = self._sharers(db, name)
@@ -143,7 +145,7 @@ class Line:
     def join(
         self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int, limit: int | None = None
     ) -> None:
-        """Take the last place in line, unless this holder has one; QueueFull if so many live ones wait already."""
+        """Take the last place in the queue, unless this holder has one; QueueFull if so many live ones wait already."""
         count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"
         if db.execute(count, (name, holder)).fetchone()[0] >= queue:
             boxes = db.execute("SELECT DISTINCT mailbox FROM waiter WHERE name = ?", (name,)).fetchall()
@@ -155,3 +157,28 @@ class Line:
             "INSERT OR IGNORE INTO waiter (name, holder, ttl, mailbox, share) VALUES (?, ?, ?, ?, ?)",
             (name, holder, ttl, self._mailbox.open(), limit),
         )
+
+
+class Minders(LocalQueues):
+    """The first waiter of this process for each lock minds the present holder's deadline for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._minded: dict[str, float] = {}
+
+    def minds(self, name: str, holder: str, deadline: float) -> bool:
+        """Whether this waiter minds the deadline; if another one does, it is told of one it did not know."""
+        with self._gate:
+            first, signal = next(iter(self._queues[name].items()))
+            if first == holder:
+                self._minded[name] = deadline
+                return True
+            if deadline < self._minded.get(name, inf):
+                signal.set()
+            return False
+
+    def leave(self, name: str, holder: str) -> None:
+        with self._gate:
+            super().leave(name, holder)
+            if name not in self._queues:
+                self._minded.pop(name, None)

@@ -36,6 +36,7 @@ def read(address: Address) -> Settings:
         acl=choice("open", "creator"),
         connect_timeout=seconds,
     )
+    address.check_hosts()
     acl, client = OPEN_ACL_UNSAFE, dict[str, Any]()
     if address.user is not None:
         client["auth_data"] = [("digest", f"{address.user}:{address.password or ''}")]

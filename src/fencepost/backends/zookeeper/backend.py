@@ -12,11 +12,12 @@ from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, S
 from fencepost.address import Address
 from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import exposure
+from fencepost.backends.sharing import blocking, waiting
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import read
-from fencepost.backends.zookeeper.contender import Place, base, changed, contenders, nodes, raise_base
+from fencepost.backends.zookeeper.contender import Contender, base, changed, contenders, nodes, raise_base
 from fencepost.backends.zookeeper.doctor import examine
-from fencepost.backends.zookeeper.session import SHARE, Reply, Session, sets
+from fencepost.backends.zookeeper.session import FRACTION, Reply, Session, sets
 from fencepost.driver import Driver
 from fencepost.driver.threads import Blocking
 from fencepost.driver.timer import Timer
@@ -48,7 +49,7 @@ class ZooKeeper(Backend):
         token="the zxid that created the holder's node, plus the lock's base once it was bumped",
         wakeup="each waiter watches the one before it; nobody polls",
         shared=True,
-        observe="a watch on the holder's node, or on the line of a free lock",
+        observe="a watch on the holder's node, or on the queue of a free lock",
         min_ttl=1.0,
     )
 
@@ -62,8 +63,9 @@ class ZooKeeper(Backend):
         self._closed = False
         self._gate = threading.Lock()
         self._sessions: dict[float, Session] = {}
-        self._places: dict[str, Place] = {}  # by holder
-        self._unconfirmed: dict[str, Place] = {}  # released in time, but the answer was lost; by holder
+        self._contenders: dict[str, Contender] = {}  # by holder
+        self._granting = threading.Lock()
+        self._unconfirmed: dict[str, Contender] = {}  # released in time, but the answer was lost; by holder
         # On a thread, like the session: an event loop may end without a release, and the session lives on.
         self._expiry = Timer(Blocking(self.driver.now), self._expired, "fencepost-expiry")
 
@@ -73,28 +75,30 @@ class ZooKeeper(Backend):
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
     ) -> Grant | None:
         session = await self._session(ttl)
-        if queue is None and names.blocking(await nodes(session, self._folder(name)), limit):
+        if queue is None and blocking(await nodes(session, self._folder(name)), limit, names.limit):
             return None  # a node that comes and goes would be in the way of sharers
         since = self.driver.now()
-        place = self._places[holder] = Place(name, holder, self._folder(name), session, ttl, self._lost, limit)
+        contender = self._contenders[holder] = Contender(
+            name, holder, self._folder(name), session, ttl, self._lost, limit
+        )
         try:
-            await place.join(self._settings, self.driver)
+            await contender.join(self._settings, self.driver)
         except GeneratorExit:
-            place.forsaken = True
+            contender.forsaken = True
             raise
         except BackendError as error:
-            if place.path:
+            if contender.path:
                 error.ambiguous = True  # the node is there, and has to be left
             elif not error.ambiguous:
-                del self._places[holder]
+                del self._contenders[holder]
             raise
-        if not place.blocking:
+        if not contender.blocking:
             try:
-                return await self._grant(place, since)
+                return await self._grant(contender, since)
             except BackendError as error:
                 error.ambiguous = True  # the node is there, and has to be left
                 raise
-        if queue is not None and names.waiting(place.ahead) < queue:
+        if queue is not None and len(waiting(contender.ahead, names.limit)) < queue:
             return None
         await self.leave(name, holder)
         if queue is None:
@@ -107,32 +111,32 @@ class ZooKeeper(Backend):
         try:
             return await self._turn(name, holder, ttl, timeout, limit)
         except GeneratorExit:
-            if place := self._places.get(holder):
-                place.forsaken = True
+            if contender := self._contenders.get(holder):
+                contender.forsaken = True
             raise
 
     async def _turn(self, name: str, holder: str, ttl: float, timeout: float | None, limit: int | None) -> Grant | None:
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
-        place = self._places.get(holder)
-        seen = place is not None  # take has just looked
+        contender = self._contenders.get(holder)
+        seen = contender is not None  # take has just looked
         while True:
             since = now()
             try:
-                if place is None or not place.path or not (seen or await place.look()):
+                if contender is None or not contender.path or not (seen or await contender.look()):
                     await self.leave(name, holder)
                     session = await self._session(ttl)
                     since = now()
-                    place = Place(name, holder, self._folder(name), session, ttl, self._lost, limit)
-                    self._places[holder] = place
-                    await place.join(self._settings, self.driver)
+                    contender = Contender(name, holder, self._folder(name), session, ttl, self._lost, limit)
+                    self._contenders[holder] = contender
+                    await contender.join(self._settings, self.driver)
                 seen = False
-                if not place.blocking:
-                    if grant := await self._grant(place, since):
+                if not contender.blocking:
+                    if grant := await self._grant(contender, since):
                         return grant
-                    place = None
+                    contender = None
                     continue
-                if since >= until or not await place.passed(self.driver, until - now()):
+                if since >= until or not await contender.passed(self.driver, until - now()):
                     return None
             except BackendError as error:
                 # A waiter outlives the connection, and even its session; only its timeout ends it.
@@ -143,18 +147,18 @@ class ZooKeeper(Backend):
                 await self.driver.sleep(min(0.05, until - now()))
 
     async def leave(self, name: str, holder: str) -> None:
-        place = self._places.get(holder)
-        if place is None:
+        contender = self._contenders.get(holder)
+        if contender is None:
             return
         signal = self.driver.signal()
 
         def dropped(gone: bool) -> None:
-            self._dropped(place, gone)
+            self._dropped(contender, gone)
             signal.set()
 
-        place.drop(dropped)
-        await place.session.answered(signal)
-        if holder in self._places:
+        contender.drop(dropped)
+        await contender.session.answered(signal)
+        if holder in self._contenders:
             raise BackendError(
                 f"ZooKeeper at {self._settings.hosts}: the connection was lost; {name!r} is left when it is back, or "
                 f"with its session",
@@ -165,40 +169,40 @@ class ZooKeeper(Backend):
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         now = self.driver.now()
         answers = [Renewal.LOST] * len(holds)
-        asked: dict[Session, list[tuple[int, Place]]] = {}
+        asked: dict[Session, list[tuple[int, Contender]]] = {}
         for index, (name, holder, token, _) in enumerate(holds):
-            place = self._held(name, holder, token)
-            if place is not None:
-                asked.setdefault(place.session, []).append((index, place))
+            contender = self._held(name, holder, token)
+            if contender is not None:
+                asked.setdefault(contender.session, []).append((index, contender))
         waiting = []
-        for session, places in asked.items():
+        for session, batch in asked.items():
             done = self.driver.signal()
             synced = session.send(Sync("/"))  # see Session.read
-            replies = [session.send(GetData(place.path, place.removed)) for _, place in places[:-1]]
-            last = GetData(places[-1][1].path, places[-1][1].removed)
+            replies = [session.send(GetData(contender.path, contender.removed)) for _, contender in batch[:-1]]
+            last = GetData(batch[-1][1].path, batch[-1][1].removed)
             replies.append(session.send(last, sets(done)))
-            waiting.append((done, places, synced, replies))
-        for done, places, synced, replies in waiting:
-            await done.wait(max(place.ttl for _, place in places))
-            for (index, place), reply in zip(places, replies, strict=True):
-                answers[index] = self._renewed(place, synced if synced.error else reply, now + place.ttl)
+            waiting.append((done, session.limit, batch, synced, replies))
+        for done, limit, batch, synced, replies in waiting:
+            await done.wait(min(limit, max(contender.ttl for _, contender in batch)))
+            for (index, contender), reply in zip(batch, replies, strict=True):
+                answers[index] = self._renewed(contender, synced if synced.error else reply, now + contender.ttl)
         return answers
 
-    def _renewed(self, place: Place, reply: Reply, until: float) -> Renewal:
+    def _renewed(self, contender: Contender, reply: Reply, until: float) -> Renewal:
         if not reply.done or (reply.error is not None and not isinstance(reply.error, NoNodeError)):
             return Renewal.UNKNOWN
-        if reply.value is None or reply.value[1].czxid != place.zxid:
+        if reply.value is None or reply.value[1].czxid != contender.zxid:
             return Renewal.LOST
-        return Renewal.RENEWED if self._expiry.extend(place.holder, until) else Renewal.LOST
+        return Renewal.RENEWED if self._expiry.extend(contender.holder, until) else Renewal.LOST
 
     async def release(self, name: str, holder: str, token: int) -> bool:
-        place = self._held(name, holder, token)
-        if place is None:
+        contender = self._held(name, holder, token)
+        if contender is None:
             return await self._release_again(name, holder, token)
-        path, place.ended = place.path, True
+        path, contender.ended = contender.path, True
         in_time = self._expiry.cancel(holder)
         try:
-            [deleted] = await place.session.ask(Delete(path, -1))
+            [deleted] = await contender.session.ask(Delete(path, -1))
             there = not isinstance(deleted.error, NoNodeError)
             if there:
                 deleted.get()
@@ -206,42 +210,42 @@ class ZooKeeper(Backend):
             if in_time:
                 for oldest in list(self._unconfirmed)[:-_UNCONFIRMED]:
                     self._unconfirmed.pop(oldest, None)
-                self._unconfirmed[holder] = place
+                self._unconfirmed[holder] = contender
             raise
-        self._dropped(place, True)
+        self._dropped(contender, True)
         return in_time and there
 
     async def _release_again(self, name: str, holder: str, token: int) -> bool:
         """Confirm a release whose answer was lost; True if its node is gone, and its session did not expire."""
-        place = self._unconfirmed.get(holder)
-        if place is None or place.name != name or not place.path or place.token != token:
+        contender = self._unconfirmed.get(holder)
+        if contender is None or contender.name != name or not contender.path or contender.token != token:
             return False
-        [deleted] = await place.session.ask(Delete(place.path, -1))
+        [deleted] = await contender.session.ask(Delete(contender.path, -1))
         if not isinstance(deleted.error, NoNodeError):
             deleted.get()
         self._unconfirmed.pop(holder, None)
-        self._dropped(place, True)
+        self._dropped(contender, True)
         return True
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         if name is not None:
-            return [status for status, _ in await self._line(name)]
+            return [status for status, _ in await self._found(name)]
         found = sorted(filter(None, map(names.decode, await self._children(await self._session()))))
-        return [status for each in found if each.startswith(prefix) for status, _ in await self._line(each)]
+        return [status for each in found if each.startswith(prefix) for status, _ in await self._found(each)]
 
     async def changed(self, name: str, token: int | None) -> None:
         await changed(await self._session(), self.driver, name, self._folder(name), token)
 
     async def break_lock(self, name: str) -> Status | None:
-        for status, paths in await self._line(name):
+        for status, paths in await self._found(name):
             deleted = await (await self._session()).ask(*(Delete(path, -1) for path in paths))
             if all(isinstance(each.error, NoNodeError) for each in deleted):
                 return None
             for each, holder in zip(deleted, status.sharers or (status.holder,), strict=True):
                 if not isinstance(each.error, NoNodeError):
                     each.get()
-                if place := self._places.get(holder):
-                    self._lost(place, "it was evicted")
+                if contender := self._contenders.get(holder):
+                    self._lost(contender, "it was evicted")
             return status
         return None
 
@@ -266,7 +270,7 @@ class ZooKeeper(Backend):
         self._closed = True
         self._expiry.close()
         threads = [session.close() for session in self._sessions.values()]
-        self._sessions, self._places, self._unconfirmed = {}, {}, {}
+        self._sessions, self._contenders, self._unconfirmed = {}, {}, {}
         until = self.driver.now() + 2.0
         for thread in threads:  # a server that hangs may take longer; then its sessions expire by themselves
             await self.driver.offload(thread.join, max(until - self.driver.now(), 0.0))
@@ -287,7 +291,7 @@ class ZooKeeper(Backend):
             for session in self._sessions.values():
                 if session.connected:
                     return session
-        wanted = (ttl or _USUAL) / SHARE
+        wanted = (ttl or _USUAL) / FRACTION
         # Whole seconds, or tenths of short ones, so that ttls that hardly differ share a session.
         grid = 1 if wanted > 10 else 10
         timeout = math.ceil(round(wanted * grid, 6)) / grid
@@ -310,73 +314,88 @@ class ZooKeeper(Backend):
         self._sessions[timeout] = session
         return session
 
-    async def _grant(self, place: Place, since: float) -> Grant | None:
+    async def _grant(self, contender: Contender, since: float) -> Grant | None:
         """The grant of the first in the queue; None if it has to join the queue again."""
-        base = await place.base()
-        if base.since > place.zxid:  # raised while it stood in line, so its number is too small
-            await self.leave(place.name, place.holder)
+        base = await contender.base()
+        if base.since > contender.zxid:  # raised while it stood in the queue, so its number is too small
+            await self.leave(contender.name, contender.holder)
             return None
-        place.token = base.token(place.zxid)
-        self._expiry.set(place.holder, since + place.ttl)
-        return Grant(place.token, place.ttl, since)
+        with self._granting:
+            if not contender.ended:
+                contender.token = base.token(contender.zxid)
+                self._expiry.set(contender.holder, since + contender.ttl)
+                return Grant(contender.token, contender.ttl, since)
+        self._drop(contender)  # its event loop had stood still; once more, for it may have joined since
+        return None
 
-    def _held(self, name: str, holder: str, token: int) -> Place | None:
-        place = self._places.get(holder)
-        if place is None or place.ended or place.name != name or not place.path or place.token != token:
+    def _held(self, name: str, holder: str, token: int) -> Contender | None:
+        contender = self._contenders.get(holder)
+        if (
+            contender is None
+            or contender.ended
+            or contender.name != name
+            or not contender.path
+            or contender.token != token
+        ):
             return None
-        return place if self._expiry.left(holder) is not None else None
+        return contender if self._expiry.left(holder) is not None else None
 
-    def _dropped(self, place: Place, gone: bool) -> None:
-        if gone and self._places.get(place.holder) is place:
-            del self._places[place.holder]
+    def _dropped(self, contender: Contender, gone: bool) -> None:
+        if gone and self._contenders.get(contender.holder) is contender:
+            del self._contenders[contender.holder]
 
-    def _drop(self, place: Place) -> None:
-        place.drop(lambda gone: self._dropped(place, gone))
+    def _drop(self, contender: Contender) -> None:
+        contender.drop(lambda gone: self._dropped(contender, gone))
 
     async def _expired(self, holders: list[str]) -> None:
         for holder in holders:
-            if place := self._places.get(holder):
+            if contender := self._contenders.get(holder):
                 try:
-                    self._drop(place)
+                    self._drop(contender)
                 except Exception:
                     _log.exception("a hold that was not renewed is left to its session")
 
-    def _lost(self, place: Place, why: str) -> None:
+    def _lost(self, contender: Contender, why: str) -> None:
         """A hold is gone for good; its holder learns it at once."""
-        place.ended = True
-        self._dropped(place, True)
-        self._expiry.cancel(place.holder)
-        self.report(place.holder, why)
+        contender.ended = True
+        self._dropped(contender, True)
+        self._expiry.cancel(contender.holder)
+        self.report(contender.holder, why)
 
     def _session_lost(self, session: Session) -> None:
-        for place in list(self._places.values()):
-            if place.session is session:
-                if self._expiry.left(place.holder) is not None:
-                    self._lost(place, "its ZooKeeper session expired")
-                elif place.ended:
-                    self._dropped(place, True)
+        for contender in list(self._contenders.values()):
+            if contender.session is session:
+                if self._expiry.left(contender.holder) is not None:
+                    self._lost(contender, "its ZooKeeper session expired")
+                elif contender.ended:
+                    self._dropped(contender, True)
                 else:
-                    place.rouse()
+                    contender.rouse()
 
     def _session_beat(self, session: Session) -> None:
-        """Drop the waiters whose event loop is closed, as one may be without leaving: the session lives on."""
-        for place in list(self._places.values()):
-            if place.session is session and place.abandoned and self._expiry.left(place.holder) is None:
-                self._drop(place)
+        """Drop the waiters whose event loop was closed, or stopped for their ttl: the session lives on without it."""
+        for contender in list(self._contenders.values()):
+            if contender.session is session and contender.abandoned:
+                with self._granting:
+                    waits = self._expiry.left(contender.holder) is None
+                    contender.ended = contender.ended or waits
+                if waits:
+                    self._drop(contender)
+                    contender.rouse()  # it joins again, should its event loop go on
 
     def _session_connected(self, session: Session) -> None:
-        for place in list(self._places.values()):
-            if place.session is session and place.ended:
-                self._drop(place)
+        for contender in list(self._contenders.values()):
+            if contender.session is session and contender.ended:
+                self._drop(contender)
 
-    async def _line(self, name: str) -> list[tuple[Status, list[str]]]:
+    async def _found(self, name: str) -> list[tuple[Status, list[str]]]:
         """The lock as the leader sees it, and the paths of its holders' nodes; empty if nobody holds it."""
-        line = await contenders(await self._session(), self._folder(name))
-        if not line:
+        queue = await contenders(await self._session(), self._folder(name))
+        if not queue:
             return []
-        nodes = [each.path.rpartition("/")[2] for each in line]
-        split = len(line) - names.waiting(nodes)
-        holding, waiters = line[:split], tuple(each.holder for each in line[split:])
+        nodes = [each.path.rpartition("/")[2] for each in queue]
+        split = len(queue) - len(waiting(nodes, names.limit))
+        holding, waiters = queue[:split], tuple(each.holder for each in queue[split:])
         sharers = tuple(each.holder for each in holding) if names.limit(nodes[0]) else ()
         remaining = max(each.ttl if (left := self._expiry.left(each.holder)) is None else left for each in holding)
         token = (await base(await self._session(), name, self._folder(name))).token(holding[-1].zxid)

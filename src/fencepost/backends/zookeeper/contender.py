@@ -1,4 +1,4 @@
-"""The line in front of a ZooKeeper lock: our nodes in it, and what it takes to join, watch and leave it."""
+"""The queue of a ZooKeeper lock: our nodes in it, and what it takes to join, watch and leave it."""
 
 from collections.abc import Callable
 from math import inf
@@ -10,18 +10,19 @@ from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, G
 from fencepost import check, holders
 from fencepost.backend import LOOK
 from fencepost.backends.base import Base
+from fencepost.backends.sharing import blocking
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import Settings
 from fencepost.backends.zookeeper.session import Reply, Session, sets
-from fencepost.driver import Driver, Signal, abandoned
+from fencepost.driver import Driver, Signal, stood_still
 from fencepost.errors import ConfigError
 
 _EPHEMERAL_SEQUENTIAL = 3
 _DELETED = "DELETED"
 
 
-class Place:
-    """A holder's node in the line of its lock, from before it is asked for until it is surely gone."""
+class Contender:
+    """A holder's node in the queue of its lock, from before it is asked for until it is surely gone."""
 
     __slots__ = (
         "_last",
@@ -49,7 +50,7 @@ class Place:
         folder: str,
         session: Session,
         ttl: float,
-        lost: Callable[["Place", str], None],
+        lost: Callable[["Contender", str], None],
         limit: int | None = None,
     ) -> None:
         self.name = name
@@ -80,12 +81,12 @@ class Place:
     @property
     def blocking(self) -> list[str]:
         """Who of those ahead is in its way."""
-        return names.blocking(self.ahead, self.limit)
+        return blocking(self.ahead, self.limit, names.limit)
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for it any more, and nobody can."""
-        return self.forsaken or (self._last is not None and abandoned(self._last))
+        """Whether nobody waits for it any more, or nobody can, as far as its event loop has shown for its ttl."""
+        return self.forsaken or (self._last is not None and stood_still(self._last, self.ttl))
 
     @property
     def zxid(self) -> int:
@@ -94,7 +95,7 @@ class Place:
         return int(self.created.value[1].czxid)
 
     async def join(self, settings: Settings, driver: Driver) -> None:
-        """Create the node and list the line in one go; BackendError, ambiguous if the node may be there."""
+        """Create the node and list the queue in one go; BackendError, ambiguous if the node may be there."""
         session, folder = self.session, self.folder
         identity, told = holders.split(self.holder)
         # As kazoo's Election has it: what a candidate tells of itself is its node's data.
@@ -114,7 +115,7 @@ class Place:
                 return
 
     async def look(self) -> bool:
-        """List the line again, as the leader sees it; False if this place is no longer in it."""
+        """List the queue again, as the leader sees it; False if this node is no longer in it."""
         return await self._see(await self.session.read(GetChildren(self.folder, None)))
 
     async def _see(self, listed: Reply) -> bool:
@@ -126,14 +127,14 @@ class Place:
         if children == [mine]:
             self.ahead = []
             return True
-        line, sure = names.line(children)
-        if mine not in line:
+        queue, sure = names.contenders(children)
+        if mine not in queue:
             return False
         if sure:
-            self.ahead = line[: line.index(mine)]
+            self.ahead = queue[: queue.index(mine)]
             return True
-        replies = await self.session.ask(*(Exists(f"{self.folder}/{child}", None) for child in line))
-        found = [(reply.value.czxid, child) for reply, child in zip(replies, line, strict=True) if reply.get()]
+        replies = await self.session.ask(*(Exists(f"{self.folder}/{child}", None) for child in queue))
+        found = [(reply.value.czxid, child) for reply, child in zip(replies, queue, strict=True) if reply.get()]
         self.ahead = [child for czxid, child in sorted(found) if czxid < self.zxid]
         return (self.zxid, mine) in found
 
@@ -191,6 +192,8 @@ class Place:
 
         if self.path:
             session.send(Delete(self.path, -1), deleted)
+        elif not self._stem:  # it was never asked for: there was no memory for that
+            then(True)
         else:
             # A create whose answer was lost: past the sync it is either seen, or it was never made, for
             # the leader takes no request from a connection that this session has left.
@@ -198,7 +201,7 @@ class Place:
             session.send(GetChildren(folder, None), found)
 
 
-class Contender(NamedTuple):
+class Seen(NamedTuple):
     """A contender's node in the queue, and what it says of its holder; sorted, they stand in their order."""
 
     zxid: int
@@ -248,38 +251,38 @@ async def changed(session: Session, driver: Driver, name: str, folder: str, toke
     def woken(event: object) -> None:
         wake.set()
 
-    line = await contenders(session, folder)
-    if line and names.limit(line[0].path):
+    queue = await contenders(session, folder)
+    if queue and names.limit(queue[0].path):
         await driver.sleep(LOOK)
         return
-    if ((await base(session, name, folder)).token(line[0].zxid) if line else None) != token:
+    if ((await base(session, name, folder)).token(queue[0].zxid) if queue else None) != token:
         return
-    if line:
-        [seen] = await session.ask(GetData(line[0].path, woken))
+    if queue:
+        [seen] = await session.ask(GetData(queue[0].path, woken))
         there = seen.error is None
     else:
         [seen] = await session.ask(GetChildren(folder, woken))
         if isinstance(seen.error, NoNodeError):
             [seen] = await session.ask(Exists(folder, woken))
         there = bool(seen.value)
-    if there == bool(line):
+    if there == bool(queue):
         await wake.wait()
 
 
 async def nodes(session: Session, folder: str) -> list[str]:
     """The nodes of who holds a lock and who waits for it, as the leader sees it."""
     listed = await session.read(GetChildren(folder, None))
-    return [] if isinstance(listed.error, NoNodeError) else names.line(listed.get())[0]
+    return [] if isinstance(listed.error, NoNodeError) else names.contenders(listed.get())[0]
 
 
-async def contenders(session: Session, folder: str) -> list[Contender]:
+async def contenders(session: Session, folder: str) -> list[Seen]:
     """Who holds a lock and who waits for it, in the order they came."""
     found = await nodes(session, folder)
     if not found:
         return []
     replies = await session.ask(*(GetData(f"{folder}/{node}", None) for node in found))
     return sorted(
-        Contender(reply.value[1].czxid, f"{folder}/{node}", *_owner(reply.value[0], node))
+        Seen(reply.value[1].czxid, f"{folder}/{node}", *_owner(reply.value[0], node))
         for reply, node in zip(replies, found, strict=True)
         if not isinstance(reply.error, NoNodeError) and reply.get()
     )

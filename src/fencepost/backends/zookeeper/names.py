@@ -1,4 +1,4 @@
-"""How locks and their contenders are called in ZooKeeper: paths, layouts, and the order of a line."""
+"""How locks and their contenders are called in ZooKeeper: paths, layouts, and the order of a queue."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -47,23 +47,6 @@ def limit(node: str) -> int | None:
     return int(match[1] or EVERYBODY) if match else None
 
 
-def blocking(before: list[str], most: int | None) -> list[str]:
-    """Of those before a contender, who is in its way; a sharer minds others only if there is no room."""
-    if most is None:
-        return before
-    alone = [node for node in before if limit(node) is None]
-    return alone or (before if len(before) >= most else [])
-
-
-def waiting(line: list[str]) -> int:
-    """How many of a line do not hold yet: all behind the first, or behind those who share."""
-    for place, node in enumerate(line):
-        most = limit(node)
-        if place and (most is None or limit(line[0]) is None or place >= most):
-            return len(line) - place
-    return 0
-
-
 def layout(value: str) -> str:
     """The name of a layout; ConfigError if there is none of that name."""
     if value not in LAYOUTS:
@@ -96,7 +79,7 @@ def sequence(node: str) -> int | None:
     a letter or digit ends the node's own name, as in Curator's and the Java recipe's; after another ``-``,
     or after kazoo's ``__lock__``, it is a sign.
     """
-    tail = node[-10:]  # a long line is read at every turn: a regular expression takes five times as long
+    tail = node[-10:]  # a long queue is read at every turn: a regular expression takes five times as long
     if len(tail) < 10 or not tail.isascii():
         return None
     if tail.isdigit():
@@ -109,7 +92,7 @@ def sequence(node: str) -> int | None:
     return number if -_WRAP <= number < _WRAP else None
 
 
-def line(children: Iterable[str]) -> tuple[list[str], bool]:
+def contenders(children: Iterable[str]) -> tuple[list[str], bool]:
     """The contenders among a lock's children, by number; and whether that is surely the order they came in.
 
     At 2^31 the number stands still or turns negative, depending on the server's load: two nodes can

@@ -32,7 +32,7 @@ from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
 
-SHARE = 2 / 3
+FRACTION = 2 / 3
 """A lease's part of its session's timeout.
 
 The leader counts a session's time from the last ping that it was told of, and not from a grant. Kazoo pings whenever
@@ -250,10 +250,18 @@ class Session:
     def connected(self) -> bool:
         return bool(self._client.connected)
 
+    @property
+    def limit(self) -> float:
+        """Seconds to wait for an answer; without a connection, for one to come and bring it.
+
+        Kazoo gives a silent server up after two thirds of the timeout; this is for what it misses.
+        """
+        return self._patience + (float(self._connection.granted) if self.connected else 0.0)
+
     def lasts(self, ttl: float) -> float:
         """Seconds for which a lease lasts that this session has confirmed: ``ttl``, or what the server made of it."""
         granted = float(self._connection.granted)
-        return ttl if abs(granted - self.timeout) < 0.002 else granted * SHARE
+        return ttl if abs(granted - self.timeout) < 0.002 else granted * FRACTION
 
     @property
     def id(self) -> int:
@@ -347,8 +355,7 @@ class Session:
         return synced if synced.error else reply
 
     async def answered(self, signal: Signal, within: float | None = None) -> None:
-        # Kazoo gives a silent server up after two thirds of the timeout; this is for what it misses.
-        limit = patience(self._connection.granted + self._patience if within is None else within)
+        limit = patience(self.limit if within is None else within)
         if not await signal.wait(limit):
             raise BackendError(
                 f"ZooKeeper at {self.hosts} did not answer within {limit:.3g} s", backend="zookeeper", ambiguous=True

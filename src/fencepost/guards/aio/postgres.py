@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fencepost.events import Hook
 from fencepost.guards import postgres as jobs
-from fencepost.guards.policy import Policy
+from fencepost.guards.policy import Ceiling, Policy
 from fencepost.guards.postgres import ddl
 from fencepost.lease import AMBIENT, Fence, FenceOrAmbient
 from fencepost.rule import Stamp
@@ -104,8 +104,13 @@ async def lower_mark(
 
 
 async def install(
-    conn: AsyncioConnection, table: str | None = None, *, resource: str | None = None, column: str | None = None
+    conn: AsyncioConnection,
+    table: str | None = None,
+    *,
+    resource: str | None = None,
+    column: str | None = None,
+    ceiling: Ceiling = "on",
 ) -> None:
     """Prepare the database in this transaction, and set a trigger on ``table`` if one is named; see ``ddl``."""
     require_asyncio(conn, _THERE)
-    await awaited(conn, jobs.installing(ddl(table, resource=resource, column=column)))
+    await awaited(conn, jobs.installing(ddl(table, resource=resource, column=column, ceiling=ceiling)))

@@ -1,4 +1,4 @@
--- Remember the token that a majority led to, if this node's share still belongs to the attempt.
+-- Remember the token that a majority led to, if this node's key still belongs to the attempt.
 -- KEYS: lock, counter
 -- ARGV: holder:-attempt, holder:token, token
 -- Answers: 1, or 0 if it does not, and nothing changed.

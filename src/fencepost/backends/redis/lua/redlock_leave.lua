@@ -1,10 +1,10 @@
--- Give up one node's share of a lock.
+-- Give up a lock on one node.
 -- KEYS: lock, gone (of this holder)
 -- ARGV: holder;
 --       the number of the last attempt to give up, and all before it;
 --       the token to give up ('': none; '*': every one of this holder's);
 --       ms for which these attempts are refused if they arrive late (0: none can)
--- Answers: 1 if the share was held under that token, else 0.
+-- Answers: 1 if the key was held under that token, else 0.
 local holder, last, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local found = 0
 local owner, sign, number = string.match(redis.call('GET', KEYS[1]) or '', '^(.*):(%-?)(%d+)$')
@@ -16,7 +16,7 @@ if owner == holder then
     end
 end
 if ARGV[4] ~= '0' and last > tonumber(redis.call('GET', KEYS[2]) or 0) then
-    -- A server that is out of memory refuses this, and has freed the share all the same.
+    -- A server that is out of memory refuses this, and has freed the key all the same.
     redis.pcall('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 end
 return found

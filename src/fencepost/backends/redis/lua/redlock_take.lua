@@ -1,4 +1,4 @@
--- Take one node's share of a lock, for one attempt; no token goes with it yet.
+-- Take a lock on one node, for one attempt; no token goes with it yet.
 -- KEYS: lock, gone (of this holder), counter
 -- ARGV: holder, number of the attempt, ttl in ms
 -- Answers: {last token, time in us}, if granted; ms left or -1, if another holds it; -2, if this attempt was given up.
