@@ -84,7 +84,7 @@ def advise(
     measured: Measured | None = None,
     now: float = 15.0,
 ) -> Advice:
-    """The lowest rung that is correct for these answers; ``data`` and ``locks`` are places for its code.
+    """The lowest rung that is correct for these answers; ``data`` and ``locks`` are URLs or paths for its code.
 
     ``measured`` is what the locks' own metrics say, under a ttl of ``now`` seconds. Raises ConfigError for answers that
     contradict each other.
@@ -98,8 +98,8 @@ def advise(
         ttl = _ttl(answers, store, measured, now, why)
         renew = round(ttl / 3, 3)
         max_hold = max(3 * answers.work, ttl)
-    place = data or code.DATA.get(answers.resource, "")
-    printed = code.block(*block, ttl=ttl or 0, data=place, locks=locks or code.LOCKS[store or "sqlite"])
+    where = data or code.DATA.get(answers.resource, "")
+    printed = code.block(*block, ttl=ttl or 0, data=where, locks=locks or code.LOCKS[store or "sqlite"])
     fenced = block[0] == "lease"
     return Advice(
         rung=rung,

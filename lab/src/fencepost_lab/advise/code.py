@@ -276,12 +276,12 @@ def names() -> list[tuple[str, str]]:
 
 
 def block(what: str, where: str, *, ttl: float, data: str, locks: str) -> str:
-    """The block, with the ttl and the places filled in."""
+    """The block, with the ttl, the data and the locks filled in."""
     imports, text = _BLOCKS[what, where]
     text = text.replace("$imports", imports) if imports else text
     return Template(text).substitute(ttl=f"{ttl:g}", data=_quoted(data), locks=_quoted(locks))
 
 
-def _quoted(place: str) -> str:
+def _quoted(where: str) -> str:
     """As it stands between the quotes of the code: JSON escapes as Python does."""
-    return json.dumps(place, ensure_ascii=False)[1:-1]
+    return json.dumps(where, ensure_ascii=False)[1:-1]

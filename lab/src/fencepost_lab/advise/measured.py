@@ -33,13 +33,13 @@ class Histogram:
         """How many observations there are."""
         return int(self._buckets[-1][1]) if self._buckets else 0
 
-    def quantile(self, share: float) -> Bounds | None:
-        """Between which bounds the observation lies that ``share`` of all do not exceed; None without any."""
+    def quantile(self, fraction: float) -> Bounds | None:
+        """Between which bounds the observation lies that ``fraction`` of all do not exceed; None without any."""
         if not self.count:
             return None
         low = -math.inf
         for bound, reached in self._buckets:
-            if reached >= share * self.count and reached > 0:
+            if reached >= fraction * self.count and reached > 0:
                 return Bounds(low, bound, self.count)
             low = bound
         raise AssertionError("the last bucket holds them all")
@@ -71,14 +71,14 @@ class Measured(NamedTuple):
     trip: Bounds | None
     """Between which bounds the quickest tenth of the acquires end: those that waited for nobody but the store."""
     slack: Bounds | None
-    """Between which bounds the share of the ttl lies that is left at the latest hundredth of the renewals."""
+    """Between which bounds the fraction of the ttl lies that is left at the latest hundredth of the renewals."""
 
 
 def measured(text: str) -> Measured:
     """The quantiles that an advice is made from."""
     found = histograms(text)
 
-    def quantile(name: str, share: float) -> Bounds | None:
-        return found[name].quantile(share) if name in found else None
+    def quantile(name: str, fraction: float) -> Bounds | None:
+        return found[name].quantile(fraction) if name in found else None
 
     return Measured(quantile(HELD, 0.99), quantile(LATENCY, 0.1), quantile(SLACK, 0.01))

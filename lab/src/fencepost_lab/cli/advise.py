@@ -74,9 +74,9 @@ def ask(
         _print(advice, found)
 
 
-def _behind(place: str, store: str | None) -> str | None:
+def _behind(where: str, store: str | None) -> str | None:
     """The store that a URL of locks leads to; ``store`` itself for one of a third party."""
-    scheme = address.parse(place).scheme
+    scheme = address.parse(where).scheme
     if scheme not in registry.SCHEMES:
         registry.find(scheme)
         return store
@@ -144,7 +144,7 @@ def _page(url: str) -> str:
         raise ConfigError(f"{url!r} is not the URL of a page: {error}") from error
     except (URLError, OSError) as error:
         raise BackendError(
-            f"the metrics at {url} cannot be had: {error}", backend="metrics", ambiguous=False
+            f"the metrics at {url} cannot be read: {error}", backend="metrics", ambiguous=False
         ) from error
 
 
@@ -175,12 +175,12 @@ def _print(advice: Advice, found: Measured | None) -> None:
 
 
 def _measurements(found: Measured) -> list[tuple[str, str]]:
-    def line(bounds: Any, share: str) -> str:
+    def line(bounds: Any, which: str) -> str:
         if bounds is None:
             return "not seen yet"
         above = f"above {max(bounds.low, 0):g}" if bounds.high == float("inf") else f"at most {bounds.high:g}"
         few = "; too few to tell" if bounds.seen < 100 else ""
-        return f"{above}, {share} of {bounds.seen}{few}"
+        return f"{above}, {which} of {bounds.seen}{few}"
 
     return [("held for", line(found.work, "99 %")), ("store answers within", line(found.trip, "the quickest 10 %"))] + (
         [("slack", f"at least {max(found.slack.low, 0):g} of the ttl, 99 % of {found.slack.seen}")]

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fencepost.cli.options import Duration, Json
-from fencepost.cli.resource import Switch
+from fencepost.cli.options import Duration, Json, Switch
 from fencepost.errors import ConfigError
 
 app = typer.Typer(add_completion=False)

@@ -19,9 +19,9 @@ def demo(
 
     Real processes, a real SIGSTOP, no server needed. Ends with 0 only if everything happened as shown.
     """
-    from fencepost_lab.stage import actors
-    from fencepost_lab.stage.demo import play
+    from fencepost_lab.stage import processes
+    from fencepost_lab.stage.demo import run_demo
 
-    picture = actors.run(play(fast=fast, quiet=as_json))
+    picture = processes.run(run_demo(fast=fast, quiet=as_json))
     if as_json:
         print(json.dumps(picture))

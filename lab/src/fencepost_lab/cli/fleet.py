@@ -27,13 +27,13 @@ def sim(
     from rich.progress import Progress
 
     from fencepost.cli import exits
-    from fencepost_lab.sim.fleet import Size, facts, play_many
+    from fencepost_lab.sim.fleet import Size, facts, run_seeds
 
     size = Size(workers=members, hosts=hosts, partitions=partitions)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:
-        played = play_many(range(first, first + seeds), size, workers)
-        outcomes = [*bar.track(played, total=seeds, description="seeds")]
+        running = run_seeds(range(first, first + seeds), size, workers)
+        outcomes = [*bar.track(running, total=seeds, description="seeds")]
     found = facts(outcomes)
     print(json.dumps(found) if as_json else "\n".join(f"{name:>20} {value}" for name, value in found.items()))
     broken = [(each.seed, what) for each in outcomes for what in each.violations[:3]]

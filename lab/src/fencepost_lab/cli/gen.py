@@ -52,8 +52,8 @@ def gen(
     if metrics_port is not None:
         from fencepost_lab.stage.serving import counters
 
-        count, place = counters(metrics_port, "lock_acquire_attempts_total", "lock_acquire_success_total")
-        console.print(f"metrics at {place}", highlight=False)
+        count, url = counters(metrics_port, "lock_acquire_attempts_total", "lock_acquire_success_total")
+        console.print(f"metrics at {url}", highlight=False)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -110,7 +110,7 @@ def _one(seed: int | None, file: Path | None, fencing: str, calm: bool) -> None:
     from fencepost_lab.history.format import lines
     from fencepost_lab.sim import parse, run
     from fencepost_lab.sim.chaos import chaos
-    from fencepost_lab.sim.seeds import judge
+    from fencepost_lab.sim.seeds import check_trace
 
     if file is not None:
         try:
@@ -121,7 +121,7 @@ def _one(seed: int | None, file: Path | None, fencing: str, calm: bool) -> None:
         scenario = chaos(seed or 0, fencing=fencing, calm=calm)
     trace = run(scenario)
     sys.stdout.write(lines(trace))
-    found = judge(trace, weakened=scenario.settings.fencing != "enter", calm=calm).violations
+    found = check_trace(trace, weakened=scenario.settings.fencing != "enter", calm=calm).violations
     for each in found:
         print(f"fencepost: {each.t:.6f} {each.check}: {each.what}", file=sys.stderr)
     if found:

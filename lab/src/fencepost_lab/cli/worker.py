@@ -1,14 +1,12 @@
 """``fencepost worker``: one client of a lock and a resource, with pauses on order."""
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
 from fencepost.cli import exits
-from fencepost.cli.options import Duration, Json
-from fencepost.cli.resource import Switch
+from fencepost.cli.options import Duration, Json, Switch
 from fencepost.errors import LeaseLost, Refused
 from fencepost_lab.stage.job import Edit, Job, PauseAt, PauseMode
 
@@ -50,11 +48,12 @@ def worker(
     Start two, freeze one with --pause, and see what the resource does about the zombie.
     """
     from fencepost.driver import boottime
+    from fencepost_lab.history.format import encode
     from fencepost_lab.stage.narrate import tell
     from fencepost_lab.stage.worker import Fact, Worker
 
     def show(fact: Fact) -> None:
-        print(json.dumps(fact) if as_json else f"{fact['at']:.3f} {fact['worker']} {tell(fact)}", flush=True)
+        print(encode(fact) if as_json else f"{fact['at']:.3f} {fact['worker']} {tell(fact)}", flush=True)
 
     def wait(step: str) -> None:
         show({"event": "ready", "worker": name, "at": boottime(), "step": step})
@@ -86,8 +85,8 @@ def worker(
         hook, url = metrics(metrics_port)
         hooks.append(hook)
         show({"event": "metrics", "worker": name, "at": boottime(), "url": url})
-    player = Worker(job, show, step=wait) if steps else Worker(job, show)
-    tally = player.run(hooks)
+    worker = Worker(job, show, step=wait) if steps else Worker(job, show)
+    tally = worker.run(hooks)
     if tally.refused:
         raise typer.Exit(exits.CODES[Refused][0])
     if tally.lost:

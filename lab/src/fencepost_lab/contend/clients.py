@@ -89,9 +89,9 @@ class FencepostThreads(Fencepost):
 
 
 class Row(NamedTuple):
-    """A client by the place of its class, the schemes it can reach (none: all of fencepost's), and its package."""
+    """A client by its class, as module:name, the schemes it can reach (none: all of fencepost's), and its package."""
 
-    place: str
+    target: str
     schemes: tuple[str, ...] = ()
     package: str = ""
     about: str = ""
@@ -119,7 +119,7 @@ def find(name: str, backend: str | None) -> type[Any]:
     scheme = address.parse(backend).scheme if backend else ""
     if row.schemes and scheme not in row.schemes:
         raise ConfigError(f"client {name!r} needs --backend {row.schemes[0]}://..., not {scheme or 'none'}")
-    module, _, kind = row.place.partition(":")
+    module, _, kind = row.target.partition(":")
     try:
         found: type[Any] = getattr(importlib.import_module(module), kind)
         getattr(found, "load", bool)()

@@ -1,16 +1,14 @@
 """One process's part of a history, in the order of its instants; and all parts as one."""
 
 import heapq
-import json
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fencepost import check
 from fencepost.driver import boottime
 from fencepost_lab.contend.plan import Plan
-from fencepost_lab.history.format import FORMAT, Line, lines
+from fencepost_lab.history.format import FORMAT, Line, encode, lines
 
 
 class Diary:
@@ -29,9 +27,7 @@ class Diary:
         """Note that this happened now; the instant."""
         if self._file is None:
             return self.now()
-        if isinstance(token := facts.get("token"), int):
-            facts["token"] = check.json_number(token)
-        text = json.dumps(facts, separators=(",", ":"), ensure_ascii=False)[1:]
+        text = encode(facts)[1:]
         with self._gate:
             t = self.now()
             self._file.write(f'{{"t":{t:.6f},"ev":"{ev}",{text}\n')

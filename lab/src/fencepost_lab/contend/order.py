@@ -47,14 +47,14 @@ def overtaken(turns: Sequence[tuple[float, float]], tolerance: float) -> int:
     found = waiting = 0
     for index, (asked, _) in enumerate(turns):
         while turns[waiting][0] < asked - tolerance:
-            place = rank[waiting]
-            while place < len(tree):
-                tree[place] += 1
-                place += place & -place
+            slot = rank[waiting]
+            while slot < len(tree):
+                tree[slot] += 1
+                slot += slot & -slot
             waiting += 1
-        place, before = rank[index], 0
-        while place:
-            before += tree[place]
-            place -= place & -place
+        slot, before = rank[index], 0
+        while slot:
+            before += tree[slot]
+            slot -= slot & -slot
         found += waiting - before
     return found

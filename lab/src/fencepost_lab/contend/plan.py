@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One process's share of a plan."""
+    """One process's part of a plan."""
 
     plan: Plan
     number: int

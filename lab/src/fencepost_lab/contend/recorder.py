@@ -8,7 +8,7 @@ from typing import Any
 _BITS = 7
 _LONGEST = (1 << 43) - 1  # some two hours, in nanoseconds
 ERROR = 2**-_BITS
-"""A percentile is off by less than this share of itself."""
+"""A percentile is off by less than this fraction of itself."""
 
 
 def _bucket(value: int) -> int:

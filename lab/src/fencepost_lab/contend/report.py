@@ -15,8 +15,8 @@ def summary(result: Result) -> dict[str, Any]:
     works = result.works.percentile(50) or plan.work
     cost = works + result.alone["acquire"] + result.alone["release"]
     sections = result.counts["sections"]
-    shares = sorted(result.served.values())
-    squares = sum(share * share for share in shares)
+    served = sorted(result.served.values())
+    squares = sum(count * count for count in served)
     return {
         "client": plan.client,
         "backend": masked(plan.backend) if plan.backend else None,
@@ -39,10 +39,10 @@ def summary(result: Result) -> dict[str, Any]:
         "release": result.releases.summary(),
         "order": order(result.turns)._asdict(),
         "share": {
-            "least": shares[0],
-            "median": shares[len(shares) // 2],
-            "most": shares[-1],
-            "jain": sum(shares) ** 2 / (len(shares) * squares) if squares else None,
+            "least": served[0],
+            "median": served[len(served) // 2],
+            "most": served[-1],
+            "jain": sum(served) ** 2 / (len(served) * squares) if squares else None,
         },
         "never_served": result.unserved,
         "waiting_at_end": {"count": result.waiting, "longest": result.longest},
@@ -69,7 +69,7 @@ def span(seconds: float | None) -> str:
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """A summary as lines of a table."""
-    wait, turn, share, end = found["wait"], found["order"], found["share"], found["waiting_at_end"]
+    wait, turn, served, end = found["wait"], found["order"], found["share"], found["waiting_at_end"]
     model = "closed" if found["rate"] is None else f"open, {found['rate']:g} arrivals/s"
     yet = ", interrupted" if found["interrupted"] else ""
     lines = [
@@ -89,7 +89,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     tau = "-" if turn["tau"] is None else f"{turn['tau']:.4f}"
     lines += [
         ("order", f"Kendall tau {tau}, {turn['inversions']} inversions, {turn['overtakes']} by more than 10 ms"),
-        ("share", f"least {share['least']}, median {share['median']}, most {share['most']} sections each"),
+        ("share", f"least {served['least']}, median {served['median']}, most {served['most']} sections each"),
         ("never served", f"{found['never_served']} of {found['contenders']} contenders"),
         ("still waiting", f"{end['count']}, the longest for {span(end['longest'])}" if end["count"] else "nobody"),
     ]

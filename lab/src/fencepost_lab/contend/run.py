@@ -70,7 +70,7 @@ def contend(
 ) -> Result:
     """Run it, and add up. Ctrl-C ends it early, with what there is so far; a second one at once.
 
-    Raises ConfigError for what cannot be meant, BackendError if the store or the resource cannot be had.
+    Raises ConfigError for what cannot be meant, BackendError if the store or the resource cannot be reached.
     """
     kind = clients.find(plan.client, plan.backend)
     if plan.pause and not kind.tasks:
@@ -89,10 +89,10 @@ def contend(
             raise ConfigError(f"cannot write {str(history)!r}: {error.strerror}") from error
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fencepost-contend-")))
-        crew = stack.enter_context(Crew(plan, folder, metrics, progress))
-        result = crew.run()
+        processes = stack.enter_context(Processes(plan, folder, metrics, progress))
+        result = processes.run()
         for number in range(plan.processes):
-            result.turns += _turns(folder / f"turns-{number}.bin", crew.done[number]["turns"])
+            result.turns += _turns(folder / f"turns-{number}.bin", processes.done[number]["turns"])
         if history is not None:
             parts = [folder / f"history-{number}.jsonl" for number in range(plan.processes)]
             diary.merge(parts, plan, kind.events, history)
@@ -107,7 +107,7 @@ def _turns(path: Path, count: int) -> Iterator[Turn]:
     return zip(*columns, strict=True)
 
 
-class Crew:
+class Processes:
     """The processes of one run, which end with it."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Crew:
         self._ticks: list[dict[int, tuple[int, int]]] = [{} for _ in range(plan.processes)]
         self.done: dict[int, dict[str, Any]] = {}
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "Processes":
         for number in range(self._plan.processes):
             process = subprocess.Popen(
                 dying_with_us(_COMMAND),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fencepost.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fencepost_lab.experiments.context import Room
+    from fencepost_lab.experiments.context import Context
     from fencepost_lab.report.outcome import Outcome
 
 Settings: TypeAlias = dict[str, Any]
@@ -43,11 +43,11 @@ class Experiment:
             chosen |= {"backends": [backend]}
         return chosen
 
-    def run(self, settings: Settings, room: "Room") -> "Outcome":
-        """Find the answer; raises FencepostError if it cannot be had."""
+    def run(self, settings: Settings, context: "Context") -> "Outcome":
+        """Find the answer; raises FencepostError if it cannot be found."""
         module = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
-        run: Callable[[Settings, Room], Outcome] = module.run
-        return run(settings, room)
+        run: Callable[[Settings, Context], Outcome] = module.run
+        return run(settings, context)
 
 
 def experiments() -> list[Experiment]:

@@ -7,7 +7,7 @@ from fencepost.registry import connect
 from fencepost_lab.contend.bench import OURS, able, longest, measure, versions
 from fencepost_lab.contend.report import span
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.servers.stores import Store
@@ -19,19 +19,19 @@ Curves: TypeAlias = dict[str, dict[int, dict[str, Any]]]
 """The summaries of runs, by client and number of contenders."""
 
 
-def run(settings: Settings, room: Room) -> Outcome:
+def run(settings: Settings, context: Context) -> Outcome:
     """Measure each store with each client at each size."""
     outcome = Outcome()
     peers: set[str] = set()
     for backend in settings["backends"]:
-        store = room.store(backend)
-        alone = _alone(store, settings, room)
+        store = context.store(backend)
+        alone = _alone(store, settings, context)
         curves: Curves = {}
         for client in able(store, settings["peers"]):
             peers.add(client)
-            curves[client] = _curve(store, client, settings, room, curves.get(OURS))
+            curves[client] = _curve(store, client, settings, context, curves.get(OURS))
         outcome.figures[store.name] = {"alone": alone, **{name: list(curve.values()) for name, curve in curves.items()}}
-        _judge(outcome, store.name, connect(store.url, Blocking()).promises.fair, curves)
+        _add_claims(outcome, store.name, connect(store.url, Blocking()).promises.fair, curves)
         outcome.tables.append(_table(store.name, curves))
         outcome.plots += [_waits(store.name, curves), _throughput(store.name, curves)]
         if store.name == "redis":
@@ -40,22 +40,22 @@ def run(settings: Settings, room: Room) -> Outcome:
     return outcome
 
 
-def _alone(store: Store, settings: Settings, room: Room) -> dict[str, Any]:
+def _alone(store: Store, settings: Settings, context: Context) -> dict[str, Any]:
     """One contender by itself: what a lock costs that nobody else wants."""
-    room.say(f"{store.name}: nobody else")
+    context.say(f"{store.name}: nobody else")
     sections = settings["alone"] if store.name in ("redis", "sqlite") else max(100, settings["alone"] // 10)
     options = {"contenders": 1, "processes": 1, "work": 0.0, "warmup": 0.0, "sections": sections, "duration": 30.0}
     return measure(store, OURS, ttl=max(settings["ttl"], store.min_ttl), **options)[1]
 
 
 def _curve(
-    store: Store, client: str, settings: Settings, room: Room, ours: dict[int, dict[str, Any]] | None
+    store: Store, client: str, settings: Settings, context: Context, ours: dict[int, dict[str, Any]] | None
 ) -> dict[int, dict[str, Any]]:
     """Every size; long enough that everybody could have had two turns at the rate of our smallest run."""
     curve: dict[int, dict[str, Any]] = {}
     sizes = sorted(settings["contenders"])
     for size in sizes:
-        room.say(f"{store.name}: {client}, {size} contenders")
+        context.say(f"{store.name}: {client}, {size} contenders")
         first = (ours or curve).get(sizes[0])
         turn = size / max(1.0, first["throughput"]) if first else 0.0
         curve[size] = measure(
@@ -70,7 +70,7 @@ def _curve(
     return curve
 
 
-def _judge(outcome: Outcome, name: str, fair: bool, curves: Curves) -> None:
+def _add_claims(outcome: Outcome, name: str, fair: bool, curves: Curves) -> None:
     ours = curves[OURS]
     small, large = min(ours), max(ours)
     more = large / small
@@ -109,8 +109,8 @@ def _table(name: str, curves: Curves) -> Table:
     for client, curve in curves.items():
         for size, found in curve.items():
             waits = (span(found["wait"][point]) for point in ("p50", "p99", "p999"))
-            share = found["throughput"] / found["ceiling"]
-            rate = (f"{found['throughput']:.0f}", f"{found['ceiling']:.0f}", f"{100 * share:.0f} %")
+            fraction = found["throughput"] / found["ceiling"]
+            rate = (f"{found['throughput']:.0f}", f"{found['ceiling']:.0f}", f"{100 * fraction:.0f} %")
             failed = sum(found["failures"].values())
             rows.append((client, size, *waits, span(longest(found)), *rate, found["never_served"], failed))
     note = "Waits for the lock. Each client's ceiling is 1 / (work + its own acquire + its own release)."
@@ -170,8 +170,8 @@ def _levels(outcome: Outcome, alone: dict[str, Any], ours: dict[int, dict[str, A
             f"are work and {span(section - work)} the hand-over; Redis itself is busy {100 * busy:.0f} % of the time"
         )
     found = ours[max(ours)]
-    share = found["throughput"] / found["ceiling"]
+    fraction = found["throughput"] / found["ceiling"]
     outcome.slo["throughput"] = (
-        f"{found['throughput']:.0f} sections/s with {max(ours)} contenders: {100 * share:.0f} % of the bound of "
+        f"{found['throughput']:.0f} sections/s with {max(ours)} contenders: {100 * fraction:.0f} % of the bound of "
         f"{found['ceiling']:.0f}/s"
     )

@@ -1,4 +1,4 @@
-"""A room to experiment in: a folder, stores that end with it, and somebody to tell how it goes."""
+"""What an experiment works with: a folder, stores that end with it, and somebody to tell how it goes."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ def _unheard(text: str) -> None:
     pass
 
 
-class Room:
+class Context:
     """Where one experiment runs. Leaving it ends its stores and removes its folder."""
 
     def __init__(self, *, keep: Path | None = None, say: Callable[[str], None] = _unheard) -> None:
@@ -24,7 +24,7 @@ class Room:
         self._keep = keep
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Room":
+    def __enter__(self) -> "Context":
         folder = tempfile.TemporaryDirectory(prefix="fencepost-lab-", ignore_cleanup_errors=True)
         self.folder = Path(self._stack.enter_context(folder))
         return self
@@ -33,7 +33,7 @@ class Room:
         self._stack.close()
 
     def store(self, backend: str) -> Store:
-        """The store of this name or URL, started once; it ends with the room. Raises ConfigError."""
+        """The store of this name or URL, started once; it ends with the context. Raises ConfigError."""
         if backend not in self.stores:
             self.say(f"starting {backend}" if "://" not in backend else "connecting")
             self.stores[backend] = self._stack.enter_context(store(backend, self.folder))

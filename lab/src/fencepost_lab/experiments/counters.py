@@ -13,7 +13,7 @@ from fencepost.guards.memory import MemoryGuard
 from fencepost.rule import Stamp
 from fencepost.sync import connect
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.experiments.minting import KINDS, Mint
 from fencepost_lab.faults.clock import ClockedRedis
 from fencepost_lab.faults.disk import aof, lose_tail
@@ -22,24 +22,24 @@ from fencepost_lab.faults.signals import Victim
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers import HOST, QUICK_ETCD, Etcd, Redis, wait_until
 from fencepost_lab.servers.stores import Store
-from fencepost_lab.stage.actors import Unexpected
+from fencepost_lab.stage.processes import Unexpected
 
 ETCD = "etcd revision"
 NAME = "account/42"
 
 
-def run(settings: Settings, room: Room) -> Outcome:
+def run(settings: Settings, context: Context) -> Outcome:
     """Cost, memory, then what is left of each after a loss."""
     outcome = Outcome()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(Redis(args=["--save", ""]))
         etcd = stack.enter_context(Etcd(args=QUICK_ETCD, fsync=True))
-        room.stores |= {"redis": Store("redis", server.url, server), "etcd": Store("etcd", etcd.url, etcd)}
-        room.say("what a token costs")
+        context.stores |= {"redis": Store("redis", server.url, server), "etcd": Store("etcd", etcd.url, etcd)}
+        context.say("what a token costs")
         _cost(outcome, server, etcd, settings)
-        room.say("what a counter leaves behind")
+        context.say("what a counter leaves behind")
         _memory(outcome, server, settings)
-        _survival(outcome, etcd, room)
+        _survival(outcome, etcd, context)
     return outcome
 
 
@@ -146,20 +146,20 @@ def _redis(faults: Faults, *args: str) -> Iterator[ClockedRedis]:
 Take = Callable[[], int]
 
 
-def _survival(outcome: Outcome, etcd: Etcd, room: Room) -> None:
+def _survival(outcome: Outcome, etcd: Etcd, context: Context) -> None:
     """Use three tokens at a guarded resource, lose something, and see what the next one is worth."""
     rows: list[tuple[Any, ...]] = []
     figures = outcome.figures["survival"] = {}
     faults = Faults()
     for loss, (args, lose) in _LOSSES.items():
         for kind in KINDS:
-            room.say(f"{kind}: {loss}")
+            context.say(f"{kind}: {loss}")
             with _redis(faults, *args) as server:
                 seen = _lose(lambda: _one(server, kind), lambda: lose(server, faults))  # noqa: B023
             figures[f"{kind}, {loss}"] = seen
             rows.append(_row(loss, kind, seen))
     for loss, lose_etcd in (("kill -9 and restart", _crash), ("every key deleted", _delete)):
-        room.say(f"{ETCD}: {loss}")
+        context.say(f"{ETCD}: {loss}")
         with connect(etcd.url, ttl=5) as locks:
 
             def take() -> int:
@@ -170,7 +170,7 @@ def _survival(outcome: Outcome, etcd: Etcd, room: Room) -> None:
             seen = _lose(take, lambda: lose_etcd(etcd, faults))  # noqa: B023
         figures[f"{ETCD}, {loss}"] = seen
         rows.append(_row(loss, ETCD, seen))
-    _judge(outcome, figures, faults)
+    _add_claims(outcome, figures, faults)
     columns = ("loss", "token", "last before", "first after", "regressed", "the guard")
     note = "One that grew is rightly admitted. One that regressed is refused, until 'fencepost bump' raises the issuer."
     outcome.tables.append(Table("The next token after a loss", columns, rows, note=note))
@@ -180,7 +180,7 @@ def _row(loss: str, kind: str, seen: dict[str, Any]) -> tuple[Any, ...]:
     return loss, kind, seen["last"], seen["after"], "yes" if seen["regressed"] else "no", seen["guard"]
 
 
-def _judge(outcome: Outcome, figures: dict[str, Any], faults: Faults) -> None:
+def _add_claims(outcome: Outcome, figures: dict[str, Any], faults: Faults) -> None:
     def regressed(kind: str) -> set[str]:
         return {key.partition(", ")[2] for key, seen in figures.items() if key.startswith(kind) and seen["regressed"]}
 

@@ -9,9 +9,9 @@ from fencepost.errors import StaleToken
 from fencepost.guards.memory import MemoryGuard
 from fencepost.sync import Lease, Locks, connect
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.experiments.quorum import Views
-from fencepost_lab.experiments.succession import COLUMNS, NOTE, Scene, judge, play
+from fencepost_lab.experiments.succession import COLUMNS, NOTE, Case, check_case, run_case
 from fencepost_lab.faults.clock import ClockedRedis
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.report import plots
@@ -19,8 +19,8 @@ from fencepost_lab.report.lanes import lanes
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers import Cluster
 from fencepost_lab.servers.stores import Store
-from fencepost_lab.stage import actors
-from fencepost_lab.stage.actors import Actor, Unexpected
+from fencepost_lab.stage import processes
+from fencepost_lab.stage.processes import StepWorker, Unexpected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,17 +45,17 @@ class Clocked(Cluster[ClockedRedis]):
         return f"redlock://{','.join(member.address for member in self.members)}/0"
 
 
-def run(settings: Settings, room: Room) -> Outcome:
+def run(settings: Settings, context: Context) -> Outcome:
     """Let one clock jump, then all of them run at different rates, then all of them jump back."""
     outcome = Outcome()
     faults = Faults()
     with Clocked(faults) as nodes:
-        room.stores["redlock"] = Store("redlock", nodes.url, nodes)
-        _jump(outcome, nodes, faults, settings, room)
+        context.stores["redlock"] = Store("redlock", nodes.url, nodes)
+        _jump(outcome, nodes, faults, settings, context)
         with connect(nodes.url) as first, connect(nodes.url) as second:
-            seen = [_rate(nodes, first, second, rate, settings, room) for rate in settings["rates"]]
+            seen = [_rate(nodes, first, second, rate, settings, context) for rate in settings["rates"]]
             back = _back(nodes, first, faults)
-    _judge_rates(outcome, seen)
+    _add_rate_claims(outcome, seen)
     outcome.figures["back"] = back
     outcome.claim(
         "tokens grow although every clock was set back by an hour",
@@ -65,44 +65,46 @@ def run(settings: Settings, room: Room) -> Outcome:
     return outcome
 
 
-def _jump(outcome: Outcome, nodes: Clocked, faults: Faults, settings: Settings, room: Room) -> None:
+def _jump(outcome: Outcome, nodes: Clocked, faults: Faults, settings: Settings, context: Context) -> None:
     """A has r1, r2 and r3. The clock of r3 jumps past A's ttl, and r3 votes again."""
     ttl = settings["long_ttl"]
 
-    async def jump(actor: Actor) -> None:
+    async def jump(worker: StepWorker) -> None:
         nodes.members[2].clock.jump(2 * ttl)
 
-    scene = Scene("a clock jumps", ttl, jump, a_lacks=(4, 5))
+    case = Case("a clock jumps", ttl, jump, a_lacks=(4, 5))
     found = []
     for fence in (False, True):
         switch = "on" if fence else "off"
-        room.say(f"{scene.name}, fence {switch}")
+        context.say(f"{case.name}, fence {switch}")
         with Views(nodes.members, "AB", faults) as views:
-            seen = actors.run(play(scene, views, faults, fence=fence))
-        room.keep(f"drift-jump-{switch}.jsonl", seen.lines)
+            seen = processes.run(run_case(case, views, faults, fence=fence))
+        context.keep(f"drift-jump-{switch}.jsonl", seen.lines)
         found.append(seen)
     off, on = found
-    judge(outcome, scene.name, off, on)
+    check_case(outcome, case.name, off, on)
     outcome.claim(
         "a clock jumps: one clock of five was enough, well inside A's lease",
         off.figures["a_left"] > 0 and off.figures["exclusion_broken"] == 1 and "jump" in off.figures["faults"],
         f"{off.figures['a_left']:.1f} s were left of A's lease when B acquired the lock",
     )
-    rows = [seen.row(scene.name, fence) for seen, fence in ((off, "off"), (on, "on"))]
+    rows = [seen.row(case.name, fence) for seen, fence in ((off, "off"), (on, "on"))]
     outcome.tables.append(Table("One clock of five jumps ahead", COLUMNS, rows, note=NOTE))
     outcome.plots.append(
         lanes(
             "lanes",
             "The clock of r3 jumps while A works inside its lease; r3, r4 and r5 are B's majority.",
-            [("no guard", off.testimony), ("guard", on.testimony)],
+            [("no guard", off.record), ("guard", on.record)],
         )
     )
 
 
-def _rate(nodes: Clocked, first: Locks, second: Locks, rate: float, settings: Settings, room: Room) -> dict[str, Any]:
+def _rate(
+    nodes: Clocked, first: Locks, second: Locks, rate: float, settings: Settings, context: Context
+) -> dict[str, Any]:
     """Let A hold without renewing while all clocks run at a rate; when B gets the lock, and what the guard says."""
     ttl, rounds = settings["ttl"], settings["rounds"]
-    room.say(f"clocks at {rate:g} times their rate")
+    context.say(f"clocks at {rate:g} times their rate")
     for member in nodes.members:
         member.clock.skew(rate)
     guard = MemoryGuard[str]()
@@ -112,15 +114,15 @@ def _rate(nodes: Clocked, first: Locks, second: Locks, rate: float, settings: Se
         name = f"drift-{rate:g}-{number}"
         lease = first.acquire(name, ttl=ttl, renew=False)
         guard.enter(name, lease)
-        heir = _insist(second, name, ttl)
+        successor = _insist(second, name, ttl)
         left.append(lease.deadline - boottime())
-        guard.enter(name, heir)
-        guard.write(name, "B", heir)
+        guard.enter(name, successor)
+        guard.write(name, "B", successor)
         try:
             guard.write(name, "A", lease)
         except StaleToken:
             refused += 1
-        heir.release()
+        successor.release()
         lease.release()
     for member in nodes.members:
         member.clock.skew(1.0)
@@ -148,7 +150,7 @@ def _back(nodes: Clocked, locks: Locks, faults: Faults) -> dict[str, int]:
         return {"before": before, "after": lease.token, "jumps": sum(each["by"] == -3600 for each in faults.of("jump"))}
 
 
-def _judge_rates(outcome: Outcome, seen: Sequence[dict[str, Any]]) -> None:
+def _add_rate_claims(outcome: Outcome, seen: Sequence[dict[str, Any]]) -> None:
     outcome.figures["rates"] = list(seen)
     kept = [each for each in seen if each["rate"] <= ALLOWED]
     broken = [each for each in seen if each["rate"] >= FAST]

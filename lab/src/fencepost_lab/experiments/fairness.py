@@ -7,7 +7,7 @@ from fencepost_lab.contend.order import Turn
 from fencepost_lab.contend.report import span
 from fencepost_lab.contend.run import Result
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 
@@ -18,15 +18,15 @@ SPIN = "redis-spin"
 _SHOWN = 400
 
 
-def run(settings: Settings, room: Room) -> Outcome:
+def run(settings: Settings, context: Context) -> Outcome:
     """Let each client meet the same crowd, and compare the orders."""
     outcome = Outcome()
     found: dict[str, dict[str, Any]] = {}
     results: dict[str, Result] = {}
     for backend in settings["backends"]:
-        store = room.store(backend)
+        store = context.store(backend)
         for client in able(store, settings["peers"]):
-            room.say(f"{store.name}: {client}")
+            context.say(f"{store.name}: {client}")
             name = f"{client} on {store.name}"
             results[name], found[name] = measure(
                 store,
@@ -39,14 +39,14 @@ def run(settings: Settings, room: Room) -> Outcome:
             )
     outcome.figures |= found
     outcome.figures["peers"] = versions({name.partition(" on ")[0] for name in found})
-    _judge(outcome, found)
+    _add_claims(outcome, found)
     outcome.tables.append(_table(found))
     outcome.plots.append(_order(results))
     outcome.plots.append(_tail(results))
     return outcome
 
 
-def _judge(outcome: Outcome, found: dict[str, dict[str, Any]]) -> None:
+def _add_claims(outcome: Outcome, found: dict[str, dict[str, Any]]) -> None:
     for name, seen in found.items():
         if name.partition(" on ")[0] == OURS:
             turn = seen["order"]
@@ -97,10 +97,10 @@ _COLUMNS = (
 def _table(found: dict[str, dict[str, Any]]) -> Table:
     rows: list[tuple[Any, ...]] = []
     for name, seen in found.items():
-        turn, wait, share = seen["order"], seen["wait"], seen["share"]
+        turn, wait, served = seen["order"], seen["wait"], seen["share"]
         order = (turn["turns"], f"{turn['tau']:.4f}", turn["inversions"], turn["overtakes"])
         waits = (span(wait["p50"]), span(wait["p99"]), span(longest(seen)))
-        rows.append((name, *order, *waits, f"{share['least']} .. {share['most']}", seen["never_served"]))
+        rows.append((name, *order, *waits, f"{served['least']} .. {served['most']}", seen["never_served"]))
     note = "Overtakes: inversions of pairs who asked more than 10 ms apart. The longest wait may not have ended yet."
     return Table("Order and tail", _COLUMNS, rows, note=note)
 

@@ -12,7 +12,7 @@ import redis
 from fencepost.errors import ConfigError
 from fencepost.sync import connect
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.experiments.keyspace_etcd import etcd
 from fencepost_lab.gen.keys import batches
 from fencepost_lab.gen.run import Order, lay
@@ -21,7 +21,7 @@ from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers import HOST, Redis, wait_until
 from fencepost_lab.servers.stores import Store
-from fencepost_lab.stage.actors import Unexpected
+from fencepost_lab.stage.processes import Unexpected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,15 +31,15 @@ MB = 1e6
 _WHEN = ("before", "held", "after expiry")
 
 
-def run(settings: Settings, room: Room) -> Outcome:
+def run(settings: Settings, context: Context) -> Outcome:
     """Redis with its active expiry, Redis without it, then etcd."""
     _room_for(settings["keys"] * 400)
     outcome = Outcome()
     with Redis(args=["--save", "", "--enable-debug-command", "yes"]) as server:
-        room.stores["redis"] = Store("redis", server.url, server)
-        _active(outcome, server, settings, room)
-        _lazy(outcome, server, settings, room)
-    etcd(outcome, settings, room)
+        context.stores["redis"] = Store("redis", server.url, server)
+        _active(outcome, server, settings, context)
+        _lazy(outcome, server, settings, context)
+    etcd(outcome, settings, context)
     return outcome
 
 
@@ -56,10 +56,10 @@ def _room_for(size: int) -> None:
         )
 
 
-def _active(outcome: Outcome, server: Redis, settings: Settings, room: Room) -> None:
+def _active(outcome: Outcome, server: Redis, settings: Settings, context: Context) -> None:
     """Lay all locks down and leave them alone: nobody ever touches them again."""
     keys, ttl = settings["keys"], settings["ttl"]
-    room.say(f"{keys:,} locks in Redis, left to expire")
+    context.say(f"{keys:,} locks in Redis, left to expire")
     with Watch(server.url, every=settings["sample"]) as watch:
         done = _generate(server.url, keys, ttl)
         last = time.monotonic() - watch.start
@@ -143,10 +143,10 @@ def _generate(url: str, keys: int, ttl: float) -> dict[str, Any]:
     return found
 
 
-def _lazy(outcome: Outcome, server: Redis, settings: Settings, room: Room) -> None:
+def _lazy(outcome: Outcome, server: Redis, settings: Settings, context: Context) -> None:
     """Switch active expiry off: what has expired stays until somebody touches it."""
     keys, ttl = settings["lazy_keys"], settings["lazy_ttl"]
-    room.say(f"{keys:,} locks without active expiry")
+    context.say(f"{keys:,} locks without active expiry")
     with redis.Redis(HOST, server.port, decode_responses=True) as client, Watch(server.url, every=0.1) as watch:
         client.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "0")
 

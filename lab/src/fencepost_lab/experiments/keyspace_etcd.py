@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.sync import connect
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.gen.run import Order, lay
 from fencepost_lab.gen.watch import Watch
 from fencepost_lab.report import plots
@@ -14,7 +14,7 @@ from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers import QUICK_ETCD, Etcd, http_text, wait_until
 from fencepost_lab.servers.processes import program
 from fencepost_lab.servers.stores import Store
-from fencepost_lab.stage.actors import Unexpected
+from fencepost_lab.stage.processes import Unexpected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,13 +39,13 @@ _STAGES = {
 }
 
 
-def etcd(outcome: Outcome, settings: Settings, room: Room) -> None:
+def etcd(outcome: Outcome, settings: Settings, context: Context) -> None:
     """Lay locks with a lease each, let them expire, clean up, then acquire and release."""
     keys, ttl, cycles = settings["etcd_keys"], settings["etcd_ttl"], settings["etcd_cycles"]
-    room.say(f"{keys:,} leases in etcd")
+    context.say(f"{keys:,} leases in etcd")
     stages: dict[str, dict[str, int]] = {}
     with Etcd(args=[*QUICK_ETCD, "--auto-compaction-retention", "0"], fsync=True) as server:
-        room.stores["etcd"] = Store("etcd", server.url, server)
+        context.stores["etcd"] = Store("etcd", server.url, server)
         stages["empty"] = _look(server)
         with Watch(server.url, every=0.5) as watch:
             done = lay(server.url, Order(keys=keys, seed=7, ttl=ttl))
@@ -57,14 +57,14 @@ def etcd(outcome: Outcome, settings: Settings, room: Room) -> None:
         stages["expired"] = _look(server)
         stages["compacted"] = _compact(server)
         stages["defragmented"] = _defragment(server)
-        room.say(f"{cycles:,} times acquire and release in etcd")
+        context.say(f"{cycles:,} times acquire and release in etcd")
         with connect(server.url, ttl=30) as locks:
             for number in range(cycles):
                 locks.acquire(f"cycle/{number % 100}").release()
         stages["cycled"] = _look(server)
         _compact(server)
         stages["again"] = _defragment(server)
-    _judge(outcome, keys, cycles, done.rate, late, stages)
+    _add_claims(outcome, keys, cycles, done.rate, late, stages)
     samples: list[Any] = watch.samples
 
     def paint(axes: "Axes") -> None:
@@ -82,7 +82,7 @@ def etcd(outcome: Outcome, settings: Settings, room: Room) -> None:
     )
 
 
-def _judge(
+def _add_claims(
     outcome: Outcome, keys: int, cycles: int, rate: float, late: float, stages: dict[str, dict[str, int]]
 ) -> None:
     held, expired, defragmented, cycled = (stages[each] for each in ("held", "expired", "defragmented", "cycled"))

@@ -4,35 +4,35 @@ import asyncio
 from typing import Any
 
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report.lanes import lanes
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers.stores import Store
-from fencepost_lab.stage import actors
-from fencepost_lab.stage.actors import Stage, Unexpected, stage, together
+from fencepost_lab.stage import processes
 from fencepost_lab.stage.client import Client
-from fencepost_lab.stage.record import Testimony
+from fencepost_lab.stage.processes import Processes, Unexpected, open_processes, together
+from fencepost_lab.stage.record import Record
 
 
-def run(settings: Settings, room: Room) -> Outcome:
-    """Play it on each store, both ways at the same time."""
+def run(settings: Settings, context: Context) -> Outcome:
+    """Run it on each store, both ways at the same time."""
     outcome = Outcome()
     rows: list[tuple[Any, ...]] = []
     for backend in settings["backends"]:
-        store = room.store(backend)
-        room.say(f"{store.name}: a stale write between a read and its write")
-        plays = dict(
-            zip(("writes", "enter"), actors.run(_both(store, max(settings["ttl"], store.min_ttl))), strict=True)
+        store = context.store(backend)
+        context.say(f"{store.name}: a stale write between a read and its write")
+        runs = dict(
+            zip(("writes", "enter"), processes.run(_both(store, max(settings["ttl"], store.min_ttl))), strict=True)
         )
         outcome.figures[store.name] = figures = {}
-        for name, (testimony, value) in plays.items():
-            room.keep(f"lost-update-{store.name}-{name}.jsonl", testimony.history())
-            found = testimony.check()
+        for name, (record, value) in runs.items():
+            context.keep(f"lost-update-{store.name}-{name}.jsonl", record.history())
+            found = record.check()
             figures[name] = seen = {
-                "acknowledged": len(testimony.of("accepted")),
+                "acknowledged": len(record.of("accepted")),
                 "value": value,
                 "lost_updates": found.counts["lost_updates"],
-                "refused": len(testimony.of("refused")),
+                "refused": len(record.of("refused")),
                 "violations": len(found.violations),
             }
             rows.append((store.name, _WAYS[name], *seen.values()))
@@ -48,7 +48,7 @@ def run(settings: Settings, room: Room) -> Outcome:
             f"{enter['refused']} refused, {enter['acknowledged']} acknowledged, the value is {enter['value']}",
         )
         if not outcome.plots:
-            titles = [(title, plays[name][0]) for name, title in _WAYS.items()]
+            titles = [(title, runs[name][0]) for name, title in _WAYS.items()]
             outcome.plots.append(
                 lanes("lanes", "B reads while A is stopped; A wakes and writes before B does.", titles)
             )
@@ -60,32 +60,30 @@ def run(settings: Settings, room: Room) -> Outcome:
 _WAYS = {"writes": "writes only", "enter": "enter first"}
 
 
-async def _both(store: Store, ttl: float) -> list[tuple[Testimony, int]]:
-    async with stage() as built:
-        return await together(*(_play(built, store, ttl, enter) for enter in ("--no-enter", "--enter")))
+async def _both(store: Store, ttl: float) -> list[tuple[Record, int]]:
+    async with open_processes() as built:
+        return await together(*(_run_once(built, store, ttl, enter) for enter in ("--no-enter", "--enter")))
 
 
-async def _play(built: Stage, store: Store, ttl: float, enter: str) -> tuple[Testimony, int]:
+async def _run_once(built: Processes, store: Store, ttl: float, enter: str) -> tuple[Record, int]:
     """Let A write between B's read and B's write; what was said, and what the resource holds."""
-    testimony = Testimony(f"lab lost-update {store.name} {enter.strip('-')}")
+    record = Record(f"lab lost-update {store.name} {enter.strip('-')}")
     url = await built.resource(fence=True)
-    options = ("--resource", url, "--key", testimony.key, "--ttl", f"{ttl}s", "--edit", "count", enter)
-    first, second = await built.actors("AB", testimony.hear, *options, backend=store.url)
-    for actor in (first, second):
-        await actor.go("acquire")
-        await actor.until("acquired")
-        await actor.go("read")
-        await actor.until("read")
-        await actor.prepared()
-        if actor is first:
-            await actor.stop()
+    options = ("--resource", url, "--key", record.key, "--ttl", f"{ttl}s", "--edit", "count", enter)
+    first, second = await built.workers("AB", record.hear, *options, backend=store.url)
+    for worker in (first, second):
+        await worker.acquire()
+        await worker.read()
+        await worker.prepared()
+        if worker is first:
+            await worker.stop()
     first.resume()
     await first.write()
     await second.write()
     await second.finish()
     await first.finish()
-    older, newer = (fact["token"] for fact in testimony.of("acquired"))
-    if older >= newer or testimony.check().counts["overlapping_beliefs"] != 1:
+    older, newer = (fact["token"] for fact in record.of("acquired"))
+    if older >= newer or record.check().counts["overlapping_beliefs"] != 1:
         raise Unexpected(f"B was to take the lock over while A was stopped, with tokens {older} and {newer}")
     with Client(url) as client:
-        return testimony, int((await asyncio.to_thread(client.read, testimony.key)).body)
+        return record, int((await asyncio.to_thread(client.read, record.key)).body)

@@ -29,29 +29,29 @@ class Mint:
         self._scripts = scripts(script)
         self._layout = Layout(prefix, counter, False)
         teach = tuple(pack(("SCRIPT", "LOAD", each.text)) for each in self._scripts)
-        self._wire = Socket(Dial("redis", None, None, 0, None, 5.0, 30.0, teach), (HOST, port))
+        self._socket = Socket(Dial("redis", None, None, 0, None, 5.0, 30.0, teach), (HOST, port))
 
     def take(self, name: str, ttl: float = 60.0) -> int:
         """Take a free lock; its token."""
-        return int(_granted(self._wire.call(self._taking(name, ttl), self._scripts.take.fits)))
+        return int(_granted(self._socket.call(self._taking(name, ttl), self._scripts.take.fits)))
 
     def release(self, name: str, token: int) -> bool:
         lock, queue, _, counter = self._layout.keys(name)[:4]
         own = f"{self.holder}:{token}"
         request = pack(("EVALSHA", self._scripts.release.sha, 3, lock, queue, counter, own))
-        return bool(self._wire.call(request, self._scripts.release.fits))
+        return bool(self._socket.call(request, self._scripts.release.fits))
 
     def fill(self, names: Iterable[str], ttl: float) -> int:
         """Take many free locks, many at a time; how many."""
         count = 0
         for batch in _batches(names, 500):
             requests = [self._taking(name, ttl) for name in batch]
-            for reply in self._wire.calls(requests, [self._scripts.take.fits] * len(requests)):
+            for reply in self._socket.calls(requests, [self._scripts.take.fits] * len(requests)):
                 count += int(_granted(reply)) > 0
         return count
 
     def close(self) -> None:
-        self._wire.raw.close()
+        self._socket.raw.close()
 
     def _taking(self, name: str, ttl: float) -> bytes:
         keys = self._layout.keys(name)[:4]

@@ -4,41 +4,41 @@ import asyncio
 from typing import Any
 
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report.lanes import lanes
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers.stores import Store
-from fencepost_lab.stage import actors
-from fencepost_lab.stage.actors import Stage, Unexpected, stage, together
+from fencepost_lab.stage import processes
 from fencepost_lab.stage.client import Client
 from fencepost_lab.stage.demo import mixed
-from fencepost_lab.stage.record import Testimony
+from fencepost_lab.stage.processes import Processes, Unexpected, open_processes, together
+from fencepost_lab.stage.record import Record
 
 LINES = 3
 STALE = "resource_stale_token_rejections_total"
 BARE = "critical_write_without_token_total"
 
 
-def run(settings: Settings, room: Room) -> Outcome:
-    """Play it on each store, off and on at the same time."""
+def run(settings: Settings, context: Context) -> Outcome:
+    """Run it on each store, off and on at the same time."""
     outcome = Outcome()
     rows: list[tuple[Any, ...]] = []
     for backend in settings["backends"]:
-        store = room.store(backend)
+        store = context.store(backend)
         ttl = max(settings["ttl"], store.min_ttl)
-        room.say(f"{store.name}: a holder is stopped past its ttl of {ttl:g} s")
-        off, on = actors.run(_both(store, ttl, settings["pause"]))
-        for fence, testimony in (("off", off["testimony"]), ("on", on["testimony"])):
-            room.keep(f"pause-{store.name}-{fence}.jsonl", testimony.history())
+        context.say(f"{store.name}: a holder is stopped past its ttl of {ttl:g} s")
+        off, on = processes.run(_both(store, ttl, settings["pause"]))
+        for fence, record in (("off", off["record"]), ("on", on["record"])):
+            context.keep(f"pause-{store.name}-{fence}.jsonl", record.history())
         if not outcome.plots:
             outcome.plots.append(
                 lanes(
                     "lanes",
                     f"A is stopped while it holds the lock of {store.name}, and wakes after B has taken over.",
-                    [("fence off", off["testimony"]), ("fence on", on["testimony"])],
+                    [("fence off", off["record"]), ("fence on", on["record"])],
                 )
             )
-        _judge(outcome, store.name, off, on)
+        _add_claims(outcome, store.name, off, on)
         rows += [_row(store.name, "off", off), _row(store.name, "on", on)]
     outcome.tables.append(
         Table(
@@ -48,9 +48,9 @@ def run(settings: Settings, room: Room) -> Outcome:
             note="Tokens: A's and B's. Violations: what 'fencepost check' found in the history.",
         )
     )
-    plays = outcome.figures.values()
-    off, on = (sum(each[fence]["violations"] for each in plays) for fence in ("fence_off", "fence_on"))
-    answers = [each["fence_on"]["answer"] for each in plays]
+    runs = outcome.figures.values()
+    off, on = (sum(each[fence]["violations"] for each in runs) for fence in ("fence_off", "fence_on"))
+    answers = [each["fence_on"]["answer"] for each in runs]
     refused = sum(each["status"] == 409 for each in answers)
     stores = f"{len(answers)} store{'s' if len(answers) > 1 else ''}"
     outcome.slo["violations"] = f"{on} on {stores} with the fence on; {off} with it off"
@@ -59,62 +59,61 @@ def run(settings: Settings, room: Room) -> Outcome:
 
 
 async def _both(store: Store, ttl: float, pause: float) -> list[dict[str, Any]]:
-    async with stage() as built:
-        return await together(_play(built, store, ttl, pause, fence=False), _play(built, store, ttl, pause, fence=True))
+    async with open_processes() as built:
+        return await together(
+            _run_once(built, store, ttl, pause, fence=False), _run_once(built, store, ttl, pause, fence=True)
+        )
 
 
-async def _play(built: Stage, store: Store, ttl: float, pause: float, *, fence: bool) -> dict[str, Any]:
+async def _run_once(built: Processes, store: Store, ttl: float, pause: float, *, fence: bool) -> dict[str, Any]:
     """Let A be replaced while it is stopped in front of its write; what everybody saw."""
     switch = "on" if fence else "off"
     url = await built.resource(fence=fence)
-    testimony = Testimony(f"lab pause {store.name} {switch}")
-    options = ["--resource", url, "--key", testimony.key, "--ttl", f"{ttl}s", "--fence", switch]
+    record = Record(f"lab pause {store.name} {switch}")
+    options = ["--resource", url, "--key", record.key, "--ttl", f"{ttl}s", "--fence", switch]
     options += ["--edit", "append", "--writes", str(LINES)]
-    paused, heir = await built.actors("AB", testimony.hear, *options, backend=store.url)
-    await paused.go("acquire")
-    held = await paused.until("acquired")
-    await paused.go("read")
-    await paused.until("read")
+    paused, successor = await built.workers("AB", record.hear, *options, backend=store.url)
+    held = await paused.acquire()
+    await paused.read()
     await paused.prepared()
     await paused.stop()
-    await heir.go("acquire")
-    taken = await heir.until("acquired")
+    taken = await successor.acquire()
     for _ in range(LINES - 1):
-        await heir.go("read")
-        await heir.write()
-    [stopped] = testimony.of("fault")
-    await asyncio.sleep(stopped["at"] + pause - testimony.facts[-1]["at"])
+        await successor.go("read")
+        await successor.write()
+    [stopped] = record.of("fault")
+    await asyncio.sleep(stopped["at"] + pause - record.facts[-1]["at"])
     paused.resume()
     answer = await paused.write()
-    await heir.go("read")
-    await heir.write()
-    while answer["event"] == "accepted" and len(testimony.of("accepted", worker="A")) < LINES:
+    await successor.go("read")
+    await successor.write()
+    while answer["event"] == "accepted" and len(record.of("accepted", worker="A")) < LINES:
         await paused.go("read")
         await paused.write()
-    await heir.finish()
+    await successor.finish()
     await paused.finish()
-    length = testimony.of("fault")[1]["at"] - stopped["at"]
+    length = record.of("fault")[1]["at"] - stopped["at"]
     if length <= held["ttl"] or taken["token"] <= held["token"]:
         raise Unexpected(f"A was stopped for {length:.1f} s of a ttl of {held['ttl']:g} s, token {held['token']}")
     return {
-        "testimony": testimony,
+        "record": record,
         "ttl": held["ttl"],
         "stopped": round(length, 1),
         "tokens": [held["token"], taken["token"]],
-        "accepted_writers": len({fact["worker"] for fact in testimony.of("accepted")}),
+        "accepted_writers": len({fact["worker"] for fact in record.of("accepted")}),
         "answer": {name: answer[name] for name in ("event", "status", "verdict", "seen", "got") if name in answer},
-        **await asyncio.to_thread(_resource, url, testimony),
-        "violations": len(testimony.check().violations),
+        **await asyncio.to_thread(_resource, url, record),
+        "violations": len(record.check().violations),
     }
 
 
-def _resource(url: str, testimony: Testimony) -> dict[str, Any]:
+def _resource(url: str, record: Record) -> dict[str, Any]:
     """What the resource holds and has counted."""
     with Client(url) as client:
-        value = client.read(testimony.key).body.decode()
+        value = client.read(record.key).body.decode()
         counted = {name: client.metric(name) for name in (STALE, BARE)}
     lines = value.splitlines()
-    accepted = len(testimony.of("accepted"))
+    accepted = len(record.of("accepted"))
     return {"value": lines, "corrupted": mixed(value) or len(lines) != accepted, "accepted": accepted} | counted
 
 
@@ -127,10 +126,10 @@ def _row(name: str, fence: str, seen: dict[str, Any]) -> tuple[Any, ...]:
     return name, fence, ttl, stopped, seen["accepted_writers"], said, tokens, value, seen["violations"]
 
 
-def _judge(outcome: Outcome, name: str, off: dict[str, Any], on: dict[str, Any]) -> None:
+def _add_claims(outcome: Outcome, name: str, off: dict[str, Any], on: dict[str, Any]) -> None:
     outcome.figures[name] = {
-        "fence_off": {key: value for key, value in off.items() if key != "testimony"},
-        "fence_on": {key: value for key, value in on.items() if key != "testimony"},
+        "fence_off": {key: value for key, value in off.items() if key != "record"},
+        "fence_on": {key: value for key, value in on.items() if key != "record"},
     }
     outcome.claim(
         f"{name}: with the fence off, both writers are accepted and the value is corrupted",

@@ -9,7 +9,7 @@ import redis
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST, Redis
-from fencepost_lab.stage.actors import Unexpected
+from fencepost_lab.stage.processes import Unexpected
 
 
 class Views:
@@ -35,8 +35,8 @@ class Views:
 
     def url(self, client: str, *, patience: float = 0.3) -> str:
         """The address under which a client finds its majority."""
-        places = ",".join(proxy.address for proxy in self._proxies[client])
-        return f"redlock://{places}/0?node_timeout={patience}s"
+        addresses = ",".join(proxy.address for proxy in self._proxies[client])
+        return f"redlock://{addresses}/0?node_timeout={patience}s"
 
     def of(self, client: str, *numbers: int) -> Iterator[Proxy]:
         """The proxies between a client and these nodes, or all."""

@@ -9,7 +9,7 @@ from fencepost.driver import boottime
 from fencepost.errors import LeaseLost, NotAcquired
 from fencepost.sync import Lease, Lock, connect
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.servers.stores import Store
@@ -49,17 +49,17 @@ class Dive:
         self.left.append((boottime() - self.begun, lease.remaining))
 
 
-def run(settings: Settings, room: Room) -> Outcome:
+def run(settings: Settings, context: Context) -> Outcome:
     """Dive with renewal and without, and into a lock that is not re-entrant."""
     outcome = Outcome()
     for backend in settings["backends"]:
-        store = room.store(backend)
+        store = context.store(backend)
         ttl = max(settings["ttl"], store.min_ttl)
-        room.say(f"{store.name}: {settings['depth']} levels")
+        context.say(f"{store.name}: {settings['depth']} levels")
         seen = {name: _dive(store, ttl, settings, renew=name == "renewed") for name in ("renewed", "not renewed")}
         seen["plain"] = _plain(store, ttl)
         outcome.figures[store.name] = {"ttl": ttl, **seen}
-        _judge(outcome, store.name, settings["depth"], seen)
+        _add_claims(outcome, store.name, settings["depth"], seen)
         outcome.tables.append(_table(store.name, ttl, seen))
         if backend == settings["backends"][0]:
             outcome.plots.append(_plot(store.name, ttl, seen))
@@ -92,7 +92,7 @@ def _dive(store: Store, ttl: float, settings: Settings, *, renew: bool) -> dict[
         except LeaseLost:
             lost = True
         waiter.join()
-        at, heir = had[0]
+        at, successor = had[0]
         return {
             "token": token,
             "levels": dive.levels,
@@ -102,7 +102,7 @@ def _dive(store: Store, ttl: float, settings: Settings, *, renew: bool) -> dict[
             "refused": dive.refused,
             "renewed": events["renewed"],
             "attempts": events["attempt"],
-            "heir": heir,
+            "heir": successor,
             "heir_first": at < ended,
             "held": boottime() - dive.begun,
         }
@@ -127,7 +127,7 @@ def _plain(store: Store, ttl: float) -> dict[str, bool]:
             return {"waited_for_itself": True}
 
 
-def _judge(outcome: Outcome, name: str, depth: int, seen: dict[str, Any]) -> None:
+def _add_claims(outcome: Outcome, name: str, depth: int, seen: dict[str, Any]) -> None:
     renewed, once = seen["renewed"], seen["not renewed"]
     tokens = {level["token"] for level in renewed["levels"]}
     outcome.claim(

@@ -9,18 +9,18 @@ import redis
 from fencepost.sync import Lease, Locks, connect
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.buggy_release import buggy_release
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report.outcome import Outcome, Table
-from fencepost_lab.stage.actors import Unexpected
+from fencepost_lab.stage.processes import Unexpected
 
 LOCK = "account/42"
 KEY = f"fencepost:lock:{LOCK}"
 FORCED = "the race took place in every round: B held the lock before A's release arrived"
 
 
-def run(settings: Settings, room: Room) -> Outcome:
-    """Play both releases, as often as asked."""
-    url = room.store("redis").url
+def run(settings: Settings, context: Context) -> Outcome:
+    """Run both releases, as often as asked."""
+    url = context.store("redis").url
     outcome = Outcome()
     rows: list[tuple[object, ...]] = []
     with redis.from_url(url) as client:
@@ -35,8 +35,8 @@ def run(settings: Settings, room: Room) -> Outcome:
             return lease.release()
 
         for name, release in (("GET, compare, DEL", get_del), ("compare-and-delete script", script)):
-            room.say(name)
-            seen = _play(url, release, settings["rounds"], settings["ttl"])
+            context.say(name)
+            seen = _run_rounds(url, release, settings["rounds"], settings["ttl"])
             outcome.figures[name] = seen
             rows.append((name, *(seen[key] for key in _COLUMNS)))
     unsafe, safe = outcome.figures.values()
@@ -70,7 +70,9 @@ _COLUMNS = {
 }
 
 
-def _play(url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds: int, ttl: float) -> dict[str, int]:
+def _run_rounds(
+    url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds: int, ttl: float
+) -> dict[str, int]:
     counts: Counter[str] = Counter(dict.fromkeys(_COLUMNS, 0))
     with ExitStack() as stack:
 
@@ -79,14 +81,14 @@ def _play(url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds
 
         first, second, third = client(), client(), client()
         while counts["rounds"] < rounds:
-            heirs: list[Lease] = []
+            successors: list[Lease] = []
             lease = first.acquire(LOCK, ttl=ttl, timeout=30, renew=False)
 
-            def race(held: list[Lease] = heirs) -> None:
+            def race(held: list[Lease] = successors) -> None:
                 held.append(second.acquire(LOCK, ttl=60, timeout=30, renew=False))
 
             released = release(lease, race)
-            if not heirs:
+            if not successors:
                 # A slow machine: the lease ran out before A had seen that the lock was its own. That is another story.
                 counts["late"] += 1
                 if counts["late"] > 10 * rounds:
@@ -96,14 +98,14 @@ def _play(url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds
                 continue
             counts["rounds"] += 1
             counts["said_no"] += not released
-            heir = heirs[0]
+            successor = successors[0]
             holds = second.status(LOCK)
-            counts["raced"] += heir.token > lease.token
-            counts["deleted"] += holds is None or holds.holder != heir.holder
+            counts["raced"] += successor.token > lease.token
+            counts["deleted"] += holds is None or holds.holder != successor.holder
             if (intruder := third.try_acquire(LOCK, ttl=60, renew=False)) is not None:
-                counts["intruders"] += not heir.ended
+                counts["intruders"] += not successor.ended
                 intruder.release()
             else:
-                heir.release()
+                successor.release()
         counts["counted"] = counts["not_owner"]  # here, before closing releases what B believes to hold
     return {key: counts[key] for key in _COLUMNS}

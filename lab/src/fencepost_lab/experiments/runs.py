@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from fencepost.address import masked
 from fencepost.errors import ConfigError, FencepostError
 from fencepost_lab.experiments import Experiment
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report.outcome import Outcome
 from fencepost_lab.servers import Missing, StartFailed
 
@@ -40,10 +40,10 @@ def command(experiment: Experiment, *, quick: bool, backend: str | None) -> str:
     return shlex.join(words)
 
 
-def versions(room: Room) -> dict[str, str]:
+def versions(context: Context) -> dict[str, str]:
     """What took part, and its version."""
     found = {"python": platform.python_version(), "fencepost": version("fencepost")}
-    for each in room.stores.values():
+    for each in context.stores.values():
         found |= each.versions()
     return found
 
@@ -69,14 +69,14 @@ def run(
     except OSError as error:
         raise ConfigError(f"cannot keep results in {str(out)!r}: {error.strerror}; choose another --out") from error
     started, begin = datetime.now(UTC), time.monotonic()
-    with Room(keep=out, say=say) as room:
+    with Context(keep=out, say=say) as context:
         try:
-            outcome = experiment.run(settings, room)
+            outcome = experiment.run(settings, context)
         except (FencepostError, Missing, StartFailed) as error:
             outcome = _broken(str(error))
         except Exception:  # a mistake in one experiment must not take the results of the others with it
             outcome = _broken(traceback.format_exc())
-        seen = versions(room)
+        seen = versions(context)
     result: Result = {
         "experiment": experiment.name,
         "number": experiment.number,
@@ -91,7 +91,7 @@ def run(
         "setup": experiment.setup,
         "meaning": experiment.meaning,
         "settings": settings | ({"backends": [masked(backend)]} if backend else {}),
-        "histories": room.kept,
+        "histories": context.kept,
         **outcome.data(),
     }
     for plot in outcome.plots:

@@ -7,34 +7,34 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fencepost_lab.experiments import Settings
-from fencepost_lab.experiments.context import Room
+from fencepost_lab.experiments.context import Context
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.servers.stores import Store
-from fencepost_lab.stage import actors
-from fencepost_lab.stage.actors import Stage, Unexpected, stage, together
-from fencepost_lab.stage.record import Testimony
+from fencepost_lab.stage import processes
+from fencepost_lab.stage.processes import Processes, Unexpected, open_processes, together
+from fencepost_lab.stage.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def run(settings: Settings, room: Room) -> Outcome:
+def run(settings: Settings, context: Context) -> Outcome:
     """Sweep the ttls on each store; the rounds of one ttl run at the same time."""
     outcome = Outcome()
     rows: list[tuple[Any, ...]] = []
     for backend in settings["backends"]:
-        store = room.store(backend)
+        store = context.store(backend)
         sweep: dict[float, dict[str, Any]] = {}
         ttls = sorted({max(ttl, store.min_ttl) for ttl in settings["ttls"]})
         for ttl in ttls:
-            room.say(f"{store.name}: killing holders of leases of {ttl:g} s")
-            played = actors.run(_rounds(store, ttl, settings["rounds"], settings["pause"] * ttls[0]))
-            sweep[ttl] = _count(played)
-            room.keep(f"ttl-{store.name}-{ttl:g}s.jsonl", played[0].history())
+            context.say(f"{store.name}: killing holders of leases of {ttl:g} s")
+            records = processes.run(_rounds(store, ttl, settings["rounds"], settings["pause"] * ttls[0]))
+            sweep[ttl] = _count(records)
+            context.keep(f"ttl-{store.name}-{ttl:g}s.jsonl", records[0].history())
             rows.append(_row(store.name, ttl, sweep[ttl]))
         outcome.figures[store.name] = {f"{ttl:g}": seen for ttl, seen in sweep.items()}
-        _judge(outcome, store.name, sweep)
+        _add_claims(outcome, store.name, sweep)
     columns = (
         "store",
         "ttl",
@@ -55,7 +55,7 @@ def run(settings: Settings, room: Room) -> Outcome:
     return outcome
 
 
-def _judge(outcome: Outcome, name: str, sweep: dict[float, dict[str, Any]]) -> None:
+def _add_claims(outcome: Outcome, name: str, sweep: dict[float, dict[str, Any]]) -> None:
     medians = [median(seen["blocked"]) for seen in sweep.values()]
     outcome.claim(
         f"{name}: the longer the ttl, the longer a dead holder blocks the resource",
@@ -81,49 +81,46 @@ def _row(name: str, ttl: float, seen: dict[str, Any]) -> tuple[Any, ...]:
     return name, *times, seen["replaced"], seen["refused"], seen["violations"]
 
 
-def _count(played: list[Testimony]) -> dict[str, Any]:
+def _count(records: list[Record]) -> dict[str, Any]:
     blocked = []
     tally: Counter[str] = Counter(replaced=0, refused=0, violations=0)
-    for each in played:
+    for each in records:
         [killed] = (fact["at"] for fact in each.of("fault", worker="A") if fact["do"] == "kill")
-        [heir] = each.of("acquired", worker="B")
+        [successor] = each.of("acquired", worker="B")
         [last] = each.of("acquired", worker="C")
         [woke] = (fact["at"] for fact in each.of("fault", worker="B") if fact["do"] == "resume")
-        blocked.append(round(heir["at"] - killed, 3))
+        blocked.append(round(successor["at"] - killed, 3))
         tally["replaced"] += last["at"] < woke
         tally["refused"] += len(each.of("refused", worker="B"))
         tally["violations"] += len(each.check().violations)
-    return {"rounds": len(played), "blocked": blocked, **tally}
+    return {"rounds": len(records), "blocked": blocked, **tally}
 
 
-async def _rounds(store: Store, ttl: float, rounds: int, pause: float) -> list[Testimony]:
-    async with stage() as built:
+async def _rounds(store: Store, ttl: float, rounds: int, pause: float) -> list[Record]:
+    async with open_processes() as built:
         url = await built.resource(fence=True)
         # A renewal comes at each third of the ttl: the kills are spread over one such third.
-        phases = [ttl / 3 * place / rounds for place in range(rounds)]
+        phases = [ttl / 3 * index / rounds for index in range(rounds)]
         return await together(*(_round(built, store, url, ttl, phase, pause) for phase in phases))
 
 
-async def _round(built: Stage, store: Store, url: str, ttl: float, phase: float, pause: float) -> Testimony:
-    testimony = Testimony(f"lab ttl {store.name} {ttl:g}s")
-    options = ("--resource", url, "--key", testimony.key, "--ttl", f"{ttl}s", "--edit", "append")
-    dead, slow, last = await built.actors("ABC", testimony.hear, *options, backend=store.url)
-    await dead.go("acquire")
-    await dead.until("acquired")
+async def _round(built: Processes, store: Store, url: str, ttl: float, phase: float, pause: float) -> Record:
+    record = Record(f"lab ttl {store.name} {ttl:g}s")
+    options = ("--resource", url, "--key", record.key, "--ttl", f"{ttl}s", "--edit", "append")
+    dead, slow, last = await built.workers("ABC", record.hear, *options, backend=store.url)
+    await dead.acquire()
     await slow.go("acquire")
     await asyncio.sleep(phase)
     await dead.kill()
     await slow.until("acquired")
-    await slow.go("read")
-    await slow.until("read")
+    await slow.read()
     await slow.prepared()
     await last.go("acquire")
     await slow.stop()
     await asyncio.sleep(pause)
-    replaced = bool(testimony.of("acquired", worker="C"))
+    replaced = bool(record.of("acquired", worker="C"))
     if replaced:
-        await last.go("read")
-        await last.until("read")
+        await last.read()
     slow.resume()
     answer = await slow.write()
     # Had C come in at the very end of the pause, unseen, it would not have entered yet, and B would rightly be first.
@@ -135,7 +132,7 @@ async def _round(built: Stage, store: Store, url: str, ttl: float, phase: float,
         await last.go("read")
     await last.write()
     await last.finish()
-    return testimony
+    return record
 
 
 def _plot(figures: dict[str, dict[str, Any]]) -> Plot:

@@ -1,13 +1,10 @@
 """Stopping, waking and killing processes, clients and servers alike, with all their children."""
 
-import contextlib
-from collections.abc import Iterator
-
 from fencepost_lab.faults.record import Faults
-from fencepost_lab.servers.processes import freeze_all, kill_all, thaw_all
+from fencepost_lab.servers.processes import Pausable, freeze_all, kill_all, thaw_all
 
 
-class Victim:
+class Victim(Pausable):
     """A process of ours that gets signals. Each is recorded once the kernel shows what it did.
 
     A server's own ``kill`` and ``restart`` still work afterwards: ``Victim(server.pid, "r1", faults)``.
@@ -27,15 +24,6 @@ class Victim:
         """SIGCONT."""
         thaw_all(self.pid)
         self._faults.note("resume", self.who, signal="SIGCONT", pid=self.pid)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stopped inside the block."""
-        self.pause()
-        try:
-            yield
-        finally:
-            self.resume()
 
     def kill(self) -> None:
         """SIGKILL; returns when nothing of it is left but, perhaps, its exit status."""

@@ -32,8 +32,8 @@ def batches(seed: int, start: int, end: int, size: int) -> Iterator[Batch]:
                 text = shake_128(b"fencepost gen %d %d" % (seed, block)).hexdigest(_BLOCK * _EACH // 2)
             first = start % _BLOCK
             count = min(until - start, _BLOCK - first)
-            places = range(first * _EACH, (first + count) * _EACH, _EACH)
-            names += [PREFIX + text[place : place + _NAME] for place in places]
-            holders += [text[place + _NAME : place + _EACH] for place in places]
+            offsets = range(first * _EACH, (first + count) * _EACH, _EACH)
+            names += [PREFIX + text[offset : offset + _NAME] for offset in offsets]
+            holders += [text[offset + _NAME : offset + _EACH] for offset in offsets]
             start += count
         yield Batch(names, holders, until)

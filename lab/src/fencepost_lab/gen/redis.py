@@ -34,8 +34,8 @@ class RedisGround:
         self._own = found.fence == "counter"
         self._script = build("lay", {"mint": f"mint_{found.fence}"}, _LAY)
         self._dial = dial(address, found, [self._script])
-        self._place = found.places[0]
-        self._wire = Socket(self._dial, self._place)
+        self._endpoint = found.endpoints[0]
+        self._socket = Socket(self._dial, self._endpoint)
 
     def progress(self, seed: int) -> int:
         return int(self._call("GET", self._progress(seed)) or 0)
@@ -59,7 +59,7 @@ class RedisGround:
         return counts | {name: int(said[name]) for name in _FACTS if name in said}
 
     def close(self) -> None:
-        self._wire.raw.close()
+        self._socket.raw.close()
 
     def _progress(self, seed: int) -> str:
         # It expires with the last lock that it counts: there is nothing to go on with after that.
@@ -86,13 +86,13 @@ class RedisGround:
 
     def _post(self, request: bytes) -> None:
         try:
-            self._wire.post(request)
+            self._socket.post(request)
         except OSError as error:
             self._fail(error)
 
     def _read(self) -> Any:
         try:
-            reply = self._wire.read()
+            reply = self._socket.read()
         except OSError as error:
             self._fail(error)
         if isinstance(reply, ReplyError):
@@ -101,4 +101,4 @@ class RedisGround:
 
     def _fail(self, error: OSError) -> NoReturn:
         why = "no answer in time" if isinstance(error, (BlockingIOError, TimeoutError)) else error
-        self._dial.fail(self._place, why, ambiguous=True)
+        self._dial.fail(self._endpoint, why, ambiguous=True)

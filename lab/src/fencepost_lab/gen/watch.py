@@ -50,8 +50,8 @@ class Watch:
             return 0.0
         before = samples[index - 1]
         after = samples[min(index, len(samples) - 1)]
-        share = (at - before.at) / (after.at - before.at) if after.at > before.at else 0.0
-        return self._count(before) + share * (self._count(after) - self._count(before))
+        fraction = (at - before.at) / (after.at - before.at) if after.at > before.at else 0.0
+        return self._count(before) + fraction * (self._count(after) - self._count(before))
 
     def _count(self, sample: Sample) -> int:
         first = self.samples[0].facts["expired_keys"]

@@ -96,11 +96,11 @@ def _order(acquires: list[Acquire]) -> Iterable[Violation]:
             what = f"token {each.token} was granted to {owner[each.token]} and to {each.holder}"
             yield Violation("order", each.t, what)
     returned = sorted(acquires, key=lambda each: each.t)
-    largest, place = 0, 0
+    largest, index = 0, 0
     for each in sorted(acquires):
-        while returned[place].t < each.asked:
-            largest = max(largest, returned[place].token)
-            place += 1
+        while returned[index].t < each.asked:
+            largest = max(largest, returned[index].token)
+            index += 1
         if each.token < largest:
             what = f"{each.holder} asked after token {largest} had been returned, and got {each.token}"
             yield Violation("order", each.t, what)

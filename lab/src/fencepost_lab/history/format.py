@@ -3,7 +3,7 @@
 Every line has ``t``, seconds since the run began on one clock that all of the history shares, and
 ``ev``, its kind. Lines are ordered by ``t``. Fields that a writer cannot know are left out or null.
 ``lock`` and ``key`` name the lock and the resource where they are not those of the ``run`` line.
-Tokens above 2^53 - 1 may be written as strings.
+Tokens are written as ``check.json_number`` has them: above 2^53 - 1 as strings.
 
 ===========  =====================================================================================
 ev           meaning, and its other fields
@@ -55,16 +55,31 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fencepost import check
 from fencepost.errors import ConfigError
 
 FORMAT = 1
 
 Line: TypeAlias = dict[str, Any]
 
+_TOKENS = ("token", "seen", "got", "mark", "above")
+
+
+def encode(line: Line) -> str:
+    """A line, or a worker's fact, as JSON."""
+    tokens = {name: check.json_number(line[name]) for name in _TOKENS if type(line.get(name)) is int}
+    return json.dumps(line | tokens, separators=(",", ":"), ensure_ascii=False)
+
+
+def decode(text: str | bytes) -> Line:
+    """What ``encode`` wrote, its tokens as numbers."""
+    line: Line = json.loads(text)
+    return line | {name: int(line[name]) for name in _TOKENS if isinstance(line.get(name), str)}
+
 
 def lines(history: Iterable[Line]) -> str:
     """A history as text."""
-    return "".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in history)
+    return "".join(encode(line) + "\n" for line in history)
 
 
 def digest(history: Iterable[Line]) -> str:

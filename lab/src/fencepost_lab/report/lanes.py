@@ -1,11 +1,11 @@
-"""A play as a picture: one lane per worker, with its leases, its pauses and the answers that it got."""
+"""A run as a picture: one lane per worker, with its leases, its pauses and the answers that it got."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Plot
-from fencepost_lab.stage.record import Testimony
+from fencepost_lab.stage.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 _HEIGHT = 0.5
 
 
-def lanes(name: str, caption: str, plays: Sequence[tuple[str, Testimony]]) -> Plot:
-    """The plays below each other, each under its title, each on its own clock."""
-    rows = [(title, testimony, worker) for title, testimony in plays for worker in ("A", "B")]
+def lanes(name: str, caption: str, runs: Sequence[tuple[str, Record]]) -> Plot:
+    """The runs below each other, each under its title, each on its own clock."""
+    rows = [(title, record, worker) for title, record in runs for worker in ("A", "B")]
 
     def paint(axes: "Axes") -> None:
-        for row, (_, testimony, worker) in enumerate(rows):
-            _lane(axes, -row, testimony, worker)
+        for row, (_, record, worker) in enumerate(rows):
+            _lane(axes, -row, record, worker)
         axes.set_yticks([-row for row in range(len(rows))], [f"{title}: {worker}" for title, _, worker in rows])
         axes.set_ylim(-len(rows) + 0.4, 0.6)
         axes.set_xlabel("seconds")
@@ -31,15 +31,15 @@ def lanes(name: str, caption: str, plays: Sequence[tuple[str, Testimony]]) -> Pl
     return plots.draw(name, caption, paint, height=1.3 + 0.45 * len(rows))
 
 
-def _lane(axes: "Axes", y: float, testimony: Testimony, worker: str) -> None:
-    start = min(fact["at"] for fact in testimony.of("acquired"))
-    end = max(fact["at"] for fact in testimony.facts) - start
-    for fact in testimony.of("acquired", worker=worker):
-        over = [each["at"] for each in testimony.of("released", "lost", worker=worker)]
+def _lane(axes: "Axes", y: float, record: Record, worker: str) -> None:
+    start = min(fact["at"] for fact in record.of("acquired"))
+    end = max(fact["at"] for fact in record.facts) - start
+    for fact in record.of("acquired", worker=worker):
+        over = [each["at"] for each in record.of("released", "lost", worker=worker)]
         until = (min(over) if over else end + start) - start
         begin = fact["at"] - start
         axes.barh(y, until - begin, _HEIGHT, left=begin, color=plots.SKY, alpha=0.6, label="believes that it holds")
-    faults = testimony.of("fault", worker=worker)
+    faults = record.of("fault", worker=worker)
     for stop, wake in zip(faults[::2], faults[1::2], strict=False):
         begin, until = stop["at"] - start, wake["at"] - start
         axes.barh(
@@ -49,6 +49,6 @@ def _lane(axes: "Axes", y: float, testimony: Testimony, worker: str) -> None:
         ("accepted", "o", plots.GREEN, "write accepted"),
         ("refused", "X", plots.RED, "write refused"),
     ):
-        at = [fact["at"] - start for fact in testimony.of(event, worker=worker)]
+        at = [fact["at"] - start for fact in record.of(event, worker=worker)]
         if at:
             axes.plot(at, [y] * len(at), mark, color=colour, markersize=8, markeredgecolor="white", label=label)

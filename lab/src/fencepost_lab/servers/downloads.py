@@ -25,7 +25,7 @@ ELSEWHERE = (
 
 
 class Failure(Exception):
-    """Something is missing and cannot be had; the message names the next step."""
+    """Something is missing and cannot be downloaded; the message names the next step."""
 
 
 def debian() -> str:
@@ -73,11 +73,11 @@ def mirror(release: str) -> tuple[str, str]:
         ]
     )
     for line in asked.splitlines():
-        address, name, component, entry = line.split(" ", 3)
+        address, name, component, source = line.split(" ", 3)
         if name == release and component == "main":
-            file = Path(entry.rpartition(":")[0])
-            entries = re.split(r"\n\s*\n" if file.suffix == ".sources" else r"\n", file.read_text())
-            ours = [text for text in entries if address.rstrip("/") in text]
+            file = Path(source.rpartition(":")[0])
+            sources = re.split(r"\n\s*\n" if file.suffix == ".sources" else r"\n", file.read_text())
+            ours = [text for text in sources if address.rstrip("/") in text]
             keyring = re.search(
                 r"^[^#\n]*signed-by\s*[:=]\s*(/[^\s\],]+)", "\n".join(ours), re.IGNORECASE | re.MULTILINE
             )

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ class Forbidden(RuntimeError):
 @functools.cache
 def programs() -> dict[str, str]:
     """Where each program is, of all that are on this machine."""
-    return {key: place for each in PROGRAMS.values() for key, place in (each.find() or {}).items()}
+    return {key: path for each in PROGRAMS.values() for key, path in (each.find() or {}).items()}
 
 
 def program(key: str) -> str:
-    """The place of one program; raises Missing, and Forbidden under FENCEPOST_NO_SERVERS=1."""
+    """The path of one program; raises Missing, and Forbidden under FENCEPOST_NO_SERVERS=1."""
     if os.environ.get("FENCEPOST_NO_SERVERS") == "1":
         raise Forbidden(
             f"FENCEPOST_NO_SERVERS=1 forbids {key}. If this is a test, it starts a server: mark it with "
@@ -160,6 +160,25 @@ def freeze_all(pid: int, *, timeout: float = 60) -> list[int]:
             raise TimeoutError(f"process {pid} was sent SIGSTOP and still runs after {timeout:g} s")
         frozen += new
     return frozen
+
+
+class Pausable:
+    """What can be stopped and goes on later."""
+
+    def pause(self) -> None:
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stopped inside the block."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
 
 def thaw_all(pid: int) -> None:

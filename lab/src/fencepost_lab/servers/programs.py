@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Found = dict[str, str]
-"""Program -> its place."""
+"""Program -> its path."""
 
 
 def cache() -> Path:
@@ -23,7 +23,7 @@ def cache() -> Path:
 
 
 def chosen(key: str) -> str:
-    """The place that FENCEPOST_PROGRAM_<key> names, whatever its version; '' if it names none."""
+    """The path that FENCEPOST_PROGRAM_<key> names, whatever its version; '' if it names none."""
     return os.environ.get(f"FENCEPOST_PROGRAM_{key}", "")
 
 
@@ -32,7 +32,7 @@ def programs(folder: str, **wanted: str) -> Found | None:
     system = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
     first = next(iter(wanted))
     for path in (system, str(cache() / folder / "usr/bin")):
-        found = {key: place for key, name in wanted.items() if (place := chosen(key) or shutil.which(name, path=path))}
+        found = {key: at for key, name in wanted.items() if (at := chosen(key) or shutil.which(name, path=path))}
         if len(found) == len(wanted) and (chosen(first) or recent(folder, found[first])):
             return found
     return None
@@ -100,12 +100,12 @@ def find_axe() -> Found | None:
 
 def found_version(name: str, found: Found) -> str:
     """The version of a server that was found, or '' if it does not say."""
-    place = next(iter(found.values()))
+    path = next(iter(found.values()))
     if name == "zookeeper":
         return zookeeper_version(found)
     if npm := PROGRAMS[name].npm:
         return npm.partition("@")[2]
-    return version(PROGRAMS[name], f"{place}/postgres" if name == "postgres" else place)
+    return version(PROGRAMS[name], f"{path}/postgres" if name == "postgres" else path)
 
 
 def zookeeper_version(found: Found) -> str:

@@ -61,10 +61,10 @@ class RedisCluster(Cluster[Member]):
         fresh = not self.members
         super().start()
         if fresh:
-            share = SLOTS // len(self.members)
+            each = SLOTS // len(self.members)
             for number, member in enumerate(self.members):
-                last = SLOTS - 1 if number == len(self.members) - 1 else (number + 1) * share - 1
-                member.tell("CLUSTER", "ADDSLOTS", *range(number * share, last + 1))
+                last = SLOTS - 1 if number == len(self.members) - 1 else (number + 1) * each - 1
+                member.tell("CLUSTER", "ADDSLOTS", *range(number * each, last + 1))
                 for other in self.members[:number]:
                     member.tell("CLUSTER", "MEET", HOST, other.port, other.ports[1])
         assert wait_until(self.settled, timeout=30), "the cluster did not come together"

@@ -11,13 +11,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Self, TypeVar
 
 from fencepost.errors import FencepostError
-from fencepost_lab.servers.processes import HOST, Port, freeze_all, kill_all, spawn, thaw_all, wait_until
+from fencepost_lab.servers.processes import HOST, Pausable, Port, freeze_all, kill_all, spawn, thaw_all, wait_until
 
 
 class StartFailed(FencepostError):
@@ -29,7 +29,7 @@ class PortTaken(StartFailed):
 
 
 @dataclass(kw_only=True, eq=False)
-class Server:
+class Server(Pausable):
     """One server process; its ports and data outlive `stop`, `kill` and `restart`, until `close`."""
 
     args: Sequence[str] = ()
@@ -186,15 +186,6 @@ class Server:
     def resume(self) -> None:
         """SIGCONT after pause."""
         thaw_all(self.pid)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Paused inside the block."""
-        self.pause()
-        try:
-            yield
-        finally:
-            self.resume()
 
     def close(self) -> None:
         """Stop it, give its ports back and remove its folder."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from fencepost.errors import BackendError, FencepostError, LeaseLost, QueueFull
 from fencepost.events import Event
-from fencepost.lease import BaseLease, entry
+from fencepost.lease import BaseLease, entering_stamp
 from fencepost.lease import stamp as stamp_of
 from fencepost.locks import Core
 from fencepost.rule import Stamp
@@ -188,7 +188,7 @@ class Client:
         """Read the resource; with full fencing that enters."""
         await self._heed()
         lease, asked = self.lease, round(self.world.now, 6)
-        stamp = None if lease is None else entry(lease)
+        stamp = None if lease is None else entering_stamp(lease)
         answer = await self._ask("read", stamp)
         if answer is None or answer[0] == "refused":
             await self._ended("read", stamp, asked, answer, 1)

@@ -21,13 +21,13 @@ from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import FORMAT, Line
 from fencepost_lab.history.gather import Violation
 from fencepost_lab.sim.counters import Counters
-from fencepost_lab.sim.crew import Host, Worker
 from fencepost_lab.sim.kinds import ConsensusStore
 from fencepost_lab.sim.network import Message, Network
 from fencepost_lab.sim.ownership import Watch
 from fencepost_lab.sim.run import quiet
 from fencepost_lab.sim.scenario import Settings
 from fencepost_lab.sim.service import Service
+from fencepost_lab.sim.workers import Host, Worker
 from fencepost_lab.sim.world import Node, World
 
 GROUP = "orders"
@@ -197,7 +197,7 @@ class Fleet:
         self.watch.changed(self.world.now)
 
 
-def play(seed: int, size: Size | None = None) -> tuple[Outcome, list[Line]]:
+def run_seed(seed: int, size: Size | None = None) -> tuple[Outcome, list[Line]]:
     """Run one seed; what came of it, and its trace."""
     collects = gc.isenabled()
     gc.disable()  # it would look through the whole world again and again, and find little
@@ -212,7 +212,7 @@ def play(seed: int, size: Size | None = None) -> tuple[Outcome, list[Line]]:
     return outcome, fleet.world.trace
 
 
-def play_many(seeds: Iterable[int], size: Size | None = None, workers: int | None = None) -> Iterator[Outcome]:
+def run_seeds(seeds: Iterable[int], size: Size | None = None, workers: int | None = None) -> Iterator[Outcome]:
     """Run many seeds, on all cores; what came of each, as it comes."""
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
         yield from pool.map(partial(_outcome, size=size), seeds)
@@ -220,7 +220,7 @@ def play_many(seeds: Iterable[int], size: Size | None = None, workers: int | Non
 
 def _outcome(seed: int, size: Size | None) -> Outcome:
     try:
-        return play(seed, size)[0]
+        return run_seed(seed, size)[0]
     except FencepostError as error:  # one that breaks off must not take the others with it, nor go unnamed
         return Outcome(seed, [Violation("whole", 0.0, f"it broke off: {error!r}")])
 

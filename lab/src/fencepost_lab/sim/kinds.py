@@ -5,7 +5,7 @@ from math import ceil
 from typing import Any
 
 from fencepost_lab.sim.network import Network
-from fencepost_lab.sim.state import Entry
+from fencepost_lab.sim.state import LockState
 from fencepost_lab.sim.stores import Store
 from fencepost_lab.sim.world import Node
 
@@ -30,18 +30,18 @@ class RedlockStore(RedisStore):
     not touch a later one.
     """
 
-    def _grant(self, name: str, holder: str, ttl: float) -> Entry:
-        entry = super()._grant(name, holder, ttl)
-        entry.agreed = False
-        return entry
+    def _grant(self, name: str, holder: str, ttl: float) -> LockState:
+        lock = super()._grant(name, holder, ttl)
+        lock.agreed = False
+        return lock
 
     def on_remember(self, client: str, name: str, holder: str, token: int) -> tuple[Any, ...]:
         """Keep a token that the quorum agreed on; later ones will be larger."""
         self.state.counter = max(self.state.counter, token)
-        entry = self._live(name)
-        if entry is None or entry.holder != holder:
+        lock = self._live(name)
+        if lock is None or lock.holder != holder:
             return ("not_owner",)
-        entry.token, entry.agreed = token, True
+        lock.token, lock.agreed = token, True
         return ("remembered",)
 
 
@@ -67,9 +67,9 @@ class ConsensusStore(Store):
 
     def restart(self, tail: float) -> None:
         self.node.restart()
-        for name, entry in self.state.locks.items():
-            entry.expires = self.clock() + entry.ttl
-            self._watch(name, entry)
+        for name, lock in self.state.locks.items():
+            lock.expires = self.clock() + lock.ttl
+            self._watch(name, lock)
         for waiters in self.state.queues.values():
             for waiter in waiters.values():
                 waiter.until = self.clock() + 2.5 * waiter.ttl

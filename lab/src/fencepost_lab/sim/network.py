@@ -43,7 +43,7 @@ class Network:
         self._flying: dict[tuple[int, int], tuple[Message, float]] = {}
 
     def join(self, node: Node, receive: Callable[[Message], None]) -> None:
-        """Give a machine its place; ``receive`` is called on it for each message."""
+        """Add a machine; ``receive`` is called on it for each message."""
         self._nodes[node.name] = (node, receive)
 
     def cut(self, src: str, dst: str) -> None:

@@ -85,7 +85,7 @@ class Settings:
                 raise ConfigError(f"{name} lies between 0.05 and 600 seconds, not {getattr(self, name)}")
         for name in ("loss", "duplicate"):
             if not 0 <= _number(name, getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is a share from 0 up to 1, not {getattr(self, name)}")
+                raise ConfigError(f"{name} is a fraction from 0 up to 1, not {getattr(self, name)}")
         low, high = (_number("delay", each) for each in self.delay) if len(self.delay) == 2 else (1, 0)
         if not 0 <= low <= high <= 60:
             raise ConfigError(f"delay is [shortest, longest] in seconds, not {list(self.delay)}")

@@ -48,7 +48,7 @@ class Tally:
         self.failures += other.failures
 
 
-def judge(trace: list[Line], *, weakened: bool = False, calm: bool = False) -> Report:
+def check_trace(trace: list[Line], *, weakened: bool = False, calm: bool = False) -> Report:
     """Hold a trace to its promises. A weakened guard is held to its data all the same: that is what is tried."""
     report = check(trace, ("data",) if weakened else None)
     if calm:
@@ -60,7 +60,7 @@ def told(scenario: Scenario) -> list[Line]:
     """A run with every promise it broke as a note at its instant, to be looked at."""
     trace = run(scenario)
     calm = any(action["do"] == "calm" for action in scenario.actions)
-    found = judge(trace, weakened=scenario.settings.fencing != "enter", calm=calm).violations
+    found = check_trace(trace, weakened=scenario.settings.fencing != "enter", calm=calm).violations
     notes: list[Line] = [{"t": each.t, "ev": "note", "text": f"Broken: {each.check}: {each.what}"} for each in found]
     return sorted([*trace, *notes], key=lambda line: line["t"])
 
@@ -85,7 +85,7 @@ def try_seeds(seeds: Iterable[int], *, fencing: str = "enter", calm: bool = Fals
     for seed in seeds:
         scenario = chaos(seed, fencing=fencing, calm=calm)
         trace = run(scenario)
-        report = judge(trace, weakened=fencing != "enter", calm=calm)
+        report = check_trace(trace, weakened=fencing != "enter", calm=calm)
         tally.seeds += 1
         tally.counts.update(report.counts)
         if not report.ok:

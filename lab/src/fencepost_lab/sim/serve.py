@@ -115,7 +115,7 @@ class Page(BaseHTTPRequestHandler):
 
 
 def server(port: int, play: Path | None = None) -> ThreadingHTTPServer:
-    """A server on 127.0.0.1, not yet serving; ConfigError if the port, or what is to be played, cannot be had."""
+    """A server on 127.0.0.1, not yet serving; ConfigError if the port is taken, or ``play`` cannot be read."""
     if play is not None:
         played(play)
     try:

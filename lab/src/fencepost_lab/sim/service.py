@@ -75,9 +75,9 @@ class Service:
             return Opinion(lock.holder, lock.token, lock.expires)
         votes: dict[tuple[str, int], list[float]] = {}
         for store in self.stores.values():
-            entry = store.state.locks.get(self.lock)
-            if entry is not None and entry.agreed and (store.node.up or store.durable):
-                votes.setdefault((entry.holder, entry.token), []).append(store.instant(entry.expires))
+            held = store.state.locks.get(self.lock)
+            if held is not None and held.agreed and (store.node.up or store.durable):
+                votes.setdefault((held.holder, held.token), []).append(store.instant(held.expires))
         majority = len(self.nodes) // 2 + 1
         for (holder, token), untils in votes.items():
             if len(untils) >= majority:

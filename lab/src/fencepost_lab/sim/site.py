@@ -115,11 +115,11 @@ def export(folder: Path, play: Path | None = None) -> list[Path]:
 
 def _exported(play: Path | None) -> Iterator[tuple[str, bytes]]:
     def walk(folder: Any, prefix: str) -> Iterator[tuple[str, bytes]]:
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                yield from walk(entry, f"{prefix}{entry.name}/")
+        for path in folder.iterdir():
+            if path.is_dir():
+                yield from walk(path, f"{prefix}{path.name}/")
             else:
-                yield prefix + entry.name, entry.read_bytes()
+                yield prefix + path.name, path.read_bytes()
 
     yield from walk(STATIC, "")
     names = ["options.json", "scenarios.json", *(["history.jsonl"] if play else [])]

@@ -14,7 +14,7 @@ class Waiter:
 
 
 @dataclass(slots=True)
-class Entry:
+class LockState:
     """A lock as the store sees it."""
 
     holder: str
@@ -30,14 +30,14 @@ class State:
     """Everything the store could lose."""
 
     counter: int = 0
-    locks: dict[str, Entry] = field(default_factory=dict)
+    locks: dict[str, LockState] = field(default_factory=dict)
     queues: dict[str, dict[str, Waiter]] = field(default_factory=dict)
     gone: dict[str, None] = field(default_factory=dict)
     """Holders that left: what they asked for earlier must not take effect any more."""
 
     def copy(self) -> "State":
         """The same state, apart."""
-        locks = {name: copy(entry) for name, entry in self.locks.items()}
+        locks = {name: copy(lock) for name, lock in self.locks.items()}
         queues = {
             name: {holder: copy(waiter) for holder, waiter in queue.items()} for name, queue in self.queues.items()
         }

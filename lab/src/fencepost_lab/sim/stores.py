@@ -9,7 +9,7 @@ from typing import Any
 
 from fencepost.backend import Hold, Status
 from fencepost_lab.sim.network import Message, Network
-from fencepost_lab.sim.state import Entry, State, Waiter
+from fencepost_lab.sim.state import LockState, State, Waiter
 from fencepost_lab.sim.world import Node
 
 
@@ -71,11 +71,11 @@ class Store:
         state = self.state
         if holder.partition(".")[0] in state.gone:
             return ("busy",)
-        entry = self._live(name)
+        lock = self._live(name)
         waiters = state.queues.get(name, {})
-        if entry is not None and entry.holder == holder:
-            return self._yours(entry)
-        if entry is None and not waiters:
+        if lock is not None and lock.holder == holder:
+            return self._yours(lock)
+        if lock is None and not waiters:
             return self._yours(self._grant(name, holder, ttl))
         if queue is None:
             return ("busy",)
@@ -87,47 +87,47 @@ class Store:
         """A waiter asks whether it is its turn; one whose entry is gone joins again."""
         if holder in self.state.gone:
             return ("busy",)
-        entry = self._live(name)
-        if entry is not None and entry.holder == holder:
-            return self._yours(entry)
+        lock = self._live(name)
+        if lock is not None and lock.holder == holder:
+            return self._yours(lock)
         answer = self._join(client, name, holder, ttl)
-        if entry is None:
+        if lock is None:
             self._hand_over(name)
-            entry = self.state.locks.get(name)
-            if entry is not None and entry.holder == holder:
-                return self._yours(entry)
+            lock = self.state.locks.get(name)
+            if lock is not None and lock.holder == holder:
+                return self._yours(lock)
         return answer
 
     def on_leave(self, client: str, name: str, holder: str) -> tuple[Any, ...]:
         self.state.gone[holder] = None
         self._unqueue(name, holder)
-        entry = self.state.locks.get(name)
-        if entry is not None and entry.holder.partition(".")[0] == holder:
+        lock = self.state.locks.get(name)
+        if lock is not None and lock.holder.partition(".")[0] == holder:
             self._free(name)
         return ("done",)
 
     def on_renew(self, client: str, holds: Sequence[Hold]) -> tuple[Any, ...]:
         answers = []
         for name, holder, token, ttl in holds:
-            entry = self._live(name)
-            mine = entry is not None and entry.holder == holder and entry.token == token
-            if entry is not None and mine:
-                entry.expires = self.clock() + self.granted_ttl(ttl)
-                entry.agreed = True
-                self._watch(name, entry)
+            lock = self._live(name)
+            mine = lock is not None and lock.holder == holder and lock.token == token
+            if lock is not None and mine:
+                lock.expires = self.clock() + self.granted_ttl(ttl)
+                lock.agreed = True
+                self._watch(name, lock)
             answers.append(mine)
         return ("renewed", *answers)
 
     def on_release(self, client: str, name: str, holder: str, token: int | None) -> tuple[Any, ...]:
-        entry = self._live(name)
-        if entry is None or entry.holder != holder or (token is not None and entry.token != token):
+        lock = self._live(name)
+        if lock is None or lock.holder != holder or (token is not None and lock.token != token):
             return ("not_owner",)
         self._free(name)
         return ("released",)
 
     def on_get(self, client: str, name: str) -> tuple[Any, ...]:
-        entry = self._live(name)
-        return ("value", entry.holder if entry else None)
+        lock = self._live(name)
+        return ("value", lock.holder if lock else None)
 
     def on_del(self, client: str, name: str) -> tuple[Any, ...]:
         if self._live(name) is None:
@@ -136,11 +136,11 @@ class Store:
         return ("released",)
 
     def on_status(self, client: str, name: str) -> tuple[Any, ...]:
-        entry = self._live(name)
-        if entry is None:
+        lock = self._live(name)
+        if lock is None:
             return ("free",)
         waiters = tuple(self.state.queues.get(name, ()))
-        return ("held", entry.holder, entry.token, entry.expires - self.clock(), waiters)
+        return ("held", lock.holder, lock.token, lock.expires - self.clock(), waiters)
 
     def on_list(self, client: str, prefix: str) -> tuple[Any, ...]:
         now = self.clock()
@@ -149,9 +149,9 @@ class Store:
             answer = (
                 "listed",
                 *(
-                    Status(name, entry.holder, entry.token, entry.expires - now, tuple(self.state.queues.get(name, ())))
-                    for name, entry in sorted(self.state.locks.items())
-                    if name.startswith(prefix) and now < self._due(entry.expires)
+                    Status(name, lock.holder, lock.token, lock.expires - now, tuple(self.state.queues.get(name, ())))
+                    for name, lock in sorted(self.state.locks.items())
+                    if name.startswith(prefix) and now < self._due(lock.expires)
                 ),
             )
             self._listed = (now, prefix, answer)
@@ -163,35 +163,35 @@ class Store:
 
     # How a lock changes hands.
 
-    def _yours(self, entry: Entry) -> tuple[Any, ...]:
-        return ("granted", entry.token, entry.ttl, entry.expires - self.clock())
+    def _yours(self, lock: LockState) -> tuple[Any, ...]:
+        return ("granted", lock.token, lock.ttl, lock.expires - self.clock())
 
-    def _live(self, name: str) -> Entry | None:
+    def _live(self, name: str) -> LockState | None:
         """The lock, if it is held and has not expired by the store's own clock."""
-        entry = self.state.locks.get(name)
-        if entry is not None and self.clock() >= self._due(entry.expires):
+        lock = self.state.locks.get(name)
+        if lock is not None and self.clock() >= self._due(lock.expires):
             self._free(name)
-            entry = self.state.locks.get(name)
-        return entry
+            lock = self.state.locks.get(name)
+        return lock
 
     def _due(self, expires: float) -> float:
         return ceil(expires / self.granularity) * self.granularity if self.granularity else expires
 
-    def _grant(self, name: str, holder: str, ttl: float) -> Entry:
+    def _grant(self, name: str, holder: str, ttl: float) -> LockState:
         ttl = self.granted_ttl(ttl)
-        entry = Entry(holder, self.mint(), ttl, self.clock() + ttl)
-        self.state.locks[name] = entry
-        self._watch(name, entry)
-        return entry
+        lock = LockState(holder, self.mint(), ttl, self.clock() + ttl)
+        self.state.locks[name] = lock
+        self._watch(name, lock)
+        return lock
 
-    def _watch(self, name: str, entry: Entry) -> None:
-        self.node.after(self._due(entry.expires) - self.clock(), self._expire, name, entry)
+    def _watch(self, name: str, lock: LockState) -> None:
+        self.node.after(self._due(lock.expires) - self.clock(), self._expire, name, lock)
 
-    def _expire(self, name: str, entry: Entry) -> None:
-        if self.state.locks.get(name) is not entry:
+    def _expire(self, name: str, lock: LockState) -> None:
+        if self.state.locks.get(name) is not lock:
             return
-        if self.clock() < self._due(entry.expires):
-            self._watch(name, entry)
+        if self.clock() < self._due(lock.expires):
+            self._watch(name, lock)
             return
         self._free(name)
         self.keep()
@@ -209,8 +209,8 @@ class Store:
             holder = next(iter(waiters))
             waiter = waiters.pop(holder)
             if waiter.until >= self.clock():
-                entry = self._grant(name, holder, waiter.ttl)
-                self._network.send(self.node.name, waiter.client, "wake", holder, token=entry.token)
+                lock = self._grant(name, holder, waiter.ttl)
+                self._network.send(self.node.name, waiter.client, "wake", holder, token=lock.token)
                 break
         self._unqueue(name, "")
 
@@ -248,8 +248,8 @@ class Store:
             instant = self.node.world.now - seconds
             kept = [state for at, state in self._past if at <= instant]
         self.state = kept[-1].copy() if kept else State()
-        for name, entry in self.state.locks.items():
-            self._watch(name, entry)
+        for name, lock in self.state.locks.items():
+            self._watch(name, lock)
         self.keep()
         self._changed(why)
 
@@ -272,8 +272,8 @@ class Store:
         self.node.shift += seconds
         for name in list(self.state.locks):
             self._live(name)
-        for name, entry in self.state.locks.items():
-            self._watch(name, entry)
+        for name, lock in self.state.locks.items():
+            self._watch(name, lock)
         self.keep()
         self._changed("jump")
 
@@ -286,8 +286,8 @@ class Store:
     def skew(self, rate: float) -> None:
         """The clocks run at another rate."""
         self.node.skew(rate)
-        for name, entry in self.state.locks.items():
-            self._watch(name, entry)
+        for name, lock in self.state.locks.items():
+            self._watch(name, lock)
         self._changed("skew")
 
     def lose(self) -> None:

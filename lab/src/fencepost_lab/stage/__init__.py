@@ -1,1 +1,1 @@
-"""Real processes that play a scenario step by step: workers, resource services, and a record of what they said."""
+"""Real processes that go step by step: workers, resource services, and a record of what they said."""

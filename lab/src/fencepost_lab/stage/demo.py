@@ -1,6 +1,6 @@
 """The demo: a real paused process corrupts a resource with fencing off, and is refused with it on.
 
-Each scenario directs two worker processes by what they say: A acquires and is frozen with SIGSTOP past
+Each part lets two worker processes go step by step: A acquires and is frozen with SIGSTOP past
 its ttl, B takes over, A wakes and goes on. Every number of the picture is counted from the resource's
 answers and from the value that it holds in the end.
 """
@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from fencepost_lab.stage.actors import Actor, Stage, Unexpected, stage, together
 from fencepost_lab.stage.client import Client
 from fencepost_lab.stage.job import PauseAt
+from fencepost_lab.stage.processes import Processes, StepWorker, Unexpected, open_processes, together
 from fencepost_lab.stage.timeline import Section, Timeline
 from fencepost_lab.stage.worker import Fact
 
@@ -41,11 +41,11 @@ FAST = Tempo(0.6, 1.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """One scenario: two workers, one key of one resource, one section of the timeline."""
+class Part:
+    """One part of the demo: two workers, one key of one resource, one section of the timeline."""
 
-    zombie: Actor
-    heir: Actor
+    zombie: StepWorker
+    successor: StepWorker
     url: str
     key: str
     section: Section
@@ -53,12 +53,14 @@ class Play:
     @property
     def accepted(self) -> list[Fact]:
         """The writes that the resource accepted."""
-        return [fact for actor in (self.zombie, self.heir) for fact in actor.facts if fact["event"] == "accepted"]
+        return [
+            fact for worker in (self.zombie, self.successor) for fact in worker.facts if fact["event"] == "accepted"
+        ]
 
     @property
     def refused(self) -> list[Fact]:
         """The accesses that the resource refused."""
-        return [fact for actor in (self.zombie, self.heir) for fact in actor.facts if fact["event"] == "refused"]
+        return [fact for worker in (self.zombie, self.successor) for fact in worker.facts if fact["event"] == "refused"]
 
     @property
     def awake(self) -> bool:
@@ -78,8 +80,7 @@ class Play:
         """See A frozen, and B acquire the lock once A's ttl has passed."""
         await self.zombie.frozen()
         self.section.note("The kernel has stopped A and its renewals: think of a long collection, a suspended machine.")
-        await self.heir.go("acquire")
-        await self.heir.until("acquired")
+        await self.successor.acquire()
         self.section.note("A's ttl passed without a renewal, so the lock went to B. Nobody can tell A.")
 
     async def wake(self) -> None:
@@ -88,28 +89,28 @@ class Play:
         self.section.note("For A no time has passed: it still believes that it holds the lock.")
 
 
-async def torn(play: Play) -> dict[str, Any]:
+async def torn(part: Part) -> dict[str, Any]:
     """Two holders append their lines to one value; A wakes in the middle of B's."""
-    zombie, heir, section = play.zombie, play.heir, play.section
+    zombie, successor, section = part.zombie, part.successor, part.section
     await zombie.go("acquire")
-    await play.take_over()
-    for actor in (heir, heir, zombie, heir, zombie, zombie):
-        if actor is zombie:
-            if play.refused:
+    await part.take_over()
+    for worker in (successor, successor, zombie, successor, zombie, zombie):
+        if worker is zombie:
+            if part.refused:
                 continue
-            if not play.awake:
-                await play.wake()
-        await actor.go("read")
-        await actor.write()
-    await heir.finish()
+            if not part.awake:
+                await part.wake()
+        await worker.go("read")
+        await worker.write()
+    await successor.finish()
     await zombie.finish()
-    value = await play.value()
+    value = await part.value()
     section.write("  What the resource holds now:")
     for line in value.splitlines():
         section.write(f"    {line}")
     return {
-        "accepted_writers": len({fact["token"] for fact in play.accepted}),
-        "corrupted": mixed(value) or len(value.splitlines()) != len(play.accepted),
+        "accepted_writers": len({fact["token"] for fact in part.accepted}),
+        "corrupted": mixed(value) or len(value.splitlines()) != len(part.accepted),
     }
 
 
@@ -119,10 +120,10 @@ def mixed(value: str) -> bool:
     return len(blocks) > len(set(blocks))
 
 
-async def fence_off(play: Play) -> dict[str, Any]:
+async def fence_off(part: Part) -> dict[str, Any]:
     """Both writers are accepted."""
-    seen = await torn(play)
-    play.section.close(
+    seen = await torn(part)
+    part.section.close(
         f"{seen['accepted_writers']} writers were accepted at the same time, and the value is "
         f"{'a mix of both: corrupted' if seen['corrupted'] else 'intact'}.",
         good=False,
@@ -130,12 +131,12 @@ async def fence_off(play: Play) -> dict[str, Any]:
     return seen
 
 
-async def fence_on(play: Play) -> dict[str, Any]:
+async def fence_on(part: Part) -> dict[str, Any]:
     """The replaced writer is refused."""
-    seen = await torn(play)
-    stale = [fact for fact in play.refused if fact["verdict"] == "stale"]
+    seen = await torn(part)
+    stale = [fact for fact in part.refused if fact["verdict"] == "stale"]
     status = stale[0]["status"] if stale else None
-    play.section.close(
+    part.section.close(
         f"The resource refused A with {status}, and the value is {'corrupted' if seen['corrupted'] else 'intact'}.",
         good=not seen["corrupted"],
     )
@@ -147,53 +148,52 @@ async def fence_on(play: Play) -> dict[str, Any]:
     }
 
 
-async def lost_update(play: Play) -> dict[str, Any]:
+async def lost_update(part: Part) -> dict[str, Any]:
     """Two holders count up one value; A writes between B's read and B's write."""
-    zombie, heir = play.zombie, play.heir
+    zombie, successor = part.zombie, part.successor
     await zombie.go("acquire")
     await zombie.go("read")
-    await play.take_over()
-    await heir.go("read")
-    await heir.until("read")
-    await play.wake()
+    await part.take_over()
+    await successor.read()
+    await part.wake()
     await zombie.write()
-    await heir.write()
-    await heir.finish()
+    await successor.write()
+    await successor.finish()
     await zombie.finish()
-    value = int(await play.value() or "0")
-    lost = len(play.accepted) - value
-    play.section.close(
-        f"Increments accepted: {len(play.accepted)}. The counter says {value}. Lost: {lost}.", good=not lost
+    value = int(await part.value() or "0")
+    lost = len(part.accepted) - value
+    part.section.close(
+        f"Increments accepted: {len(part.accepted)}. The counter says {value}. Lost: {lost}.", good=not lost
     )
     return {"lost_updates": lost}
 
 
-async def play(*, fast: bool = False, quiet: bool = False) -> Picture:
+async def run_demo(*, fast: bool = False, quiet: bool = False) -> Picture:
     """Run the demo; the picture it gave. Raises Unexpected, saying what was seen, if it is not as expected."""
-    async with stage() as built:
-        picture = await _perform(built, FAST if fast else NORMAL, Timeline(quiet=quiet), fast or quiet)
+    async with open_processes() as built:
+        picture = await _run_parts(built, FAST if fast else NORMAL, Timeline(quiet=quiet), fast or quiet)
     if picture != EXPECTED:
         raise Unexpected(f"the demo was to show {json.dumps(EXPECTED)}, and showed {json.dumps(picture)}")
     return picture
 
 
-async def _perform(built: Stage, tempo: Tempo, timeline: Timeline, at_once: bool) -> Picture:
+async def _run_parts(built: Processes, tempo: Tempo, timeline: Timeline, at_once: bool) -> Picture:
     off, on = await together(built.resource(fence=False), built.resource(fence=True))
 
-    async def cast(section: Section, url: str, key: str, pause_at: PauseAt, *options: str) -> Play:
+    async def prepare(section: Section, url: str, key: str, pause_at: PauseAt, *options: str) -> Part:
         common = ("--resource", url, "--key", key, "--ttl", f"{tempo.ttl}s", *options)
         frozen = ("--pause", f"{tempo.pause}s", "--pause-mode", "stop", "--pause-at", pause_at)
         backend = "sqlite://" + quote(str(built.folder / f"{key}-{url == on}.db"))
-        zombie, heir = await together(
-            built.actor("A", section.hear, *common, *frozen, backend=backend),
-            built.actor("B", section.hear, *common, backend=backend),
+        zombie, successor = await together(
+            built.worker("A", section.hear, *common, *frozen, backend=backend),
+            built.worker("B", section.hear, *common, backend=backend),
         )
-        return Play(zombie, heir, url, key, section)
+        return Part(zombie, successor, url, key, section)
 
     appending = ("--edit", "append", "--writes", str(LINES), "--no-enter")
     counting = ("--edit", "count")
     first, second, third, fourth = await together(
-        cast(
+        prepare(
             timeline.section(
                 "Part 1. Fencing off: the resource takes every write",
                 f"  Workers A and B share a lock. Each appends {LINES} lines to one document, and nobody else's may",
@@ -201,21 +201,21 @@ async def _perform(built: Stage, tempo: Tempo, timeline: Timeline, at_once: bool
             ),
             *(off, "document", PauseAt.BEFORE_READ, *appending),
         ),
-        cast(
+        prepare(
             timeline.section(
                 "Part 2. Fencing on: the resource refuses a token older than the newest it has seen",
                 "  The same workers do the same. Only the resource is another.",
             ),
             *(on, "document", PauseAt.BEFORE_READ, *appending),
         ),
-        cast(
+        prepare(
             timeline.section(
                 "Part 3a. The lost update: tokens on the writes alone are not enough",
                 "  Fencing is on. A and B each count one value up by one; their reads carry no token.",
             ),
             *(on, "plain-reads", PauseAt.BEFORE_WRITE, *counting, "--no-enter"),
         ),
-        cast(
+        prepare(
             timeline.section(
                 "Part 3b. Entering first: the reads carry the token too",
                 "  The same again, but B's read tells the resource about B before A's write arrives.",

@@ -1,6 +1,6 @@
-"""A history made of what the workers of a stage said, for the checks that every history gets.
+"""A history made of what the workers said, for the checks that every history gets.
 
-The director lets one access happen at a time, so the order of the answers is the order in which the
+The experiment lets one access happen at a time, so the order of the answers is the order in which the
 resource saw them, and an accepted write's version is its place in that order.
 """
 
@@ -13,8 +13,8 @@ from fencepost_lab.stage.worker import Fact
 PROMISES = ("data", "order")
 
 
-class Testimony:
-    """The facts of one play, in the order they were told; its workers share the lock and the value called ``key``."""
+class Record:
+    """The facts of one run, in the order they were told; its workers share the lock and the value called ``key``."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -23,7 +23,7 @@ class Testimony:
         self.facts: list[Fact] = []
 
     def hear(self, fact: Fact) -> None:
-        """Take down a worker's fact; ``Stage.actor`` calls it."""
+        """Take down a worker's fact; ``Processes.worker`` calls it."""
         self.facts.append(fact)
 
     def of(self, *events: str, worker: str | None = None) -> list[Fact]:
@@ -31,19 +31,19 @@ class Testimony:
         return [each for each in self.facts if each["event"] in events and worker in (None, each["worker"])]
 
     def check(self) -> Report:
-        """Hold the play to what a guarded resource promises."""
+        """Hold the run to what a guarded resource promises."""
         return check(self.history())
 
     def history(self) -> list[Line]:
-        """The play as ``fencepost check`` and ``fencepost sim --play`` read it."""
+        """The run as ``fencepost check`` and ``fencepost sim --play`` read it."""
         run = {"t": 0.0, "ev": "run", "format": FORMAT, "source": self.title, "lock": self.key, "key": self.key}
-        scribe = _Scribe([run | {"promises": list(PROMISES)}], min((fact["at"] for fact in self.facts), default=0.0))
+        writer = _Writer([run | {"promises": list(PROMISES)}], min((fact["at"] for fact in self.facts), default=0.0))
         for fact in self.facts:
-            scribe.write(fact)
-        return scribe.lines
+            writer.write(fact)
+        return writer.lines
 
 
-class _Scribe:
+class _Writer:
     """Writes facts down as lines of a history; instants count from ``start``."""
 
     def __init__(self, lines: list[Line], start: float) -> None:

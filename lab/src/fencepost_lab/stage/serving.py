@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def metrics(port: int, *, host: str = "127.0.0.1") -> tuple[Hook, str]:
     """A hook that counts, and the address where its counts are served; port 0 picks a free one.
 
-    Raises ConfigError if the port cannot be had, or prometheus_client is not installed.
+    Raises ConfigError if the port is taken, or prometheus_client is not installed.
     """
     from fencepost.hooks.prometheus import Metrics  # first: it names the pip command if prometheus_client is missing
 
@@ -41,7 +41,7 @@ def counters(port: int, *names: str, host: str = "127.0.0.1") -> tuple[Callable[
 
 
 def serve(registry: "CollectorRegistry", port: int, *, host: str = "127.0.0.1") -> str:
-    """Serve what a registry collects; the address. ConfigError if the port cannot be had."""
+    """Serve what a registry collects; the address. ConfigError if the port is taken."""
     from prometheus_client import start_http_server
 
     try:

@@ -40,7 +40,7 @@ const KEYS = [
   ["j", "j", "set the clock jump", () => document.querySelector('.service [data-amount="jump"]')?.focus()],
   ["q", "q", "keep later actions or fork", press("keeplater")], ["c", "c", "an action starts the clock, or not", press("startclock")],
   ["v", "v", "next variant", nextVariant], ["o", "o", "next guided scenario", nextStory], ["x", "x", "empty sandbox", sandbox],
-  ["u", "u", "undo", undo], ["l", "l", "copy the link", press("share")], ["d", "d", "dark or light", press("theme")],
+  ["u", "u", "undo", undo], ["l", "l", "copy the link", press("link")], ["d", "d", "dark or light", press("theme")],
   ["I", "Shift I", "open a file", press("open")], ["E", "Shift E", "save as JSON", press("json")], ["G", "Shift G", "save as SVG", press("svg")],
   ["?", "?", "this list", () => openKeys()],
 ];

@@ -3,7 +3,7 @@ import * as controls from "./controls.js";
 import { byId, el, seconds } from "./dom.js";
 import * as keys from "./keys.js";
 import * as panels from "./panels.js";
-import { address, openAddress, openFile, saveJSON, saveSVG } from "./share.js";
+import { address, openAddress, openFile, saveJSON, saveSVG } from "./address.js";
 import { changed, extend, getJSON, openHistory, openStory, seek, state, subscribe } from "./state.js";
 import * as timeline from "./timeline.js";
 
@@ -122,8 +122,8 @@ async function copyLink() {
 }
 
 function say(words) {
-  byId("live").textContent = byId("share").textContent = words;
-  setTimeout(() => { byId("share").textContent = "Copy link"; }, 2500);
+  byId("live").textContent = byId("link").textContent = words;
+  setTimeout(() => { byId("link").textContent = "Copy link"; }, 2500);
 }
 
 function setUp() {
@@ -141,7 +141,7 @@ function setUp() {
   click("closer", () => timeline.zoom(0.5));
   click("wider", () => timeline.zoom(2));
   click("whole", () => timeline.zoom(0));
-  click("share", copyLink);
+  click("link", copyLink);
   click("open", () => byId("file").click());
   byId("file").addEventListener("change", async (event) => {
     await openFile(event.target.files[0]);

@@ -6,20 +6,20 @@ import { describe } from "./words.js";
 
 const MOST = 200;
 const FIRST = "An empty world. Try this: Acquire on A, then GC pause; Acquire on B. After 5 seconds B has the lock: Write. A wakes after 8: Write on A, too.";
-let entries = [];
+let records = [];
 let shown = "";
 let told = -1;
 let scored = "";
 
 export function newTrace() {
-  entries = [];
+  records = [];
   for (const line of state.model.lines) {
     const said = describe(line, state.model.owner);
-    if (said) entries.push({ t: line.t, ...said });
+    if (said) records.push({ t: line.t, ...said });
   }
   shown = "";
   scored = "";
-  told = indexAt(entries, state.t);
+  told = indexAt(records, state.t);
   showGuide();
 }
 
@@ -44,21 +44,21 @@ export function showScore() {
 
 export function showLog() {
   const all = byId("quiet").checked;
-  const last = indexAt(entries, state.t);
+  const last = indexAt(records, state.t);
   if (shown === `${last} ${all}`) return;
   shown = `${last} ${all}`;
   const listed = [];
-  for (let at = last; at >= 0 && listed.length < MOST; at--) if (all || entries[at].kind !== "quiet") listed.push(entries[at]);
-  byId("log").replaceChildren(...listed.map((entry) => el("li", { class: entry.kind },
-    el("button", { type: "button", class: "when", "aria-label": `Go to ${seconds(entry.t)}`, onclick: () => seek(entry.t) }, seconds(entry.t)), el("span", null, entry.text))));
+  for (let at = last; at >= 0 && listed.length < MOST; at--) if (all || records[at].kind !== "quiet") listed.push(records[at]);
+  byId("log").replaceChildren(...listed.map((record) => el("li", { class: record.kind },
+    el("button", { type: "button", class: "when", "aria-label": `Go to ${seconds(record.t)}`, onclick: () => seek(record.t) }, seconds(record.t)), el("span", null, record.text))));
 }
 
 /** Say aloud what has happened since the last time, if time went on by itself. */
 export function announce() {
-  const last = indexAt(entries, state.t);
-  const fresh = entries.slice(Math.max(told + 1, last - 3), last + 1).filter((entry) => entry.kind !== "quiet");
+  const last = indexAt(records, state.t);
+  const fresh = records.slice(Math.max(told + 1, last - 3), last + 1).filter((record) => record.kind !== "quiet");
   told = last;
-  if (fresh.length) byId("live").textContent = fresh.map((entry) => entry.text).join(". ");
+  if (fresh.length) byId("live").textContent = fresh.map((record) => record.text).join(". ");
 }
 
 export function showNotes() {
@@ -100,9 +100,9 @@ export function pickStory(name) {
 
 /** The time of the event before or after now; the ends if there is none. */
 export function neighbour(direction) {
-  const at = indexAt(entries, state.t);
-  if (direction > 0) return entries[at + 1]?.t ?? state.model.until;
-  const earlier = entries.findLast((entry) => entry.t < state.t - 1e-9);
+  const at = indexAt(records, state.t);
+  if (direction > 0) return records[at + 1]?.t ?? state.model.until;
+  const earlier = records.findLast((record) => record.t < state.t - 1e-9);
   return earlier?.t ?? 0;
 }
 

@@ -132,7 +132,7 @@ function scores(model) {
   }
 }
 
-/** The last entry of a list ordered by t that is not after t; -1 if there is none. */
+/** The last item of a list ordered by t that is not after t; -1 if there is none. */
 export function indexAt(list, t) {
   let low = 0;
   let high = list.length;

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from fencepost.driver import Signal
 from fencepost.errors import BackendError, NotAcquired
 from fencepost.fleet.group import Group, Owned
-from fencepost.lease import BaseLease, entry
+from fencepost.lease import BaseLease, entering_stamp
 from fencepost.lease import stamp as stamp_of
 from fencepost.locks import Core
 from fencepost.rule import Stamp
@@ -113,19 +113,19 @@ class Worker:
         if way == "freeze":
             self._down = self.world.now if self._down is None else self._down
             self.node.pause()
-        for src, dst in self._wires(way):
+        for src, dst in self._links(way):
             self._network.cut(src, dst)
 
     def heal(self, way: str) -> None:
         """End one hurt."""
         self._hurts.remove(way)
-        for src, dst in self._wires(way):
+        for src, dst in self._links(way):
             self._network.heal(src, dst)
         if self.node.up and self.node.paused and "freeze" not in self._hurts:
             self._down = None
             self.node.resume()
 
-    def _wires(self, way: str) -> list[tuple[str, str]]:
+    def _links(self, way: str) -> list[tuple[str, str]]:
         out, into = (self.name, self._store), (self._store, self.name)
         return {"out": [out], "in": [into], "both": [out, into]}.get(way, [])
 
@@ -144,7 +144,7 @@ class Worker:
     async def _work(self, owned: Owned[BaseLease]) -> None:
         nap: Callable[[], float] = lambda: self._size.ttl * self.world.rng.uniform(0.1, 0.6)  # noqa: E731 - a dice
         while not owned._stopping():
-            found = await self._ask("enter", owned, entry(owned.lease))
+            found = await self._ask("enter", owned, entering_stamp(owned.lease))
             if found is not None and found["verdict"] != "admit":
                 break
             await self.driver.sleep(nap())

@@ -1,7 +1,7 @@
-"""Real processes on a stage: workers that go step by step, as they are told, and resource services.
+"""Real processes: workers that go step by step, as they are told, and resource services.
 
-What they do next never depends on luck: a worker waits before each step until it is let go, and the
-one who directs waits for what the worker says.
+What they do next never depends on luck: a worker waits before each step until it is let go, and who
+lets it go waits for what it says.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from fencepost.driver import boottime
 from fencepost.errors import FencepostError
+from fencepost_lab.history.format import decode
 from fencepost_lab.servers.freeze import is_stopped
 from fencepost_lab.stage.worker import Fact
 
@@ -31,11 +32,11 @@ class Unexpected(FencepostError):
 
 
 def told(errors: Path) -> str:
-    """The end of what the processes of a stage complained about."""
+    """The end of what the processes complained about."""
     return errors.read_text("utf-8", "replace")[-2000:]
 
 
-class Actor:
+class StepWorker:
     """A worker process that waits before each step until it is let go."""
 
     def __init__(self, name: str, process: Process, tell: Callable[[Fact], None], errors: Path) -> None:
@@ -52,7 +53,7 @@ class Actor:
     async def _listen(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            fact = json.loads(line)
+            fact = decode(line)
             self.facts.append(fact)
             self._tell(fact)
             self._news.set()
@@ -79,7 +80,7 @@ class Actor:
         wanted = " or ".join(events)
         raise Unexpected(f"worker {self.name} was to say {wanted}, and said: {said}\n{told(self._errors)}".strip())
 
-    async def prepared(self) -> "Actor":
+    async def prepared(self) -> "StepWorker":
         """Return once the worker waits to take its next step."""
         self._next = self._next or (await self.until("ready"))["step"]
         return self
@@ -93,6 +94,16 @@ class Actor:
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         await self._process.stdin.drain()
+
+    async def acquire(self) -> Fact:
+        """Let the worker acquire the lock, however long that takes; its lease."""
+        await self.go("acquire")
+        return await self.until("acquired")
+
+    async def read(self) -> Fact:
+        """Let the worker read; what it read."""
+        await self.go("read")
+        return await self.until("read")
 
     async def write(self) -> Fact:
         """Let the worker write what it has read; the resource's answer."""
@@ -143,7 +154,7 @@ class Actor:
             raise Unexpected(f"worker {self.name} did not stop") from None
 
 
-class Stage:
+class Processes:
     """A folder and the processes that work in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -169,17 +180,17 @@ class Stage:
             raise Unexpected(f"the resource service did not start\n{told(self._errors)}".strip())
         return str(json.loads(said)["url"])
 
-    async def actor(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> Actor:
+    async def worker(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> StepWorker:
         """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
         process = await self._start("worker", "--json", "--steps", "--name", name, *options, backend=backend)
-        return await Actor(name, process, tell, self._errors).prepared()
+        return await StepWorker(name, process, tell, self._errors).prepared()
 
-    async def actors(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[Actor]:
+    async def workers(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[StepWorker]:
         """Workers that differ in nothing but their one-letter names."""
-        return await together(*(self.actor(name, tell, *options, backend=backend) for name in names))
+        return await together(*(self.worker(name, tell, *options, backend=backend) for name in names))
 
     async def _start(self, *command: str, backend: str = "") -> Process:
-        # A group of its own: Ctrl-C is for the director, and what a worker starts ends with it.
+        # A group of its own: Ctrl-C is for this process, and what a worker starts ends with it.
         with self._errors.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "fencepost", *command),
@@ -205,10 +216,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
-    """A stage in a temporary folder; however the block ends, nothing of it is left behind."""
+async def open_processes() -> AsyncIterator[Processes]:
+    """Processes in a temporary folder; however the block ends, nothing of it is left behind."""
     with TemporaryDirectory(prefix="fencepost-") as folder:
-        built = Stage(Path(folder))
+        built = Processes(Path(folder))
         try:
             yield built
         finally:
