@@ -198,6 +198,34 @@ def test_there_is_a_key_for_everything(browser: Browser, page: str) -> None:
     assert browser.run(f"return {count}") == len(scenario)
 
 
+_HELD = """
+const real = window.fetch;
+window.held = [];
+window.fetch = async (path, options) => {
+  if (path === "run") await new Promise((go) => window.held.push(go));
+  return real(path, options);
+};
+"""
+
+
+def test_what_is_asked_for_last_is_shown_last(browser: Browser, page: str) -> None:
+    """However long the answers take: here the first comes when everything has been asked for."""
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    browser.run(_HELD)
+    for key in ("b", "n", "x"):
+        browser.press(key)
+    browser.wait("window.held.length")
+    browser.run("window.open = setInterval(() => window.held.splice(0).forEach((go) => go()), 10)")
+    browser.wait("location.hash.startsWith('#s=') && !document.querySelector('.action')")
+    browser.press("a")
+    browser.wait("document.querySelectorAll('.action').length === 1")
+    settings = browser.run("return JSON.parse(atob(new URLSearchParams(location.hash.slice(1)).get('s'))).settings")
+    assert not {"backend", "renew"} & set(settings), "those of the empty world"
+    browser.press("u", "u", "u")  # as it was after the first key
+    browser.wait("document.querySelector('#backend').value === 'redlock' && document.querySelector('#renew').checked")
+
+
 def test_the_first_paint_is_soon(browser: Browser, page: str) -> None:
     """Under a second, if the machine has nothing else to do: some load of several is."""
 

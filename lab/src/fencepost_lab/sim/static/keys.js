@@ -1,8 +1,7 @@
 // Every control by a key, and the list of them.
 import { chosen, choose, cycle, onClient, onService } from "./controls.js";
 import { byId, el } from "./dom.js";
-import { pickStory } from "./panels.js";
-import { sandbox, seek, state, undo } from "./state.js";
+import { pickStory, sandbox, seek, state, undo } from "./state.js";
 import { zoom } from "./timeline.js";
 
 const press = (id) => () => byId(id).click();
@@ -12,7 +11,8 @@ const service = (name) => () => onService(name);
 
 function nextStory() {
   const at = state.stories.indexOf(state.story);
-  return pickStory(state.stories[(at + 1) % state.stories.length].name);
+  state.playing = false;
+  return pickStory(state.stories[(at + 1) % state.stories.length]);
 }
 
 function nextVariant() {

@@ -1,6 +1,6 @@
 // What is read rather than seen: the scoreboard, the event log, the guide's sentences, the live region.
 import { byId, el, seconds } from "./dom.js";
-import { openHistory, openStory, remember, sandbox, seek, state } from "./state.js";
+import { pickHistory, pickStory, sandbox, seek, state } from "./state.js";
 import { indexAt, scoreAt } from "./trace.js";
 import { describe } from "./words.js";
 
@@ -84,18 +84,17 @@ function showGuide() {
   const own = scenario?.actions.length ? "Your own scenario. The link holds all of it." : FIRST;
   byId("about").textContent = story ? story.about : state.played ? `A recorded history (${state.model.source}).` : own;
   byId("variants").replaceChildren(...(story?.variants ?? []).map((each, at) => el("button", {
-    type: "button", "aria-pressed": String(at === variant), onclick: () => { remember(); openStory(story, at, state.t); },
+    type: "button", "aria-pressed": String(at === variant), onclick: () => pickStory(story, at, null),
   }, each.label)));
   byId("notes").dataset.count = -1;
   byId("notes").hidden = state.model.notes.length === 0;
 }
 
-export function pickStory(name) {
+function pick(name) {
   if (name === "*own") return sandbox();
   state.playing = false;
-  remember();
-  if (name === "*play") return openHistory();
-  return openStory(state.stories.find((each) => each.name === name), 0, 0);
+  if (name === "*play") return pickHistory();
+  return pickStory(state.stories.find((each) => each.name === name));
 }
 
 /** The time of the event before or after now; the ends if there is none. */
@@ -107,6 +106,6 @@ export function neighbour(direction) {
 }
 
 export function setUp() {
-  byId("story").addEventListener("change", (event) => pickStory(event.target.value));
+  byId("story").addEventListener("change", (event) => pick(event.target.value));
   byId("quiet").addEventListener("change", showLog);
 }

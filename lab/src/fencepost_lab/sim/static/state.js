@@ -29,18 +29,22 @@ async function text(path, options) {
   return body;
 }
 
-let latest = 0;
+let queue = Promise.resolve();
 
-/** Show the trace that `load` fetches, at `t` (null: where the time is by then); the last call wins. True if it is shown. */
+/** One change after the other, as they were asked for: each begins with what the one before it has shown. */
+function inTurn(step) {
+  const done = queue.then(step);
+  queue = done.catch(() => {});
+  return done;
+}
+
+/** Show the trace that `load` fetches, at `t` (null: where the time is by then). True if it is shown. */
 async function show(load, update, t) {
-  const mine = ++latest;
   try {
     const model = build(parseLines(await load()));
-    if (mine !== latest) return false;
     Object.assign(state, { played: false }, update(model), { model, error: "" });
     state.t = Math.min(t ?? state.t, model.until);
   } catch (error) {
-    if (mine !== latest) return false;
     state.error = error.message;
     state.playing = false;
   }
@@ -50,40 +54,61 @@ async function show(load, update, t) {
 
 const post = (scenario) => () => text("run", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(scenario) });
 
-export function remember() {
+function remember() {
   if (state.scenario) state.undo.push({ story: state.story, variant: state.variant, scenario: state.scenario, t: state.t });
   if (state.undo.length > 100) state.undo.shift();
 }
 
-export function undo() {
+export const undo = () => inTurn(() => {
   const last = state.undo.pop();
-  if (!last) return;
-  if (last.story) openStory(last.story, last.variant, last.t);
-  else openScenario(last.scenario, last.t);
-}
+  if (!last) return false;
+  return last.story ? showStory(last.story, last.variant, last.t) : showScenario(last.scenario, last.t);
+});
 
-export function openStory(story, variant, t = 0) {
+function showStory(story, variant, t) {
   const chosen = story.variants[variant];
   return show(() => text(chosen.trace), () => ({ story, variant, scenario: chosen.scenario }), t);
 }
 
-export function openScenario(scenario, t = 0) {
+function showScenario(scenario, t) {
   for (const story of state.stories) {
     const variant = story.variants.findIndex((each) => JSON.stringify(each.scenario) === JSON.stringify(scenario));
-    if (variant >= 0) return openStory(story, variant, t);
+    if (variant >= 0) return showStory(story, variant, t);
   }
   if (!state.options.live) {
     state.error = "This copy of the page plays recorded scenarios only. Start 'fencepost sim' to run your own.";
     changed("run");
-    return Promise.resolve(false);
+    return false;
   }
   return show(post(scenario), () => ({ story: null, variant: 0, scenario }), t);
 }
 
 /** Play a history. That of a simulation carries its scenario, so one can go on from it. */
-export function openHistory(load = () => text("data/history.jsonl"), t = 0) {
+function showHistory(load, t) {
   return show(load, (model) => ({ story: null, variant: 0, scenario: state.options.live ? model.scenario : null, played: true }), t);
 }
+
+export const openStory = (story, variant, t = 0) => inTurn(() => showStory(story, variant, t));
+export const openScenario = (scenario, t = 0) => inTurn(() => showScenario(scenario, t));
+export const openHistory = (load = () => text("data/history.jsonl"), t = 0) => inTurn(() => showHistory(load, t));
+
+/** The same by hand, so that it can be undone: a guided scenario, what --play was given, or an empty world. */
+export const pickStory = (story, variant = 0, t = 0) => inTurn(() => {
+  remember();
+  return showStory(story, variant, t ?? state.t);
+});
+
+export function pickHistory() {
+  inTurn(remember);
+  return openHistory();
+}
+
+export const sandbox = () => inTurn(() => {
+  remember();
+  state.playing = false;
+  const settings = { ...state.options.settings, ...(state.scenario && { fencing: state.scenario.settings.fencing }) };
+  return showScenario({ seed: 1, settings, actions: [], until: 20 }, 0);
+});
 
 /** Open what a file holds: a scenario, as saved here or kept by a failing seed, or a history. */
 export function openText(given) {
@@ -95,21 +120,6 @@ export function openText(given) {
   const { seed = 1, settings = {}, actions = [], until = 20 } = whole;
   return openScenario({ seed, settings: { ...state.options.settings, ...settings }, actions, until }, 0);
 }
-
-export function sandbox() {
-  remember();
-  state.playing = false;
-  const settings = { ...state.options.settings, ...(state.scenario && { fencing: state.scenario.settings.fencing }) };
-  return openScenario({ seed: 1, settings, actions: [], until: 20 }, 0);
-}
-
-/** One change after the other: each begins with what the one before it has shown, so none is lost. */
-function inTurn(step) {
-  queue = queue.then(step);
-  return queue;
-}
-
-let queue = Promise.resolve();
 
 /** Fork at the current time: what comes later is dropped, unless it is to be kept. */
 export function act(action) {
@@ -125,7 +135,7 @@ async function perform(action, at) {
   const after = state.keepLater ? scenario.actions.filter((each) => each.at > at) : [];
   const longer = at + Math.max(10, 2 * scenario.settings.ttl, (action.for ?? 0) + 4);
   const until = Math.min(LONGEST, Math.max(scenario.until, Math.ceil(longer)));
-  const done = await openScenario({ ...scenario, actions: [...before, { at, ...action }, ...after], until }, null);
+  const done = await showScenario({ ...scenario, actions: [...before, { at, ...action }, ...after], until }, null);
   if (done && state.startClock && !state.playing) {
     state.playing = true;
     changed("play");
@@ -142,7 +152,7 @@ function apply(settings) {
   const variants = state.story?.variants ?? [];
   const same = (a, b) => Object.keys(a).every((key) => JSON.stringify(a[key]) === JSON.stringify(b[key]));
   const found = variants.findIndex((each) => same(wanted, each.scenario.settings));
-  if (found >= 0) return openStory(state.story, found, null);
+  if (found >= 0) return showStory(state.story, found, null);
   const told = new Set((variants[state.variant]?.notes ?? []).map((note) => note.text));
   const known = new Set([...wanted.clients, "service", "resource", "holder", "all", ...state.options.machines[wanted.backend]]);
   const there = (name) => (name === undefined || known.has(name) ? name : "service");
@@ -154,13 +164,22 @@ function apply(settings) {
     for (const key of ["who", "from"]) if (kept[key] !== undefined) kept[key] = there(kept[key]);
     return kept;
   });
-  return openScenario({ ...state.scenario, settings: wanted, actions }, null);
+  return showScenario({ ...state.scenario, settings: wanted, actions }, null);
 }
 
-/** More time at the end of a scenario of one's own. */
+const longer = () => !state.story && state.scenario && state.options.live && state.scenario.until < LONGEST;
+let extending = false;
+
+/** More time at the end of a scenario of one's own; false if there is no more. The clock asks until it is there. */
 export function extend() {
-  if (state.story || !state.scenario || !state.options.live || state.scenario.until >= LONGEST) return false;
-  openScenario({ ...state.scenario, until: Math.min(LONGEST, state.scenario.until + 10) }, null);
+  if (!longer()) return false;
+  if (!extending) {
+    extending = true;
+    inTurn(async () => {
+      const { scenario } = state;
+      if (longer() && state.t >= state.model.until) await showScenario({ ...scenario, until: Math.min(LONGEST, scenario.until + 10) }, null);
+    }).finally(() => { extending = false; });
+  }
   return true;
 }
 
