@@ -1,9 +1,10 @@
 """One implementation, two drivers."""
 
 import asyncio
+import socket
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
 
@@ -18,7 +19,7 @@ from fencepost.driver.tasks import Asyncio, TaskSignal
 from fencepost.driver.threads import Blocking, ThreadSignal
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
-from tests.harness.waiting import PATIENCE, run, until_async
+from tests.harness.waiting import PATIENCE, run, until, until_async
 
 
 async def never_suspends(value: int) -> int:
@@ -170,6 +171,27 @@ def test_a_service_whose_event_loop_was_stopped_goes_on_in_the_next_one_that_run
     loops[0].run_until_complete(until_async(lambda: over == [first, second, last], "it ends"))
     for loop in loops:
         loop.close()
+
+
+@pytest.mark.parametrize("end", [Service.close, Service.wake])
+def test_a_service_ends_a_wait_that_is_not_for_its_nudge(end: Callable[[Service], None]) -> None:
+    here, there = socket.socketpair()
+    runs: list[Run] = []
+    read: list[bytes] = []
+
+    async def job(this: Run) -> None:
+        this.interrupt = partial(there.shutdown, socket.SHUT_RDWR)
+        runs.append(this)
+        read.append(here.recv(1))
+
+    service = Service(Blocking(), job, "test")
+    with here, there:
+        here.settimeout(PATIENCE)
+        service.start()
+        until(lambda: runs, "it runs")
+        end(service)
+        until(lambda: read == [b""], "its read has ended")
+    assert runs[0].nudge.is_set()
 
 
 async def test_waiting_for_a_signal_does_not_eat_a_cancellation() -> None:

@@ -19,6 +19,8 @@ class Run:
         self.nudge = driver.signal()
         """Set by ``Service.wake``. Each run has its own: a signal belongs to one event loop."""
         self._bound = hasattr(self.nudge, "inert")
+        self.interrupt: Callable[[], object] | None = None
+        """Ends what the job waits in, if that is not its nudge but a read of its own; called whenever it is nudged."""
         self.spawned = False
         """Whether its thread or task was started; until then it may come to nothing."""
 
@@ -30,6 +32,12 @@ class Run:
     def lives(self) -> bool:
         """Whether it can do its work: its event loop is not closed, nor stopped while the caller's runs."""
         return not self._bound or not inert(self.nudge)
+
+    def stir(self) -> None:
+        """Have the job look around, wherever it waits."""
+        self.nudge.set()
+        if (interrupt := self.interrupt) is not None:
+            interrupt()
 
     def ends(self, idle: Callable[[], bool]) -> bool:
         """Whether to return, because there is nothing to do; then the next ``ensure`` starts another run.
@@ -78,7 +86,7 @@ class Service:
             work = self._work(run)
             self._run = run
             if before is not None:
-                before.nudge.set()  # it ends as soon as its event loop goes on, if it does
+                before.stir()  # it ends as soon as its event loop goes on, if it does
             try:
                 self._driver.spawn(work, self._name)
             except (RuntimeError, MemoryError):
@@ -101,7 +109,7 @@ class Service:
         """Nudge the run, from any thread; starts nothing."""
         run = self._run
         if run is not None:
-            run.nudge.set()
+            run.stir()
 
     def close(self) -> None:
         """Start no more runs; the present one is nudged, and sees that it is no longer ``current``."""
@@ -109,7 +117,7 @@ class Service:
             self._closed = True
             run, self._run = self._run, None
         if run is not None:
-            run.nudge.set()
+            run.stir()
 
     def _forked(self) -> None:
         """In a forked child: forget the parent's run, and a gate that one of its threads may have held."""

@@ -4,7 +4,6 @@ import logging
 import secrets
 import select
 import socket
-import threading
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,9 +12,11 @@ from typing import Any
 import psycopg
 
 from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled, tell
-from fencepost.driver import Driver, Signal, abandoned, boottime, run
+from fencepost.driver import Driver, Signal, abandoned, boottime
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience as within
+from fencepost.driver.service import Run, Service
+from fencepost.driver.threads import Blocking, Flag
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -80,11 +81,10 @@ class Listener:
         self._patience = patience
         self._poll = poll
         self._listen = listen
-        self._gate = threading.Lock()
+        self._service = Service(Blocking(), self._live, "fencepost-postgres-listener")
         self._waiters: dict[str, Waiter] = {}
         self._opening: list[Signal] = []
-        self._thread: threading.Thread | None = None
-        self._stop: socket.socket | None = None  # closing it ends the thread
+        self._waker: Waker | None = None
         self._trouble = ""
         self._last: int | None = None  # the id of the session that broke
         self.clocks: tuple[float, int] = (0.0, 0)
@@ -95,24 +95,10 @@ class Listener:
     async def open(self, driver: Driver) -> None:
         """Return once it hears; BackendError if that takes too long."""
         signal = driver.signal()
-        with self._gate:
+        with self._service.gate:
             if self.id is not None:
                 return
-            if self._thread is None:
-                try:
-                    stop, stopped = socket.socketpair()
-                except OSError as error:
-                    raise failure(error, ambiguous=False) from error
-                thread = threading.Thread(
-                    target=self._live, args=(stopped,), name="fencepost-postgres-listener", daemon=True
-                )
-                try:
-                    thread.start()
-                except (RuntimeError, MemoryError):  # no thread can be started just now
-                    stop.close()
-                    stopped.close()
-                    raise
-                self._stop, self._thread = stop, thread
+            self._start()
             self._opening.append(signal)
         limit = within(2 * self._patience)
         if not await signal.wait(limit):
@@ -122,9 +108,21 @@ class Listener:
                 ambiguous=False,
             )
 
+    def _start(self) -> None:
+        if self._service.running:
+            return
+        if self._waker is not None:  # of one that failed
+            self._waker.close()
+        self._waker = Waker()
+        try:
+            self._service.start()
+        except (RuntimeError, MemoryError):  # no thread can be started just now
+            self._waker.close()
+            raise
+
     def expect(self, waiter: Waiter) -> int | None:
         """Hear for ``waiter`` from now on; the process's id, None if it does not listen just now."""
-        with self._gate:
+        with self._service.gate:
             if self.id is not None:
                 self._waiters[waiter.holder] = waiter
             return self.id
@@ -137,36 +135,44 @@ class Listener:
 
     def close(self) -> None:
         """Stop hearing, and wait for that."""
-        with self._gate:
-            stop, thread = self._stop, self._thread
-            self._stop = None
-        if stop is not None and thread is not None:
-            stop.close()
-            thread.join(self._patience)
+        running, waker = self._service.running, self._waker
+        self._service.close()
+        if running and waker is not None:
+            waker.over.wait(self._patience)
 
     # On the thread
 
-    def _live(self, stopped: socket.socket) -> None:
+    async def _live(self, run: Run) -> None:
+        waker = self._waker
+        assert waker is not None, "it is there before the thread is"
+        run.interrupt = waker.wake
         pauses = Backoff(*_RETRY)
-        with stopped:
-            while True:
+        try:
+            while run.current:
                 try:
-                    with closing(run(connect(BlockingLink, self._info, self._patience))) as link:
+                    link = await connect(BlockingLink, self._info, self._patience)
+                    with closing(link):
                         assert isinstance(link, BlockingLink)
-                        self._hear(link, stopped)
+                        await self._hear(link, waker, run)
                         return
                 except Exception as error:
                     if not isinstance(error, (BackendError, psycopg.Error)):
                         _log.exception("listening for grants failed")
-                    if self.id is not None:
+                    if self.id is not None and run.current:
                         _log.info("the session that listens for grants broke, opening another: %s", error)
                         pauses.reset()
-                    self.id, self._trouble = None, str(error)
-                if _readable(stopped, pauses.next()):
-                    return
+                        self.id = None
+                    self._trouble = str(error)
+                await run.nudge.wait(pauses.next())
+        finally:
+            if run.current:
+                self.id = None  # it failed, and may start again
+            else:
+                waker.close()
+                waker.over.set()
 
-    def _hear(self, link: BlockingLink, stopped: socket.socket) -> None:
-        listens = self._listen if self._listen is not None else not run(pooled(link))
+    async def _hear(self, link: BlockingLink, waker: "Waker", run: Run) -> None:
+        listens = self._listen if self._listen is not None else not await pooled(link)
         if not listens:
             _log.info("behind a transaction pooler, so waiters ask every %g s; see ?listen=", self._poll)
         process = secrets.randbits(62)
@@ -174,8 +180,8 @@ class Listener:
         if listens:
             # This lock ends with the session, however that ends: it is how others know that we are gone.
             link.execute("SELECT pg_advisory_lock(%s)", [process])
-            run(tell(link, f'LISTEN "fencepost_{process}"'))
-            run(self._granted.prepare(link))  # it is a session of its own, so it may keep a plan
+            await tell(link, f'LISTEN "fencepost_{process}"')
+            await self._granted.prepare(link)  # it is a session of its own, so it may keep a plan
         every, window = _LISTENING if listens else _POLLING
         beat = f"SELECT {self._schema}.beat(%s, %s, %s)", (process, listens, window)
         link.execute(f"SELECT {self._schema}.tidy()")
@@ -183,12 +189,13 @@ class Listener:
         if self._last is not None:
             link.execute(f"SELECT {self._schema}.rename(%s, %s)", [self._last, process])
         self._last = process
-        self._begin(process)
+        self._begin(process, run)
         try:
             due, busy = boottime() + every, boottime()
             while True:
-                self._confirm(link)
-                if _readable(stopped, due - boottime() if listens else self._poll, link.pgconn.socket):
+                await self._confirm(link)
+                waker.wait(due - boottime() if listens else self._poll, link.pgconn.socket)
+                if not run.current:
                     return
                 self._read(link)
                 now = boottime()
@@ -200,28 +207,28 @@ class Listener:
                     due = now + every
                     self._drop_abandoned(link)
                     self._doubt({holder for (holder,) in link.execute(*beat)})
-                    if now > busy + LINGER and self._fell_silent():
+                    if now > busy + LINGER and self._falls_silent(run):
                         return
         finally:
             if not link.broken:
                 link.execute(f"DELETE FROM {self._schema}.process WHERE id = %s", [process])
 
-    def _begin(self, process: int) -> None:
-        with self._gate:
+    def _begin(self, process: int, run: Run) -> None:
+        with self._service.gate:
+            if not run.current:
+                return
             self.id = process
             opening, self._opening = self._opening, []
         for signal in opening:
             signal.set()
         self._doubt()
 
-    def _fell_silent(self) -> bool:
-        with self._gate:
-            if self._waiters:
-                return False
-            if self._stop is not None:
-                self._stop.close()
-            self.id = self._last = self._thread = self._stop = None
-            return True
+    def _falls_silent(self, run: Run) -> bool:
+        with self._service.gate:
+            ends = run.ends(lambda: not self._waiters)
+            if ends:
+                self.id = self._last = None
+            return ends
 
     def _read(self, link: BlockingLink) -> None:
         link.pgconn.consume_input()
@@ -240,7 +247,7 @@ class Listener:
         except ValueError:
             _log.warning("not from the locks of %r: NOTIFY %.80r", self._schema, news)
 
-    def _confirm(self, link: BlockingLink) -> None:
+    async def _confirm(self, link: BlockingLink) -> None:
         """Look up the grants that were heard of, in as few statements as that takes."""
         while self._told:  # asking may bring more
             told, self._told = self._told, set()
@@ -248,7 +255,7 @@ class Listener:
             if len(waiters) == 1:  # as at each hand-over of a lock that is not shared
                 (waiter,) = waiters
                 asked = self._now()
-                grant = run(self._granted.make(link, (waiter.name, waiter.holder), prepared=True))
+                grant = await self._granted.make(link, (waiter.name, waiter.holder), prepared=True)
                 if grant is not None:
                     self._deliver(asked, waiter.name, waiter.holder, *map(int, grant.split()))
                 continue
@@ -310,9 +317,29 @@ class Listener:
                 waiter.signal.set()
 
 
-def _readable(first: socket.socket, timeout: float, *others: int) -> bool:
-    """Whether ``first`` can be read, or has been closed, once any of them can or ``timeout`` has passed."""
-    poll = select.poll()
-    for each in (first.fileno(), *others):
-        poll.register(each, select.POLLIN)
-    return any(each == first.fileno() for each, _ in poll.poll(max(timeout, 0.0) * 1000))
+class Waker:
+    """Ends a wait for a socket of somebody else's, from another thread."""
+
+    def __init__(self) -> None:
+        """BackendError if no descriptors are left."""
+        try:
+            self._here, self._there = socket.socketpair()
+        except OSError as error:
+            raise failure(error, ambiguous=False) from error
+        self.over = Flag()
+        """Whether the listener that waits here has ended."""
+
+    def wake(self) -> None:
+        """End the present wait, and each later one."""
+        self._there.close()
+
+    def wait(self, timeout: float, descriptor: int) -> None:
+        """Return once ``descriptor`` can be read, or has been closed, or it is woken; or after ``timeout``."""
+        poll = select.poll()
+        for each in (self._here.fileno(), descriptor):
+            poll.register(each, select.POLLIN)
+        poll.poll(max(timeout, 0.0) * 1000)
+
+    def close(self) -> None:
+        self._here.close()
+        self._there.close()

@@ -16,10 +16,10 @@ from fencepost.backends.redis.answers import pong, subscribed
 from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, astray, limit, pack
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
-from fencepost.driver import run
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
-from fencepost.driver.threads import Flag
+from fencepost.driver.service import Run, Service
+from fencepost.driver.threads import Blocking, Flag
 from fencepost.errors import BackendError
 
 Hear = Callable[["Node", list[Any]], None]
@@ -201,6 +201,7 @@ class ThreadNode(Node):
                     listener = self._listener = self._listener or Listener(self)
             if listener.up.is_set():
                 return
+            listener.start()
             until = until or time.monotonic() + patience(self.dial.connect_timeout + self.dial.timeout)
             listener.settled.clear()
             if listener.refused or (
@@ -240,40 +241,47 @@ class Listener:
 
     def __init__(self, node: ThreadNode) -> None:
         self._node = node
-        self._closed = False
+        self._service = Service(Blocking(), self._keep, "fencepost-redis-listener")
         self.socket: Socket | None = None
         self.up = Flag()
         self.settled = Flag()
         """Whether there is something to say to those who wait until it listens: it does, may not, or was closed."""
         self.refused = False
         self.failure: BackendError | None = None
-        threading.Thread(target=self._run, name="fencepost-redis-listener", daemon=True).start()
 
-    def _run(self) -> None:
+    def start(self) -> None:
+        """Begin to listen, unless it does already."""
+        self._service.start()
+
+    async def _keep(self, run: Run) -> None:
         node = self._node
         pauses = Backoff(0.01, 1.0)
-        while not self._closed:
+        while run.current:
             try:
-                self.socket = connection = Socket(node.dial, run(node.locate()))
+                self.socket = connection = Socket(node.dial, await node.locate())
                 with connection.raw:
-                    self._listen(connection)
+                    run.interrupt = connection.shut
+                    self._listen(connection, run)
             except BackendError as error:
                 self.failure = error
             except OSError:
                 pass
             except Exception:
                 _log.exception("the listener of a Redis connection failed; it starts again")
-            if self._closed:
-                return
-            if self.up.is_set():
+            finally:
+                run.interrupt = None
+                heard = self.up.is_set()
                 self.up.clear()
+            if not run.current:
+                return
+            if heard:
                 pauses.reset()
             elif self.refused:
                 self.settled.set()
             node.failed(node)
-            time.sleep(pauses.next())
+            await run.nudge.wait(pauses.next())
 
-    def _listen(self, connection: Socket) -> None:
+    def _listen(self, connection: Socket, run: Run) -> None:
         node = self._node
         connection.post(pack(("SUBSCRIBE", node.channel)))
         answer = connection.read()
@@ -290,7 +298,7 @@ class Listener:
         allow = partial(limit, connection.raw) if node.dial.tls is None else connection.raw.settimeout
         allow(_LISTEN)
         silent, owed = False, 0  # PINGs that were not answered yet; messages may come before an answer
-        while not self._closed:
+        while run.current:
             try:
                 push = connection.read()
             except (BlockingIOError, TimeoutError):
@@ -311,10 +319,8 @@ class Listener:
                 raise astray()
 
     def close(self) -> None:
-        self._closed = True
+        self._service.close()
         self.settled.set()
-        if self.socket is not None:
-            self.socket.shut()
 
 
 def _ignore(node: Node) -> None:

@@ -16,10 +16,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from fencepost.driver import Signal, abandoned
+from fencepost.driver.service import Run, Service
+from fencepost.driver.threads import Blocking
 from fencepost.errors import FencepostError
 
 _log = logging.getLogger("fencepost")
@@ -51,6 +54,7 @@ class Mailbox:
         self._forsaken: dict[str, str] = {}
         self._gate = threading.Lock()
         self._socket: socket.socket | None = None
+        self._service: Service | None = None
         self.address = ""
 
     def open(self) -> str:
@@ -59,6 +63,8 @@ class Mailbox:
             with self._gate:
                 if self._socket is None:
                     self._bind()
+        elif self._service is not None:
+            self._service.ensure()  # if it has failed
         return self.address
 
     def _bind(self) -> None:
@@ -78,13 +84,14 @@ class Mailbox:
             permit(new, self._file)
             box.settimeout(LOOK)
             # First: a mailbox that nobody empties would be taken for that of a live process.
-            threading.Thread(target=_listen, args=(weakref.ref(self), box), name="fencepost-wake", daemon=True).start()
+            service = Service(Blocking(), partial(_listen, weakref.ref(self), box), "fencepost-wake")
+            service.start()
             new.rename(self._folder / name)
         except (OSError, RuntimeError, MemoryError):  # no descriptor, or no thread can be started just now
             for each in (new, self._folder / name):
                 _end(box, each, os.getpid())
             raise
-        self._socket, self.address = box, name
+        self._service, self._socket, self.address = service, box, name
         self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
 
     def expect(self, name: str, holder: str, signal: Signal) -> None:
@@ -126,6 +133,8 @@ class Mailbox:
     def close(self) -> None:
         box, self._socket = self._socket, None
         if box is not None:
+            if self._service is not None:
+                self._service.close()
             self._end()
 
     def forked(self) -> None:
@@ -166,9 +175,9 @@ def permit(path: Path, file: Path) -> None:
             os.close(descriptor)
 
 
-def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket) -> None:
+async def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket, run: Run) -> None:
     # It keeps no mailbox alive: one that is dropped without being closed ends its thread all the same.
-    while True:
+    while run.current:
         holder = None
         try:
             holder = box.recv(1024).decode(errors="replace")
