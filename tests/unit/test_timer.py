@@ -22,7 +22,11 @@ from tests.unit.test_no_threads import Unstartable
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.parametrize("driver", [Blocking(), Asyncio()], ids=["threads", "tasks"])
+
+@pytest.fixture(params=[Blocking, Asyncio], ids=["threads", "tasks"])
+def driver(request: pytest.FixtureRequest) -> Driver:
+    made: Driver = request.param()
+    return made
 
 
 async def soon(condition: Callable[[], Any], what: str) -> None:

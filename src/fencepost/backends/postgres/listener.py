@@ -322,12 +322,12 @@ class Waker:
 
     def __init__(self) -> None:
         """BackendError if no descriptors are left."""
+        self.over = Flag()
+        """Whether the listener that waits here has ended."""
         try:
             self._here, self._there = socket.socketpair()
         except OSError as error:
             raise failure(error, ambiguous=False) from error
-        self.over = Flag()
-        """Whether the listener that waits here has ended."""
 
     def wake(self) -> None:
         """End the present wait, and each later one."""
