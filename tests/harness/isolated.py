@@ -1,7 +1,10 @@
-"""Tests that raise signals, fork, or use up threads or descriptors: each in an interpreter of its own.
+"""Tests that raise signals, fork, or use up threads or descriptors: each in a process of its own.
 
 ``@isolated`` goes on a test, async or not. Its fixtures are made here; their values travel to the child, so they must
 pickle: addresses, paths, a ``Store``. The test's error comes back with the child's traceback and output.
+
+The child is forked from a process that has imported what most of them need and done nothing else (a fork server of
+multiprocessing): a new interpreter for each would spend three times as long on imports.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import functools
 import gc
 import importlib
 import inspect
+import multiprocessing
 import os
 import pickle
 import signal
@@ -22,11 +26,13 @@ import threading
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from tests.harness.child import Child
-from tests.harness.threads import on_thread
+from tests import ROOT
+from tests.harness.threads import Background, on_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,8 +45,19 @@ class IsolatedFailure(AssertionError):
     """A test failed in its own process; the message is the child's traceback and output."""
 
 
+PRELOADED = ("pytest", "psycopg", "hiredis", "fencepost.sync", "fencepost.aio", "tests.conformance.store", __name__)
+"""Not grpc: it has to be imported after the fork."""
+
+
+@functools.cache
+def _fork_server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED])
+    return context
+
+
 def isolated(test: Callable[P, Any]) -> Callable[P, None]:
-    """Run this test in a Python process of its own."""
+    """Run this test in a process of its own."""
 
     @functools.wraps(test)
     def apart(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -51,19 +68,38 @@ def isolated(test: Callable[P, Any]) -> Callable[P, None]:
 
 
 def call_apart(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-    """Call a module-level function in a Python process of its own; IsolatedFailure if it raised anything there."""
+    """Call a module-level function in a process of its own; IsolatedFailure if it raised anything there."""
     __tracebackhide__ = True
     with tempfile.TemporaryDirectory(prefix="fencepost-isolated-") as folder:
-        order = Path(folder) / "call"
+        order = Path(folder, "call")
         order.write_bytes(pickle.dumps((call.__module__, call.__qualname__, args, kwargs)))
-        with Child.python("-m", "tests.harness.isolated", order, stdin=None, merged=True) as child:
+        # Not a file: a limit on the size of files would apply to it.
+        reader, writer = _fork_server().Pipe(duplex=False)
+        child = _fork_server().Process(target=_begin, args=(order, writer, dict(os.environ)))
+        with reader:
+            with writer:
+                child.start()
+            reading = Background(lambda: _all(reader.fileno()))
             try:
-                status = child.wait(LIMIT + 15)
-            except AssertionError as error:
-                raise IsolatedFailure(str(error)) from None
+                child.join(LIMIT + 15)
+                status = child.exitcode
+            finally:
+                if child.exitcode != 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(child.pid or 0, signal.SIGKILL)  # it leads a session, of what it has started, too
+                    child.join()
+                child.close()
+            said = reading.result()
     if status != 0:
-        said = "\n".join(child.output)
-        raise IsolatedFailure(f"in its own process (status {status}):\n{said}")
+        how = f"still runs after {LIMIT + 15:g} s" if status is None else f"status {status}"
+        raise IsolatedFailure(f"in its own process ({how}):\n{said}")
+
+
+def _all(descriptor: int) -> str:
+    parts = []
+    while part := os.read(descriptor, 65536):
+        parts.append(part)
+    return b"".join(parts).decode(errors="replace")
 
 
 def in_fork(job: Callable[[], Awaitable[T]], deadline: float) -> Awaitable[T]:
@@ -110,11 +146,33 @@ async def _in_time(job: Callable[[], Awaitable[T]], deadline: float) -> T:
         return await job()
 
 
-def _main(order: str) -> None:
-    module, name, args, kwargs = pickle.loads(Path(order).read_bytes())
+def _begin(order: Path, output: Connection, environment: dict[str, str]) -> None:
+    """In the child: as in a process that was started for this alone."""
+    os.setsid()
+    with output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+    faulthandler.enable()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # which Python ignores itself
+        if signal.getsignal(number) is signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    status = 0
+    try:
+        _call(order)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _call(order: Path) -> None:
+    module, name, args, kwargs = pickle.loads(order.read_bytes())
     faulthandler.dump_traceback_later(LIMIT, exit=True)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     lost: list[str] = []
     sys.unraisablehook = lambda failure: lost.append(
         f"ignored in {failure.object!r}: "
@@ -140,16 +198,3 @@ def _main(order: str) -> None:
     if lost:
         raise IsolatedFailure("the test passed, but errors were lost on the way:\n" + "\n".join(lost))
     faulthandler.cancel_dump_traceback_later()
-
-
-if __name__ == "__main__":
-    try:
-        _main(sys.argv[1])
-    except BaseException:
-        traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
