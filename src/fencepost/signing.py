@@ -12,9 +12,7 @@ wild.
     guard = memory.MemoryGuard(policy=Policy(keys=keys))      # and nothing else is let in
 """
 
-import hmac
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ParamSpec, Self, TypeVar
@@ -65,6 +63,8 @@ class Keys:
         [keys]
         2026 = "<32 or more hexadecimal digits>"
         """
+        import tomllib  # only here, as below: every `import fencepost` comes by, and few programs have keys
+
         try:
             document = tomllib.loads(Path(path).read_text("utf-8"))
         except (OSError, ValueError) as error:
@@ -90,6 +90,8 @@ class Keys:
 
     def verify(self, resource: str, stamp: Stamp, signature: str) -> bool:
         """Whether one of the keys made this signature; takes the same time wherever it differs."""
+        import hmac
+
         id, _, mac = signature.partition(".")
         secret = self._keys.get(id)
         if secret is None:
@@ -108,6 +110,8 @@ class Keys:
         return signed
 
     def _mac(self, secret: bytes, *facts: str | int) -> str:
+        import hmac
+
         # Each part with its length in front: no two lists of parts become the same bytes.
         parts = [_CONTEXT, self._namespace.encode(), *(str(fact).encode() for fact in facts)]
         message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fencepost import errors
 from fencepost.cli import app as root
-from fencepost.cli import exits, loader
+from fencepost.cli import exits
 from fencepost.cli.options import Duration
 from fencepost.rule import Stamp, Verdict
 from tests.harness.child import Child
@@ -113,7 +113,7 @@ def test_a_package_that_cannot_be_loaded_costs_only_its_own_command(monkeypatch:
     def points(*, group: str, name: str | None = None) -> list[EntryPoint]:
         return [broken] if group == "fencepost.commands" and name in (None, "broken") else []
 
-    monkeypatch.setattr(loader, "entry_points", points)
+    monkeypatch.setattr("importlib.metadata.entry_points", points)
     done = run(root.app, ["--help"])
     assert done.exit_code == 0
     assert "break" in done.stdout

@@ -6,7 +6,6 @@ such as ``fleet sim``, is a command of a group.
 """
 
 import importlib
-from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any, ClassVar
 
 import typer
@@ -28,6 +27,13 @@ LAB = {
 }
 
 
+def registered(**which: str) -> Any:
+    """The commands of other packages."""
+    from importlib.metadata import entry_points  # only here: it takes longer to import than most commands run
+
+    return entry_points(group="fencepost.commands", **which)
+
+
 class Loader(TyperGroup):
     """A group whose commands are loaded when they are asked for."""
 
@@ -40,7 +46,7 @@ class Loader(TyperGroup):
         return [name for name in inner if " " not in name]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        others = [point.name for point in entry_points(group="fencepost.commands")]
+        others = [point.name for point in registered()]
         known = [*self.commands, *self.builtin, *self._inside(LAB), *sorted(self._inside(others))]
         return list(dict.fromkeys(known))
 
@@ -65,7 +71,7 @@ class Loader(TyperGroup):
                 return _missing(whole, f"Needs fencepost-lab: {registry.LAB_HINT}", why)
             except ConfigError as error:
                 return _missing(whole, "Needs another version of fencepost-lab", str(error))
-        for point in entry_points(group="fencepost.commands", name=whole):
+        for point in registered(name=whole):
             try:
                 return _command(point.load())
             except Exception as error:  # another package's mistake must not take the other commands with it
@@ -100,6 +106,8 @@ def _missing(name: str, help: str, why: str) -> TyperCommand:
 
 def _same_version() -> None:
     """ConfigError if fencepost-lab was installed for another version of fencepost."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         lab, ours = version("fencepost-lab"), version("fencepost")
     except PackageNotFoundError:  # not installed, or run from its sources

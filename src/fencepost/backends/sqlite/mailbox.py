@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import re
-import secrets
 import socket
 import sqlite3
 import stat
@@ -74,7 +73,7 @@ class Mailbox:
         except FileExistsError:
             pass
         _sweep(self._folder)
-        name = secrets.token_hex(8)
+        name = os.urandom(8).hex()
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             # Under its name it can be reached from the first moment: what cannot is a dead process's, and removed.
