@@ -27,7 +27,7 @@ LAB = {
 }
 
 
-def registered(**which: str) -> Any:
+def registered(**which: Any) -> Any:
     """The commands of other packages."""
     from importlib.metadata import entry_points  # only here: it takes longer to import than most commands run
 
