@@ -93,6 +93,7 @@ def serve(locks: sync.Locks, others: sync.Locks, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("store", "work"),
     [*((store, use) for store in ("memory", "sqlite", *SERVERS)), ("sqlite", lead), ("sqlite", serve)],

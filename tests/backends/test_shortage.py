@@ -120,6 +120,7 @@ class Shortage:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("face", FACES)
 @isolated
 async def test_a_process_that_runs_out_of_descriptors_says_so_and_recovers(url: str, face: str) -> None:
@@ -249,6 +250,7 @@ def fails(call: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.long
 @isolated
 @pytest.mark.parametrize("store", FULL)
 def test_a_store_whose_disk_is_full_grants_nothing_and_goes_on_once_there_is_room(store: str) -> None:
@@ -388,6 +390,7 @@ def remembered(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @isolated
 def test_a_call_that_runs_out_of_memory_leaves_no_lock_past_its_ttl_and_holds_nobody_up(remembered: str) -> None:
     warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # the very call that awaits it failed

@@ -1,5 +1,6 @@
 """The order of a run, and how to get a failure again.
 
+Tests marked ``long`` come first: a worker that began one at the end would keep everybody waiting.
 ``--random-order-seed=N`` runs modules, and the tests in each, in the order drawn from N; ``random`` draws N. Every
 worker draws the same. Not pytest-randomly: it also resets the global random generator before each test, so that what
 tests and the product draw at random would be the same in every run.
@@ -31,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes ten seconds or so, and is begun first")
     if getattr(config.option, SEED) == "random":
         setattr(config.option, SEED, str(random.SystemRandom().randrange(1_000_000)))  # the workers get it from here
     if (path := config.option.results) and not hasattr(config, "workerinput"):
@@ -46,6 +48,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := getattr(config.option, SEED)) is not None:
         items[:] = shuffled(items, seed)
+    else:
+        items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
