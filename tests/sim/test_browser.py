@@ -101,7 +101,7 @@ def test_the_page_says_how_to_begin_and_it_goes_as_it_says(browser: Browser, pag
     browser.choose("#fencing", "off")
     browser.choose("#speed", "0.1")  # the three clicks must come within the 8 s of the pause
     browser.click(CARD.format("A", "acquire"))
-    wait_score(browser, holder="A", token="1")  # paused before that, A would never ask
+    wait_words(browser, "#log", "A has the lock (token 1)")  # paused before that, A finds its grant too old, and waits
     browser.click(CARD.format("A", "pause"))
     browser.click(CARD.format("B", "acquire"))
     wait_words(browser, "#log", "B asks for the lock")
