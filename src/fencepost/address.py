@@ -1,9 +1,11 @@
 """URLs: hosts, credentials, a path and options."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
@@ -172,3 +174,9 @@ def masked(url: str) -> str:
     scheme, slashes, _ = login.partition("//")
     start = f"{scheme if slashes else ''}{slashes}***@" if at else ""
     return start + _VALUE.sub(r"\1=***", rest)
+
+
+def state_file(name: str) -> Path:
+    """A file of fencepost's in this user's state folder: where things lie when no other place is named."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "fencepost" / name

@@ -1,6 +1,8 @@
 """The thread that listens for the waiters of a process: it starts when it is needed, and again if it has ended."""
 
 import ctypes
+import os
+import socket
 import threading
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.backends.postgres.listener import Waker
 from tests.harness.isolated import isolated
 from tests.harness.threads import background, waiters_of
 from tests.harness.waiting import PATIENCE, until
@@ -82,3 +85,15 @@ def test_waiters_that_come_at_once_start_one_listener_and_closing_ends_it(store:
                 assert all(lease.release() for lease in held)
                 assert all(each.result() for each in waits)
             until(lambda: not threads(name), "it ended")
+
+
+def test_a_wait_for_a_session_ends_although_a_forked_child_has_a_copy_of_what_ends_it() -> None:
+    waker = Waker()
+    near, far = socket.socketpair()
+    with near, far, socket.socket(fileno=os.dup(waker._there.fileno())):
+        waiting = background(lambda: waker.wait(600, near.fileno()))
+        waker.wake()
+        waiting.result()
+        waker.wake()
+        waker.close()
+        waker.wake()

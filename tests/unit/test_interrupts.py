@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ import fencepost
 from fencepost import sync
 from fencepost.driver import call, call_or_undo, interrupts
 from fencepost.driver.interrupts import interruptible, masked, protected
+from fencepost.driver.service import Run, Service
 from fencepost.driver.threads import Blocking, Flag
 from fencepost.events import Event
 from tests.harness.interrupts import Interrupter
@@ -70,6 +72,39 @@ def test_a_handler_that_comes_while_handlers_are_replaced_leaves_them_replaced()
     assert steps == ["came", "handled", "went on", "handled"]
     assert signal.getsignal(signal.SIGALRM) is handle
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@isolated
+def test_a_child_forked_while_handlers_are_replaced_puts_them_back() -> None:
+    """By another thread than the one that replaces them: in the child, nobody does."""
+    module: Any = interrupts
+    module._beginning = True
+    child = os.fork()
+    if child == 0:
+        protected(lambda: None)
+        os._exit(0 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@isolated
+def test_a_service_that_is_interrupted_while_it_starts_runs_all_the_same() -> None:
+    ran = Flag()
+
+    class Pressing(Blocking):
+        def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
+            press()
+            super().spawn(job, name)
+
+    async def job(run: Run) -> None:
+        ran.set()
+        await run.nudge.wait()
+
+    service = Service(Pressing(), job, "test")
+    with pytest.raises(KeyboardInterrupt):
+        service.start()
+    assert ran.wait(60)
+    assert service.running
+    service.close()
 
 
 @isolated

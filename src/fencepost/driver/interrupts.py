@@ -227,8 +227,8 @@ class Again:
 def _after_fork() -> None:
     # The thread that forked is the child's main thread. Wherever it is, Ctrl-C must reach it, and what had come before
     # is the parent's.
-    global _main, _depth, _open, _masks
-    _main, _depth, _open, _masks = _ident(), 0, False, 0
+    global _main, _depth, _open, _masks, _beginning
+    _main, _depth, _open, _masks, _beginning = _ident(), 0, False, 0, False
     _pending.clear()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fencepost.driver import Driver, inert
 from fencepost.driver.fork import in_child
+from fencepost.driver.interrupts import protected
 
 _log = logging.getLogger("fencepost")
 
@@ -70,6 +71,10 @@ class Service:
         in_child(self, Service._forked)
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def running(self) -> bool:
         run = self._run
         return run is not None and run.lives
@@ -84,18 +89,26 @@ class Service:
                 return
             before, run = self._run, Run(self, self._driver)
             work = self._work(run)
-            self._run = run
-            if before is not None:
-                before.stir()  # it ends as soon as its event loop goes on, if it does
+
+            def begin() -> None:
+                self._run = run
+                if before is not None:
+                    before.stir()  # it ends as soon as its event loop goes on, if it does
+                try:
+                    self._driver.spawn(work, self._name)
+                except (RuntimeError, MemoryError):
+                    work.close()
+                    self._forget(run)
+                    raise
+                finally:
+                    run.spawned = True
+
             try:
-                self._driver.spawn(work, self._name)
-            except (RuntimeError, MemoryError):
-                # Not for an interrupt: that is raised when the thread runs already.
-                work.close()
-                self._forget(run)
+                protected(begin)  # what a signal handler raises comes when the job runs already, or before any of this
+            except MemoryError:
+                if not run.spawned:
+                    work.close()
                 raise
-            finally:
-                run.spawned = True
 
     def ensure(self) -> bool:
         """The same, without an error: False if no thread can be started just now, or this is closed."""

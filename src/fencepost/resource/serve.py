@@ -2,7 +2,6 @@
 
 import ipaddress
 import math
-import os
 import resource
 import signal
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fencepost.address import state_file
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
 from fencepost.registry import ours
@@ -41,8 +41,7 @@ _HANDSHAKE = 10.0  # seconds for a TLS handshake, or the client's time-out if th
 
 def default_store() -> Path:
     """The file in the user's state folder that holds the values when no other is named."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "fencepost" / "resource.sqlite3"
+    return state_file("resource.sqlite3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What listens for a process that waits: a session that hears of its grants, and tells the server that it lives."""
 
+import contextlib
 import logging
 import secrets
 import select
@@ -109,15 +110,17 @@ class Listener:
             )
 
     def _start(self) -> None:
+        """Start the thread unless it runs; BackendError if it cannot have what it needs."""
+        if self._service.closed:
+            raise BackendError("these locks are closed", backend="postgresql", ambiguous=False)
         if self._service.running:
             return
-        if self._waker is not None:  # of one that failed
-            self._waker.close()
-        self._waker = Waker()
+        self._waker = waker = Waker()
         try:
             self._service.start()
         except (RuntimeError, MemoryError):  # no thread can be started just now
-            self._waker.close()
+            self._waker = None
+            waker.close()
             raise
 
     def expect(self, waiter: Waiter) -> int | None:
@@ -135,16 +138,19 @@ class Listener:
 
     def close(self) -> None:
         """Stop hearing, and wait for that."""
-        running, waker = self._service.running, self._waker
-        self._service.close()
-        if running and waker is not None:
+        with self._service.gate:
+            waker = self._waker if self._service.running else None
+            self._service.close()
+        if waker is not None:
             waker.over.wait(self._patience)
 
     # On the thread
 
     async def _live(self, run: Run) -> None:
-        waker = self._waker
-        assert waker is not None, "it is there before the thread is"
+        with self._service.gate:
+            if self._waker is None or self._waker.over.is_set():  # it goes on for one that somebody ended
+                self._waker = Waker()
+            waker = self._waker
         run.interrupt = waker.wake
         pauses = Backoff(*_RETRY)
         try:
@@ -167,9 +173,8 @@ class Listener:
         finally:
             if run.current:
                 self.id = None  # it failed, and may start again
-            else:
-                waker.close()
-                waker.over.set()
+            waker.close()
+            waker.over.set()
 
     async def _hear(self, link: BlockingLink, waker: "Waker", run: Run) -> None:
         listens = self._listen if self._listen is not None else not await pooled(link)
@@ -331,7 +336,8 @@ class Waker:
 
     def wake(self) -> None:
         """End the present wait, and each later one."""
-        self._there.close()
+        with contextlib.suppress(OSError):  # it was closed
+            self._there.shutdown(socket.SHUT_RDWR)  # a forked child has a copy: closing this one would not be seen
 
     def wait(self, timeout: float, descriptor: int) -> None:
         """Return once ``descriptor`` can be read, or has been closed, or it is woken; or after ``timeout``."""

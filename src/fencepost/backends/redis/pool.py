@@ -146,6 +146,9 @@ class Pool:
         self._dial = dial
         self._locate = locate
         self._failed = failed
+        self._reset()
+
+    def _reset(self) -> None:
         self._idle: deque[Socket] = deque()
         self._sockets: set[Socket] = set()
         """Those in use as well: a forked child lets go of all of them."""
@@ -266,4 +269,4 @@ class Pool:
     def forked(self) -> None:
         for connection in self._sockets:
             sever(connection.raw)
-        self.__init__(self._dial, self._locate, self._failed)  # type: ignore[misc]
+        self._reset()

@@ -92,10 +92,13 @@ class Waiters:
         self._driver = driver
         self._look = look
         self._forsake = forsake
+        self._reset()
+
+    def _reset(self) -> None:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._early: dict[str, tuple[int, float] | None] = {}
         self._parted: dict[str, tuple[str, str]] = {}
-        self._lookouts: Timers[Node, LocalQueue] = Timers(driver, self._look_at, "fencepost-redis-lookout")
+        self._lookouts: Timers[Node, LocalQueue] = Timers(self._driver, self._look_at, "fencepost-redis-lookout")
         """What looks for the waiters at each server."""
         self.queues: dict[str, LocalQueue] = {}
         """By the name of the lock; only while somebody here waits for it."""
@@ -258,4 +261,4 @@ class Waiters:
         self._lookouts.close()
 
     def forked(self) -> None:
-        self.__init__(self._driver, self._look, self._forsake)  # type: ignore[misc]
+        self._reset()

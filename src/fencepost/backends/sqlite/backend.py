@@ -1,7 +1,6 @@
 """Locks in an SQLite file: the embedded default, shared by all processes of one host."""
 
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fencepost import check
-from fencepost.address import Address
+from fencepost.address import Address, state_file
 from fencepost.backend import LOOK, Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.sqlite import mailbox
 from fencepost.backends.sqlite.doctor import examine
@@ -58,7 +57,7 @@ class SQLite(Backend):
             raise ConfigError("an SQLite URL names a file, not a host: sqlite:///abs/path.db or sqlite:rel.db")
         path = "." + address.path if address.hosts else address.path
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
-        self._file = File((Path(path) if path else _default()).absolute(), options.get("busy", 10.0))
+        self._file = File((Path(path) if path else state_file("locks.db")).absolute(), options.get("busy", 10.0))
         self._folder = self._file.path.with_name(self._file.path.name + ".wake")
         self._mailbox = mailbox.Mailbox(self._file.path, self._folder, self._drop)
         self._sender = mailbox.Sender(self._folder)
@@ -353,8 +352,3 @@ class SQLite(Backend):
     def _wake(self, wakes: Wakes) -> None:
         if wakes:
             self._sender.wake(wakes)
-
-
-def _default() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "fencepost" / "locks.db"

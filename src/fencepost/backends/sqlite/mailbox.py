@@ -49,6 +49,9 @@ class Mailbox:
         self._file = file
         self._folder = folder
         self._leave = weakref.WeakMethod(leave)
+        self._reset()
+
+    def _reset(self) -> None:
         self._signals: dict[str, tuple[str, Signal]] = {}
         self._forsaken: dict[str, str] = {}
         self._gate = threading.Lock()
@@ -63,7 +66,7 @@ class Mailbox:
                 if self._socket is None:
                     self._bind()
         elif self._service is not None:
-            self._service.ensure()  # if it has failed
+            self._service.start()  # if it has failed
         return self.address
 
     def _bind(self) -> None:
@@ -140,9 +143,7 @@ class Mailbox:
         """Let go, in a forked child, of the parent's socket, or the parent would seem alive after its end."""
         if self._socket is not None:
             self._socket.close()
-        leave = self._leave()
-        assert leave is not None, "its backend forks it"
-        self.__init__(self._file, self._folder, leave)  # type: ignore[misc]
+        self._reset()
 
 
 def permit(path: Path, file: Path) -> None:

@@ -2,6 +2,7 @@
 import { build, parseLines } from "./trace.js";
 
 const LONGEST = 600;
+const PATIENCE = 60000; // milliseconds for an answer
 const listeners = new Set();
 export const state = {
   options: null, stories: [], story: null, variant: 0, scenario: null, played: false, model: null,
@@ -19,7 +20,7 @@ export async function getJSON(path) {
 }
 
 async function text(path, options) {
-  const reply = await fetch(path, options);
+  const reply = await fetch(path, { signal: AbortSignal.timeout(PATIENCE), ...options }); // the next change waits for it
   const body = await reply.text();
   if (!reply.ok) {
     let said = body;
