@@ -32,6 +32,9 @@ from tests.programs.torture_history import Count, Life, count, violations
 KEY = "counter"
 # 0, and what a worker ends with when it was refused or found its lease lost.
 ENDS = (0, 76, 77)
+INSIDE = ("acquired", "read")
+"""What a worker last said that holds the lock, and has not sent its write."""
+_FIRST = 4  # stops that come between a read and its write
 
 
 class Failed(Exception):
@@ -63,11 +66,15 @@ class Plan:
 
 
 class Fault(NamedTuple):
-    """A signal to somebody, once so many increments are done; aimed at who is inside, or at anybody."""
+    """A signal to somebody, once so many increments are done."""
 
     after: int
     signal: signal.Signals
-    aimed: bool
+    at: tuple[str, ...]
+    """What its victim last said that it did; empty: anything."""
+
+    def suits(self, life: Life) -> bool:
+        return bool(life.facts) and (not self.at or life.facts[-1]["event"] in self.at)
 
 
 @dataclass(eq=False)
@@ -117,10 +124,11 @@ class Torture:
         points = sorted(self.random.randrange(plan.total * 9 // 10) for _ in range(plan.stops + plan.kills))
         kinds = [signal.SIGSTOP] * plan.stops + [signal.SIGKILL] * plan.kills
         self.random.shuffle(kinds)
-        # Most faults hit whoever is inside, between its read and its write: that is where it hurts.
-        self.faults = [
-            Fault(point, kind, number % 5 != 4) for number, (point, kind) in enumerate(zip(points, kinds, strict=True))
-        ]
+        # Most faults hit whoever is inside, the first stops between its read and its write: that is where it hurts.
+        self.faults = []
+        for number, (point, kind) in enumerate(zip(points, kinds, strict=True)):
+            first = kind is signal.SIGSTOP and kinds[:number].count(kind) < _FIRST
+            self.faults.append(Fault(point, kind, ("read",) if first else INSIDE if number % 5 != 4 else ()))
         self.stopped: list[tuple[float, float, Process]] = []
 
     def run(self) -> Count:
@@ -205,7 +213,7 @@ class Torture:
     def harm(self, fault: Fault) -> bool:
         """Stop or kill somebody; False if nobody suitable was there."""
         free = [process for process in self.running.values() if all(process is not entry[2] for entry in self.stopped)]
-        victims = [process for process in free if process.life.facts and (process.life.inside or not fault.aimed)]
+        victims = [process for process in free if fault.suits(process.life)]
         if not victims:
             return False
         victim = self.random.choice(victims)
@@ -217,7 +225,7 @@ class Torture:
         if not wait_until(lambda: state_of(victim.handle.pid) in "TZ", timeout=10, poll=0.0005):
             raise Failed("a worker did not stop on SIGSTOP")
         victim.drain()
-        if victim.over or (fault.aimed and not victim.life.inside):
+        if victim.over or not fault.suits(victim.life):
             victim.signal(signal.SIGCONT)  # too late: it was through before the signal came
             return False
         now = time.monotonic()

@@ -32,11 +32,6 @@ class Life:
         return (fact for fact in self.facts if fact["event"] == event)
 
     @property
-    def inside(self) -> bool:
-        """Whether it last said that it holds the lock, and has not sent its write."""
-        return bool(self.facts) and self.facts[-1]["event"] in ("acquired", "read")
-
-    @property
     def unanswered(self) -> int | None:
         """The value of a write that may have been accepted although the worker never heard of it.
 
