@@ -113,13 +113,15 @@ def test_being_told_to_end_while_a_process_is_started_ends_the_run(delay: float)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_end_takes_its_processes_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ends_early_takes_its_processes_with_it(tmp_path: Path, how: signal.Signals) -> None:
     command = ["lab", "run", "pause", "--backend", "sqlite", "--out", tmp_path / "out"]
     with Child.fencepost(*command, env={"TMPDIR": str(tmp_path)}) as child:
         # Two resource services and four workers, besides the run itself.
         until(lambda: len(family_of(child.pid)) == 7, "everything was started", watching=[child])
         family = family_of(child.pid)
-        child.signal(signal.SIGTERM)
-        assert child.wait() == 128 + signal.SIGTERM, child.story
-    until(lambda: all(state_of(pid) in ("gone", "Z") for pid in family), "all of them end")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        child.signal(how)
+        assert child.wait() == (-how if how == signal.SIGKILL else 128 + how), child.story
+        until(lambda: all(state_of(pid) in ("gone", "Z") for pid in family), "all of them end")
+    if how != signal.SIGKILL:
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
