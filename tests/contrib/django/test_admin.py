@@ -14,6 +14,7 @@ from tests.contrib.django import site
 from tests.harness.isolated import isolated
 
 
+@pytest.mark.slow
 @isolated
 def test_the_page_of_held_locks(tmp_path: Path) -> None:
     site.begin(str(tmp_path / "site.sqlite3"), {"URL": f"sqlite:{tmp_path / 'locks.sqlite3'}"}, admin=True)

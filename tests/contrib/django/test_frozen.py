@@ -5,22 +5,12 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.contrib.django import site
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
 from tests.harness.servers import Endpoint
-
-
-@pytest.fixture
-def schema(postgres_server: Endpoint) -> str:
-    """A database address with an empty schema of its own."""
-    name = f"site_{secrets.token_hex(4)}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as conn:
-        conn.execute(f"CREATE SCHEMA {name}")
-    return f"{postgres_server.url}?options=-csearch_path%3D{name}"
 
 
 def replaced(database: str, store: str) -> None:
@@ -50,6 +40,7 @@ def replaced(database: str, store: str) -> None:
         assert cursor.fetchone() == (lease.token,)
 
 
+@pytest.mark.slow
 @isolated
 def test_on_sqlite(tmp_path: Path) -> None:
     replaced(str(tmp_path / "site.sqlite3"), f"sqlite:{tmp_path / 'locks.sqlite3'}")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 import unittest
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from fencepost import ConfigError, ForgedToken, MissingToken, StaleToken
 from fencepost.guards.policy import Policy
 from tests.contrib.django import site
 from tests.harness.isolated import isolated
-from tests.harness.servers import Endpoint
 
 
 @isolated
@@ -136,15 +133,6 @@ def test_the_setting_says_how_far_guards_go_and_tests_may_change_it(tmp_path: Pa
         with pytest.raises(ConfigError, match="did you mean 'TTL'"):
             admit("a", 9)
     assert locks.try_acquire("a"), "the first setting again"
-
-
-@pytest.fixture
-def schema(postgres_server: Endpoint) -> str:
-    """A database address with an empty schema of its own."""
-    name = f"site_{secrets.token_hex(4)}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as conn:
-        conn.execute(f"CREATE SCHEMA {name}")
-    return f"{postgres_server.url}?options=-csearch_path%3D{name}"
 
 
 @isolated
