@@ -22,7 +22,7 @@ from tests.harness.servers import Endpoint
 async def test_threads_share_one_and_a_forked_worker_has_its_own(redis_server: Endpoint, tmp_path: Path) -> None:
     site.begin(str(tmp_path / "site.sqlite3"), {"URL": f"{redis_server.url}?prefix={secrets.token_hex(4)}:"})
 
-    from fencepost.contrib.django import conf, fenced, locks
+    from fencepost.contrib.django import cache_lock, conf, fenced, locks
 
     made: list[object] = []
     start = threading.Barrier(8)
@@ -41,8 +41,12 @@ async def test_threads_share_one_and_a_forked_worker_has_its_own(redis_server: E
 
     lease = locks.acquire("report")  # as a module does that gunicorn --preload imports
 
+    cached = cache_lock("cached", timeout=30)
+    assert cached.acquire()
+
     async def worker() -> tuple[bool, str | None, int]:
         site.migrate()
+        assert (cached.owned(), cached.acquire(blocking=False)) == (False, False), "the parent holds it"
         with pytest.raises(LeaseLost, match="parent process"), fenced("report", lease):
             pass
         with locks.lock("other", timeout=30) as own, fenced("other"):
@@ -53,6 +57,8 @@ async def test_threads_share_one_and_a_forked_worker_has_its_own(redis_server: E
     assert token > lease.token
     lease.check()
     assert lease.release()
+    assert cached.owned()
+    cached.release()
 
 
 @isolated

@@ -20,11 +20,12 @@ def test_a_fenced_block_is_one_transaction_of_the_orm(tmp_path: Path) -> None:
     site.begin(str(tmp_path / "site.sqlite3"), {"URL": "memory://"})
     site.migrate()
 
-    from django.db import connection, transaction
+    from django.db import DatabaseError, connection, transaction
     from django.test import TestCase
     from django.utils.connection import ConnectionDoesNotExist
 
     from fencepost.contrib.django import admit, fenced, locks
+    from fencepost.contrib.django.operations import InstallGuard
     from fencepost.guards import sqlite
     from tests.contrib.django.shop.models import Account
 
@@ -61,7 +62,7 @@ def test_a_fenced_block_is_one_transaction_of_the_orm(tmp_path: Path) -> None:
     for stale in (lease, lease.token):
         with pytest.raises(StaleToken), fenced("account/1", stale):
             pytest.fail("the block began")
-    with pytest.raises(MissingToken), fenced("account/1"):
+    with pytest.raises(MissingToken), fenced("account/1"):  # there is no block around that holds it
         pytest.fail("the block began")
     with pytest.raises(StaleToken), transaction.atomic():
         assert Account.objects.filter(pk=1).update(balance=0) == admit("account/1", lease)
@@ -75,6 +76,16 @@ def test_a_fenced_block_is_one_transaction_of_the_orm(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="guards for Postgres and SQLite, and the database 'default' is oracle"):
         fenced("account/1", newer)
     del connection.vendor
+
+    columns = InstallGuard("shop_account", column="balance")
+    with connection.schema_editor() as editor:
+        columns.database_forwards("shop", editor, None, None)
+    with pytest.raises(DatabaseError, match="no newer fencing token"):
+        Account.objects.filter(pk=1).update(balance=60)
+    with connection.schema_editor() as editor:
+        columns.database_backwards("shop", editor, None, None)
+    assert Account.objects.filter(pk=1).update(balance=60) == 1
+    Account.objects.filter(pk=1).update(balance=70)
 
     class Wrapped(TestCase):
         def test_it(self) -> None:
@@ -125,8 +136,14 @@ def test_the_setting_says_how_far_guards_go_and_tests_may_change_it(tmp_path: Pa
             assert signed.access("b").signature
         with pytest.raises(ForgedToken), fenced("b", 9):
             pass
-    with override_settings(FENCEPOST={"URL": "memory://", "POLICY": lambda: "off"}), fenced("b"):
-        pass
+    flags: dict[str, str] = {}
+    with override_settings(FENCEPOST={"URL": "memory://", "POLICY": lambda: flags["fencing"]}):
+        assert locks.try_acquire("b"), "a flag that cannot be asked stops no lock"
+        with pytest.raises(KeyError, match="fencing"), fenced("b"):
+            pass
+        flags["fencing"] = "off"
+        with fenced("b"):
+            pass
     with override_settings(FENCEPOST={"TLL": 3}):
         with pytest.raises(ConfigError, match=r"settings.FENCEPOST\['TLL'\]: .*did you mean 'TTL'"):
             locks.lock("a")

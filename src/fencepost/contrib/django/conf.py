@@ -4,7 +4,7 @@ import difflib
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
@@ -65,13 +65,24 @@ READERS: dict[str, Callable[[Any], Any]] = {
 """Each key, and what makes its value what we need; ConfigError if that cannot be."""
 
 
-class Conf(NamedTuple):
-    """What the setting says."""
+class Conf:
+    """What the setting says, without problems in it. Nothing is contacted."""
 
-    locks: Locks
-    hooks: tuple[Hook, ...]
-    policy: Policy | None
-    """For guards that are given none; None stands for theirs."""
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        known = _known(value)
+        self.locks = _connect(known)
+        self.hooks: tuple[Hook, ...] = known.get("HOOKS", ())
+        self._keys: Keys | None = known.get("KEYS")
+        self._policy: Policy | str | Callable[[], str] | None = known.get("POLICY")
+
+    @property
+    def policy(self) -> Policy | None:
+        """For guards that are given none; None stands for theirs. Raises what a flag raises that is asked first."""
+        if self._policy is None and self._keys is not None:
+            self._policy = "strict"
+        if self._policy is not None and not isinstance(self._policy, Policy):
+            self._policy = Policy(self._policy, keys=self._keys)
+        return self._policy
 
 
 def raw() -> Any:
@@ -111,16 +122,6 @@ def _connect(known: Mapping[str, Any]) -> Locks:
     return connect(known.get("URL"), **{named[key]: each for key, each in known.items() if key in named})
 
 
-def _read(value: Mapping[str, Any]) -> Conf:
-    known = _known(value)
-    keys, policy = known.get("KEYS"), known.get("POLICY")
-    if policy is None and keys is not None:
-        policy = "strict"
-    if policy is not None and not isinstance(policy, Policy):
-        policy = Policy(policy, keys=keys)
-    return Conf(_connect(known), known.get("HOOKS", ()), policy)
-
-
 _conf: Conf | None = None
 _gate = threading.Lock()
 
@@ -135,7 +136,7 @@ def current() -> Conf:
                 if wrong := problems(value):
                     key, sentence = wrong[0]
                     raise ConfigError(f"{named(key)}: {sentence}")
-                _conf = _read(value)
+                _conf = Conf(value)
     return _conf
 
 
