@@ -48,6 +48,7 @@ ARROWS: dict[str, set[str]] = {
     "fleet": FACES | {"fleet"},
     "__main__": {"cli"},
     "resource": LIBRARY,
+    "contrib": LIBRARY,
     "cli": LIBRARY,
     "lab": LIBRARY | {"lab"},
 }

@@ -23,6 +23,8 @@ MODULES = (
     "fencepost.sync",
     "fencepost.aio",
     "fencepost.backend",
+    "fencepost.contrib.django",
+    "fencepost.contrib.django.operations",
     "fencepost.errors",
     "fencepost.events",
     "fencepost.fleet",

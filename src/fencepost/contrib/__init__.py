@@ -1,0 +1,1 @@
+"""fencepost inside frameworks: one package for each, which imports its framework."""
