@@ -1,0 +1,1 @@
+"""Adapters for frameworks, each imported by its own name: nothing here loads a framework."""
