@@ -57,7 +57,7 @@ def _hold(id: int, tag: str, lease: Lease) -> int:
     return lease.token
 
 
-@fenced_task(app, key="account/{id}", busy="skip")
+@fenced_task(app, key="account/{id}", busy="skip", acks_late=True)
 def skipping(id: int, tag: str, *, lease: Lease) -> int:
     return _hold(id, tag, lease)
 

@@ -132,3 +132,118 @@ def test_a_busy_lock_skips_comes_back_or_waits(shop: Shop) -> None:
     assert holder.get(PATIENCE) < waiting.result[1], "tokens only grow"
     assert isinstance(retrying.get(PATIENCE), int)
     assert shop.locks.status(f"account/{id}") is None
+
+
+def test_a_worker_that_was_frozen_past_its_ttl_is_refused_by_the_guard(shop: Shop) -> None:
+    id, frozen, next = shop.account(), tag(), tag()
+    zombie = shop.send("writing", id, frozen, 1, queue="one")
+    shop.told(frozen)
+    shop.worker("one").freeze()
+    successor = shop.send("writing", id, next, 2, queue="two")
+    shop.told(next)  # it holds the lock: the first lease has expired
+    shop.go(next)
+    assert successor.get(PATIENCE) == 2
+    shop.go(frozen)
+    shop.worker("one").thaw()
+    with pytest.raises(Exception, match=r"StaleToken.*stale fencing token for 'account"):
+        zombie.get(PATIENCE)
+    assert shop.balance(id) == 2
+
+
+def test_the_lock_of_a_worker_that_was_killed_is_free_after_its_ttl(shop: Shop) -> None:
+    id, killed, name = shop.account(), tag(), ""
+    task = shop.send("skipping", id, killed, queue="one")
+    name = shop.told(killed)[1]
+    shop.worker("one").kill()
+    held = shop.locks.status(name)
+    assert held is not None, "the fault: it was killed while it held the lock"
+    with shop.locks.lock(name, timeout=PATIENCE) as lease:
+        assert lease.token > held.token
+        # The broker delivers its message again. It is not skipped, although the lock is busy: nobody else does it.
+        shop.redeliver()
+        shop.worker("one")
+        until(lambda: task.state == "RETRY", "the message that was delivered again is tried again")
+    shop.go(killed)
+    assert task.get(PATIENCE) > lease.token
+
+
+def test_a_task_is_done_once_however_often_it_is_delivered(shop: Shop) -> None:
+    id, killed = shop.account(), tag("held")
+    # Killed in the middle, while it held the lock and its transaction was open: the broker delivers it again.
+    first = shop.send("paying", id, 10, killed, queue="one")
+    _, pid = shop.told(killed)
+    assert pid == shop.worker("one").pid
+    assert shop.balance(id) == 100
+    shop.worker("one").kill()
+    shop.redeliver()
+    shop.worker("one")
+    assert shop.told(killed)[1] != pid, "the same message, in another worker"
+    shop.go(killed)
+    done = first.get(PATIENCE)
+    assert (done["paid"], shop.balance(id)) == (10, 90)
+    # Delivered again after it was done, as after a visibility timeout that was too short.
+    twice = tag()
+    again = shop.send("paying", id, 10, twice, queue="one", task_id=first.id)
+    until(lambda: shop.worker("one").errors.count(f"[{first.id}] succeeded") == 2, "the second delivery is worked off")
+    assert again.get(PATIENCE) == done
+    assert shop.silent(twice), "its body did not run"
+    assert shop.balance(id) == 90
+
+
+
+class Beats:
+    """Two beats of one election, which send into a queue that nobody reads."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.name = f"{shop.prefix}beat"
+        self.election = shop.locks.election(self.name)
+        self.children = [self._start(), self._start()]
+
+    def _start(self) -> Child:
+        return self.shop.celery("beat", "-S", "fencepost.contrib.celery:Scheduler", "-l", "WARNING")
+
+    def leader(self) -> Child | None:
+        """The beat that leads, as the store sees it."""
+        led = self.election.leader()
+        found = [each for each in self.children if led and led.metadata.endswith(f":{each.pid}")]
+        return found[0] if found else None
+
+    def messages(self) -> int:
+        """How many were sent so far."""
+        return int(self.shop.client.llen(f"{self.shop.prefix}nobody"))  # type: ignore[arg-type]
+
+    def noted(self) -> int:
+        """How many were noted, each before it was sent."""
+        kept = self.shop.client.hget(f"fencepost:beat:{self.name}", "often")
+        return int(json.loads(kept)[1]) if kept else 0  # type: ignore[arg-type]
+
+    def sends(self, count: int = 3) -> None:
+        until(lambda: self.messages() >= count, f"{count} messages are sent", watching=self.children)
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+
+
+def test_beat_fails_over_and_sends_nothing_twice(shop: Shop) -> None:
+    with closing(Beats(shop)) as beats:
+        beats.sends()
+        frozen = until(beats.leader, "one of them leads")
+        (other,) = [each for each in beats.children if each is not frozen]
+        frozen.freeze()
+        until(lambda: beats.leader() is other, "the other one takes over")
+        beats.sends(beats.messages() + 3)
+        frozen.thaw()
+        waiters = until(lambda: shop.locks.status(beats.name), "still led").waiters
+        until(lambda: shop.locks.status(beats.name).waiters, "it runs in the election again")  # type: ignore[union-attr]
+        beats.sends(beats.messages() + 3)
+        assert beats.leader() is other
+        assert not waiters or waiters[0].endswith(f":{frozen.pid}")
+        # A beat that is told to end resigns: nobody has to wait for its ttl.
+        other.signal(signal.SIGTERM)
+        assert other.wait() == 0
+        until(lambda: beats.leader() is frozen, "the first one leads again")
+        beats.sends(beats.messages() + 3)
+        frozen.kill()
+        assert beats.messages() in (beats.noted(), beats.noted() - 1), "killed between the note and the message at most"
