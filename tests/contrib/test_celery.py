@@ -190,7 +190,6 @@ def test_a_task_is_done_once_however_often_it_is_delivered(shop: Shop) -> None:
     assert shop.balance(id) == 90
 
 
-
 class Beats:
     """Two beats of one election, which send into a queue that nobody reads."""
 

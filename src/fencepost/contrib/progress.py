@@ -91,7 +91,9 @@ def _client(url: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(f"redis:// needs the package {error.name!r}: pip install 'fencepost[redis]'") from error
     try:
-        return redis.Redis.from_url(url, socket_timeout=_SECONDS, socket_connect_timeout=_SECONDS)
+        client = redis.Redis.from_url(url, socket_timeout=_SECONDS, socket_connect_timeout=_SECONDS)
+        client.connection_pool.make_connection()  # nothing is contacted, but it says which options it does not know
+        return client
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{masked(url)!r} is no URL of redis-py: {error}") from None
 
