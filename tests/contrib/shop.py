@@ -1,6 +1,6 @@
 """A Celery app as a user would write it. Its tasks tell the test what they do, and wait for it, through Redis.
 
-$SHOP is a JSON object: the Redis URL, a prefix for everything, and the SQLite file with the accounts.
+$SHOP is a JSON object: the Redis URL, a prefix for everything, the ttl, and the SQLite file with the accounts.
 """
 
 import json
@@ -18,7 +18,6 @@ from fencepost.guards import sqlite
 from tests.harness.waiting import PATIENCE
 
 SHOP = json.loads(os.environ["SHOP"])
-TTL = 1.0
 client = redis.Redis.from_url(SHOP["url"], decode_responses=True)
 
 app = Celery("shop", broker=SHOP["url"], backend=SHOP["url"])
@@ -28,7 +27,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
     fencepost_url=f"{SHOP['url']}?prefix={SHOP['prefix']}",
-    fencepost_ttl=TTL,
+    fencepost_ttl=SHOP["ttl"],
     fencepost_beat_name=f"{SHOP['prefix']}beat",
     fencepost_beat_state=SHOP["url"],
     beat_schedule={"often": {"task": "sent", "schedule": 0.1, "options": {"queue": "nobody"}}},
@@ -52,7 +51,7 @@ def accounts() -> AbstractContextManager[sqlite3.Connection]:
 
 
 def _hold(id: int, tag: str, lease: Lease) -> int:
-    tell(tag, "began", lease.name, os.getpid())
+    tell(tag, lease.name, lease.token)
     go(tag)
     return lease.token
 
@@ -81,7 +80,7 @@ def waiting(self: Any, id: int, tag: str, *, lease: Lease) -> list[Any]:
 @fenced_task(app, key="account/{id}", busy="wait")
 def writing(id: int, tag: str, amount: int) -> int:
     """A guarded write whose lease the guard finds by itself."""
-    tell(tag, "began", os.getpid())
+    tell(tag, os.getpid())
     go(tag)
     with accounts() as conn, sqlite.fenced(conn, f"account/{id}"):
         conn.execute("UPDATE account SET balance = ? WHERE id = ?", (amount, id))
@@ -90,7 +89,7 @@ def writing(id: int, tag: str, amount: int) -> int:
 
 @fenced_task(app, key="account/{id}", busy="retry", pause=0.1, once=accounts)
 def paying(id: int, amount: int, tag: str, *, conn: sqlite3.Connection, lease: Lease) -> dict[str, Any]:
-    tell(tag, "began", os.getpid())
+    tell(tag, os.getpid())
     conn.execute("UPDATE account SET balance = balance - ? WHERE id = ?", (amount, id))
     if tag.startswith("held"):
         go(tag)

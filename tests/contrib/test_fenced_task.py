@@ -4,7 +4,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_a_stale_task_changes_nothing_and_is_not_remembered(app: Celery, locks: 
     assert pay(42, "2026-11") == done, "also without a broker: the run has a name"
     assert (pay(42, "2026-12") == done, balance(bank)) == (False, 80)
     with bank() as conn:
-        assert purge(conn, datetime.now(timezone.utc) + timedelta(days=1)) == 2
+        assert purge(conn, datetime.now(UTC) + timedelta(days=1)) == 2
     assert pay.acks_late
 
 
@@ -317,7 +317,7 @@ def test_the_next_leader_goes_on_where_the_last_one_stopped(scheduled: Celery, s
         lead(second)
         assert sent() == 1, "the first one has sent it"
         assert second.schedule["hourly"].total_run_count == 1
-        assert abs(second.schedule["hourly"].last_run_at - datetime.now(timezone.utc)) < timedelta(minutes=5)
+        assert abs(second.schedule["hourly"].last_run_at - datetime.now(UTC)) < timedelta(minutes=5)
     third = Scheduler(scheduled)
     lead(third)  # resigning frees the election at once
     third.close()
