@@ -23,6 +23,8 @@ MODULES = (
     "fencepost.sync",
     "fencepost.aio",
     "fencepost.backend",
+    "fencepost.contrib.apscheduler",
+    "fencepost.contrib.celery",
     "fencepost.errors",
     "fencepost.events",
     "fencepost.fleet",

@@ -168,41 +168,34 @@ def test_a_worker_that_was_frozen_past_its_ttl_is_refused_by_the_guard(shop: Sho
     assert shop.balance(id) == 2
 
 
-def test_the_lock_of_a_worker_that_was_killed_is_free_after_its_ttl(shop: Shop) -> None:
-    id, killed = shop.account(), tag()
+def test_what_a_worker_was_doing_when_it_was_killed_is_done_once(shop: Shop) -> None:
+    id, other, killed, paid = shop.account(), shop.account(), tag(), tag("held")
     task = shop.send("skipping", id, killed, queue="mortal")
+    payment = shop.send("paying", other, 10, paid, queue="mortal")
     name, token = shop.told(killed)
-    shop.worker("mortal").kill()  # which held the lock: only this test lets it go on
-    with shop.locks.lock(name, timeout=PATIENCE, ttl=LONG) as lease, shop.heir():
-        assert lease.token > token
-        # The broker delivers its message again. It is not skipped, although the lock is busy: nobody else does it.
+    assert shop.told(paid) == [shop.worker("mortal").pid]
+    assert shop.balance(other) == 100
+    # It holds both locks, and a transaction is open: only this test lets it go on.
+    shop.worker("mortal").kill()
+    with shop.locks.lock(name, timeout=PATIENCE, ttl=LONG) as lease, shop.heir() as heir:
+        assert lease.token > token, "the lock is free after its ttl"
         shop.redeliver()
-        until(lambda: task.state == "RETRY", "the message that was delivered again is tried again")
+        # A message that is delivered again is not skipped, although the lock is busy: nobody else does it.
+        until(lambda: task.state == "RETRY", "it is tried again")
         lease.release()
         shop.go(killed)
         assert task.get(PATIENCE) > lease.token
-
-
-def test_a_task_is_done_once_however_often_it_is_delivered(shop: Shop) -> None:
-    id, killed = shop.account(), tag("held")
-    # Killed in the middle, while it held the lock and its transaction was open: the broker delivers it again.
-    first = shop.send("paying", id, 10, killed, queue="mortal")
-    assert shop.told(killed) == [shop.worker("mortal").pid]
-    assert shop.balance(id) == 100
-    shop.worker("mortal").kill()
-    with shop.heir() as heir:
-        shop.redeliver()
-        assert shop.told(killed) == [heir.pid], "the same message, in another worker"
-        shop.go(killed)
-        done = first.get(PATIENCE)
-        assert (done["paid"], shop.balance(id)) == (10, 90)
+        assert shop.told(paid) == [heir.pid], "the same message, in another worker"
+        shop.go(paid)
+        done = payment.get(PATIENCE)
+        assert (done["paid"], shop.balance(other)) == (10, 90)
         # Delivered again after it was done, as after a visibility timeout that was too short.
         twice = tag()
-        again = shop.send("paying", id, 10, twice, queue="steady", task_id=first.id)
-        until(lambda: heir.errors.count(f"[{first.id}] succeeded") == 2, "the second delivery is worked off")
+        again = shop.send("paying", other, 10, twice, queue="steady", task_id=payment.id)
+        until(lambda: heir.errors.count(f"[{payment.id}] succeeded") == 2, "the second delivery is worked off")
     assert again.get(PATIENCE) == done
     assert shop.silent(twice), "its body did not run"
-    assert shop.balance(id) == 90
+    assert shop.balance(other) == 90
 
 
 class Beats:
