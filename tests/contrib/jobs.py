@@ -19,7 +19,7 @@ from fencepost.guards import RedisGuard
 from tests.harness.waiting import PATIENCE
 
 url, prefix, ttl = sys.argv[1:]
-client: Any = redis.Redis.from_url(url, decode_responses=True)
+client: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
 guard = RedisGuard(client)
 
 

@@ -18,7 +18,7 @@ from fencepost.guards import sqlite
 from tests.harness.waiting import PATIENCE
 
 SHOP = json.loads(os.environ["SHOP"])
-client = redis.Redis.from_url(SHOP["url"], decode_responses=True)
+client = redis.Redis.from_url(SHOP["url"], decode_responses=True, socket_timeout=None)
 
 app = Celery("shop", broker=SHOP["url"], backend=SHOP["url"])
 app.conf.update(

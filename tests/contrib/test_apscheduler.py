@@ -38,7 +38,7 @@ def test_each_run_happens_once_in_a_fleet_whose_leader_is_frozen_replaced_and_ki
     def start(ttl: float) -> Child:
         return Child.python("-m", "tests.contrib.jobs", url, prefix, ttl)
 
-    with redis.Redis.from_url(url, decode_responses=True) as client:
+    with redis.Redis.from_url(url, decode_responses=True, socket_timeout=None) as client:
 
         def runs() -> list[list[Any]]:
             return [json.loads(each) for each in client.lrange(f"{prefix}runs", 0, -1)]

@@ -33,7 +33,7 @@ class Shop:
             patch.setenv("SHOP", json.dumps(self.facts))
             from tests.contrib import shop
         self.app = shop.app
-        self.client = redis.Redis.from_url(url, decode_responses=True)
+        self.client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
         self.locks = fencepost.connect(f"{url}?prefix={self.prefix}")
         self.children: dict[str, Child] = {}
         with closing(sqlite3.connect(self.accounts)) as conn, conn:
