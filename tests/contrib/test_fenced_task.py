@@ -339,8 +339,11 @@ def test_a_beat_that_was_replaced_is_refused_before_it_sends(
 
 
 def test_beat_sends_nothing_while_its_state_cannot_be_written(
-    scheduled: Celery, sent: Any, caplog: pytest.LogCaptureFixture
+    scheduled: Celery, sent: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(*_: Any) -> bool:
+        raise BackendError("no answer either", backend="sqlite", ambiguous=True)
+
     class Down(MemoryGuard[bytes]):
         broken = True
 
@@ -351,6 +354,7 @@ def test_beat_sends_nothing_while_its_state_cannot_be_written(
 
     guard = scheduled.conf.fencepost_beat_state = Down()
     with closing(Scheduler(scheduled)) as beat:
+        monkeypatch.setattr(fencepost.Term, "resign", fail)
         until(lambda: "beat sends nothing for now" in caplog.text or beat.tick() < 0, "it fails")
         guard.broken = False
         lead(beat)

@@ -66,7 +66,10 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]  # Celery has no types
             _log.error("beat sends nothing for now: %s", error)
             pause = _PAUSE
         self._led = self._heap = None
-        term.resign()
+        try:
+            term.resign()
+        except BackendError:
+            pass  # its ttl ends it
         return pause
 
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
