@@ -46,6 +46,8 @@ ARROWS: dict[str, set[str]] = {
     "aio": CORE | {"election"},
     "": FACES,
     "fleet": FACES | {"fleet"},
+    "naming": FACTS,
+    "contrib": LIBRARY,
     "__main__": {"cli"},
     "resource": LIBRARY,
     "contrib": LIBRARY,

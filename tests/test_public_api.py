@@ -25,6 +25,8 @@ MODULES = (
     "fencepost.backend",
     "fencepost.contrib.django",
     "fencepost.contrib.django.operations",
+    "fencepost.contrib.apscheduler",
+    "fencepost.contrib.celery",
     "fencepost.errors",
     "fencepost.events",
     "fencepost.fleet",

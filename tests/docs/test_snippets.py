@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -13,6 +14,7 @@ from fencepost_lab.servers.processes import ENDED, state_of
 from tests import ROOT
 from tests.docs.snippets import RUN, BadSnippet, blocks, follow
 from tests.harness.child import Child
+from tests.harness.servers import shared
 from tests.harness.waiting import until
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")])
@@ -22,9 +24,13 @@ SLOW = {ROOT / "docs" / f"{name}.md" for name in ("advise", "contend", "fleet", 
 SLOW |= {ROOT / "docs" / "django.md", ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
 
+ON_REDIS = {ROOT / "docs" / "celery.md": 11, ROOT / "docs" / "apscheduler.md": 12}
+"""Documents that find a Redis server in $REDIS_URL, each with a database of its own."""
+
 
 def _each(document: Path) -> ParameterSet:
     marks = [pytest.mark.slow] if document in SLOW else []
+    marks += [pytest.mark.redis] if document in ON_REDIS else []
     return pytest.param(document, id=str(document.relative_to(ROOT)), marks=marks)
 
 
@@ -33,6 +39,8 @@ def test_every_snippet_of_a_document_holds(document: Path) -> None:
     if not any(block.language in {"", *RUN} for block in blocks(document)):
         return  # nothing to run: the fences are right
     kept = [f"{name}={value}" for name, value in os.environ.items() if not name.startswith("FENCEPOST_")]
+    if database := ON_REDIS.get(document):
+        kept.append(f"REDIS_URL={urlsplit(shared('redis').url)._replace(path=f'/{database}').geturl()}")
     command = ["env", "-i", *kept, sys.executable, "-m", "tests.docs.snippets", document]
     with Child(command, stdin=subprocess.DEVNULL, merged=True) as reader:
         if reader.wait(110):
