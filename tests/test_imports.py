@@ -47,6 +47,7 @@ ARROWS: dict[str, set[str]] = {
     "aio": CORE | {"election", "naming"},
     "": FACES,
     "fleet": FACES | {"fleet"},
+    "testing": FACES | {"testing"},
     "__main__": {"cli"},
     "resource": LIBRARY,
     "cli": LIBRARY,

@@ -52,6 +52,8 @@ MODULES = (
     "fencepost.saga",
     "fencepost.saga.aio",
     "fencepost.signing",
+    "fencepost.testing",
+    "fencepost.testing.aio",
 )
 
 SPOKEN = {
