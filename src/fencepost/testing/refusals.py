@@ -14,8 +14,9 @@ _NOT_REFUSED = (
     "or enter, before? A guard refuses what is older than what it has seen"
 )
 _NOTICED = (
-    "the holder noticed by itself that its lease is lost, and no guard was asked. A holder that is paused between that "
-    "check and its write notices nothing: have this test make the write itself"
+    "no guard refused the write: the holder itself noticed that its lease is lost, by a check, or at the end of its "
+    "block, when the write was made already. A holder that is paused just before its write notices nothing: put a guard "
+    "in front of what it writes"
 )
 
 
