@@ -50,10 +50,13 @@ def _check(request: pytest.FixtureRequest, failed: int, made: testing.Locks | ai
     __tracebackhide__ = True
     if request.session.testsfailed > failed:
         return  # what it left behind is no news
+    message = ""
     try:
         made.assert_released()
     except AssertionError as error:
-        pytest.fail(str(error), pytrace=False)
+        message = str(error)
+    if message:  # not above, or it would be told twice
+        pytest.fail(message, pytrace=False)
 
 
 def _close(made: aio.Locks) -> None:

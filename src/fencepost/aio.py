@@ -407,7 +407,7 @@ class Locks:
         """Release what is still held and disconnect."""
         await self._core.close()
 
-    async def __aenter__(self) -> "Locks":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

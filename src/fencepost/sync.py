@@ -423,7 +423,7 @@ class Locks:
         """Release what is still held and disconnect."""
         call(self._core.close)
 
-    def __enter__(self) -> "Locks":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

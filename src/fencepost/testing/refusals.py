@@ -15,8 +15,8 @@ _NOT_REFUSED = (
 )
 _NOTICED = (
     "no guard refused the write: the holder itself noticed that its lease is lost, by a check, or at the end of its "
-    "block, when the write was made already. A holder that is paused just before its write notices nothing: put a guard "
-    "in front of what it writes"
+    "block, when the write was made already. A holder that is paused just before its write notices nothing: put a "
+    "guard in front of what it writes"
 )
 
 

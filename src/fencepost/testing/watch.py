@@ -58,16 +58,17 @@ class WatchedCore(Core[L]):
 
 def _place() -> str:
     """The line that acquires, in the first file around here that is not ours."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    outermost = getattr(task.get_coro(), "cr_frame", None) if task else None  # below is who runs the event loop
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
         if not code.co_filename.startswith(_OURS) and module.partition(".")[0] not in _BETWEEN:
             return f"at {_shown(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
+        frame = None if frame is outermost else frame.f_back
     return f"in task {task.get_name()!r}" if task else f"on thread {threading.current_thread().name!r}"
 
 
