@@ -56,6 +56,8 @@ MODULES = (
     "fencepost.saga",
     "fencepost.saga.aio",
     "fencepost.signing",
+    "fencepost.testing",
+    "fencepost.testing.aio",
 )
 
 SPOKEN = {

@@ -1,75 +1,131 @@
-"""Lock names made from the arguments of a call: ``"account/{id}"`` and ``f(id=42)`` give ``account/42``."""
+"""The name of a lock, made from the arguments of a call."""
 
 import inspect
-from collections.abc import Callable, Collection
-from string import Formatter
-from typing import Any, TypeAlias
-from uuid import UUID
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fencepost import check
 from fencepost.errors import ConfigError
 
-Key: TypeAlias = str | Callable[..., str]
-"""A template whose fields are parameter names, or a function of the same arguments that returns the name."""
+Name = str | Callable[..., str]
+"""``"report/{account_id}"``, or a function of the call's own arguments."""
+
+Namer = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
+"""The name for a call with these arguments; TypeError if it cannot be called so, ConfigError for odd values."""
 
 
-class Template:
-    """Makes a name for each call of a function. What cannot be a template of that function is a ConfigError here.
+def from_arguments(name: Name, call: Callable[..., object], signature: inspect.Signature | None = None) -> Namer:
+    """A function that names the lock of one call of ``call``; ConfigError if ``name`` cannot do that.
 
-    A field is a bare parameter name. Its value is a str that is not empty and has no ``/``, an int, or a UUID: an empty
-    value would name a path above all others, a ``/`` would change the path, and the text of most other objects differs
-    from call to call, so that no two calls would exclude each other.
+    ``signature`` is what its callers give, if that is not what ``call`` takes.
+
+    The fields of a text are bare parameter names of ``call``, so that ``f(42)`` and ``f(account_id=42)`` take the same
+    lock. Their values are text without "/", whole numbers or UUIDs: what else there is would make one name of several
+    values, or another name for each call.
     """
+    if isinstance(name, str):
+        return _template(name, call, signature)
+    if not callable(name):
+        raise ConfigError(f"a lock's name is a str, or a function of the call's arguments, not {name!r}")
+    if inspect.iscoroutinefunction(name):
+        raise ConfigError(f"{_called(name)} names a lock, so it cannot be a coroutine function")
 
-    def __init__(self, key: Key, signature: inspect.Signature, what: str = "key") -> None:
-        self._key = key
-        self._signature = signature
-        self._what = what
-        self._parts: list[tuple[str, str | None]] = []
-        if callable(key):
-            return
-        if not isinstance(key, str):
-            raise ConfigError(f"{what}= is a template such as 'account/{{id}}' or a function, not {key!r}")
-        check.name(key, what)
-        named = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        try:
-            found = list(Formatter().parse(key))
-        except ValueError as error:
-            raise ConfigError(f"{what}={key!r} is no template: {error}; a brace itself is written twice") from None
-        self._parts = [self._part(named, *each) for each in found]
+    def computed(args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+        return _whole(name(*args, **options))
 
-    def _part(
-        self, named: Collection[str], text: str, field: str | None, spec: str | None, conversion: str | None
-    ) -> tuple[str, str | None]:
-        if field is None:
-            return text, None
-        if spec or conversion or not field.isidentifier():
-            raise ConfigError(
-                f"a field of {self._what}={self._key!r} is a bare parameter name, without attribute, index or format; "
-                f"use a function for anything else"
-            )
-        if field not in named:
-            known = ", ".join(named) or "none"
-            raise ConfigError(f"{self._what}={self._key!r}: no parameter is called {field!r}; there are: {known}")
-        return text, field
+    return computed
 
-    def name(self, *args: Any, **kwargs: Any) -> str:
-        """The name for a call with these arguments; TypeError if it cannot be called so, ConfigError for odd values."""
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        if callable(self._key):
-            return check.name(self._key(*bound.args, **bound.kwargs), f"{self._what} made by a function")
-        return check.name("".join(text + self._text(bound.arguments, field) for text, field in self._parts))
 
-    def _text(self, arguments: dict[str, Any], field: str | None) -> str:
-        if field is None:
-            return ""
-        value = arguments[field]
-        if isinstance(value, (int, UUID)) and not isinstance(value, bool):
-            return str(value)
-        if isinstance(value, str) and value and "/" not in value:
-            return str(value)
+def _template(text: str, call: Callable[..., object], signature: inspect.Signature | None) -> Namer:
+    fields = _fields(text)
+    if not any(field is not None for _, field in fields):
+        fixed = _whole("".join(literal for literal, _ in fields))
+        return lambda args, options: fixed
+    try:
+        signature = signature or inspect.signature(call)
+    except (TypeError, ValueError):
         raise ConfigError(
-            f"{field}={value!r} cannot be a part of {self._what}={self._key!r}: it takes an int, a UUID, or a str that "
-            f"is not empty and has no '/'"
+            f"the parameters of {_called(call)} are not known, so {text!r} cannot name them; give a function of its "
+            f"arguments as the name"
+        ) from None
+    for _, field in fields:
+        if field is not None:
+            _check_parameter(text, field, call, signature)
+
+    def formatted(args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+        bound = signature.bind(*args, **options)  # TypeError for a wrong call, as the call itself would raise
+        bound.apply_defaults()
+        values = bound.arguments
+        parts = (literal if field is None else literal + _value(field, values[field]) for literal, field in fields)
+        return _whole("".join(parts))
+
+    return formatted
+
+
+def _fields(text: str) -> list[tuple[str, str | None]]:
+    """The literal texts of a template, each with the field after it; None after the last one."""
+    from string import Formatter  # only here: few programs come by
+
+    found: list[tuple[str, str | None]] = []
+    try:
+        for literal, field, spec, conversion in Formatter().parse(text):
+            if field is not None and (spec or conversion or not field.isidentifier()):
+                odd = "{" + field + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
+                raise ConfigError(
+                    f"{odd} in the lock name {text!r} is not the bare name of a parameter; give a function of the "
+                    f"call's arguments as the name, or write {{{{ and }}}} for braces"
+                )
+            if field is not None and not literal and found and found[-1][1] is not None:
+                raise ConfigError(
+                    f"nothing separates {{{found[-1][1]}}} and {{{field}}} in the lock name {text!r}, so that "
+                    f"different values would have one name; put a '/' between them"
+                )
+            found.append((literal, field))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the lock name {text!r} has a wrong field: {error}") from None
+    return found
+
+
+def _check_parameter(text: str, field: str, call: Callable[..., object], signature: inspect.Signature) -> None:
+    parameter = signature.parameters.get(field)
+    if parameter is None:
+        there = ", ".join(signature.parameters) or "none"
+        raise ConfigError(
+            f"{{{field}}} in the lock name {text!r} is no parameter of {_called(call)}, which has: {there}"
         )
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise ConfigError(f"{{{field}}} in the lock name {text!r} stands for any number of arguments; name one of them")
+
+
+def _value(field: str, value: object) -> str:
+    # The value itself, not what a subclass such as an enum prints: that differs between Python versions.
+    if isinstance(value, str):
+        text = str.__str__(value)
+        if not text:
+            raise ConfigError(f"{field} is empty: a lock without it would be another lock")
+        if "/" in text:
+            raise ConfigError(f"{field}={value!r} contains '/', and would be the name of another lock below this one")
+        return text
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__repr__(value)
+    uuid = sys.modules.get("uuid")  # no value is one unless it is loaded
+    if uuid is not None and isinstance(value, uuid.UUID):
+        return str(value)
+    raise ConfigError(
+        f"{field}={value!r} cannot be a part of a lock's name: a str, an int or a UUID can; for anything else give a "
+        f"function of the call's arguments as the name"
+    )
+
+
+def _whole(name: str) -> str:
+    check.name(name)
+    if name.endswith("/"):
+        raise ConfigError(f"the lock name {name!r} ends with '/': its lease would speak for everything below it")
+    return name
+
+
+def _called(call: object) -> str:
+    return str(getattr(call, "__qualname__", None) or repr(call))

@@ -20,8 +20,8 @@ from tests.harness.waiting import until
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")])
 
 
-SLOW = {ROOT / "docs" / f"{name}.md" for name in ("advise", "contend", "fleet", "lab", "resource", "rollout", "run")}
-SLOW |= {ROOT / "docs" / "django.md", ROOT / "lab" / "README.md"}
+_SLOW = ("advise", "contend", "django", "fleet", "lab", "resource", "rollout", "run", "testing")
+SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
 
 ON_REDIS = {ROOT / "docs" / "celery.md": 11, ROOT / "docs" / "apscheduler.md": 12}
@@ -79,8 +79,14 @@ def test_python_blocks_share_a_namespace_and_may_await(tmp_path: Path) -> None:
         '''text
         not to be run
         '''
+
+        <!-- snippet: file made.py -->
+        '''python
+        raise SystemExit("not here")
+        '''
         """
-    assert follow(page(tmp_path, text), tmp_path) == 4
+    assert follow(page(tmp_path, text), tmp_path) == 5
+    assert (tmp_path / "made.py").read_text() == 'raise SystemExit("not here")\n'
 
 
 def test_a_command_must_succeed_and_print_what_is_shown(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fencepost.contrib.celery.settings import locks_of
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.guards import postgres, sqlite
 from fencepost.guards.redis import BaseRedisGuard
-from fencepost.naming import Key, Template
+from fencepost.naming import Name, Namer, from_arguments
 from fencepost.once import once as once_in
 from fencepost.sql.connections import is_sqlite
 from fencepost.sync import Lease, Locks
@@ -39,7 +39,7 @@ def fenced_task(
     app: "celery.Celery | None",
     /,
     *,
-    key: Key,
+    key: Name,
     busy: Busy,
     locks: Locks | None = None,
     ttl: Seconds | None = None,
@@ -47,7 +47,7 @@ def fenced_task(
     max_hold: Seconds | None = None,
     pause: Seconds | None = None,
     once: Open | None = None,
-    run: Key | None = None,
+    run: Name | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
     """A task of ``app`` whose body holds a lock: ``@fenced_task(app, key="account/{id}", busy="retry")``.
@@ -100,7 +100,7 @@ def fenced_task(
             raise ConfigError(f"{work.__qualname__} returns before its work is done, and Celery does not await it")
         asked = Asked(work, ("lease",) if once is None else ("lease", "conn", "run"), bound=bind)
         fence = Fence(
-            key=Template(key, asked.signature),
+            key=from_arguments(key, work, asked.signature),
             busy=busy,
             locks=locks,
             ttl=None if ttl is None else check.ttl(ttl),
@@ -108,7 +108,7 @@ def fenced_task(
             max_hold=None if max_hold is None else check.seconds(max_hold, "max_hold"),
             pause=_PAUSE if pause is None else check.seconds(pause, "pause"),
         )
-        runs = None if run is None else Template(run, asked.signature, "run")
+        runs = None if run is None else from_arguments(run, work, asked.signature)
 
         @functools.wraps(work)
         def fenced(task: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def fenced_task(
                     raise ConfigError(f"{asked.name} returned a coroutine, which Celery does not await")
                 return result
 
-            name = fence.key.name(*args, **kwargs)
+            name = fence.key(args, kwargs)
             id = None if once is None else _run_id(task, runs, args, kwargs)
             lease = fence.take(task, name)
             if lease is None:
@@ -144,9 +144,9 @@ def _bound(callers: inspect.Signature) -> inspect.Signature:
     return callers.replace(parameters=[inspect.Parameter("_task", kind), *rest])
 
 
-def _run_id(task: Any, runs: Template | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _run_id(task: Any, runs: Namer | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if runs is not None:
-        return runs.name(*args, **kwargs)
+        return runs(args, kwargs)
     if task.request.id is None:
         raise ConfigError(
             f"{task.name} was called directly, so that its run has no id to be remembered by; call it with delay() or "
@@ -182,7 +182,7 @@ class Fence:
 
     def __init__(
         self,
-        key: Template,
+        key: Namer,
         busy: Busy,
         locks: Locks | None,
         ttl: float | None,
