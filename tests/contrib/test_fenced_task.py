@@ -176,7 +176,7 @@ def test_what_cannot_be_meant_is_refused_where_the_task_is_defined(app: Celery, 
         with pytest.raises(ConfigError, match=complaint):
             fenced_task(app, shared=False, **{"key": "account/{id}", "busy": "wait", "locks": locks, **options})(work)
 
-    define(plain, "no parameter is called 'ids'", key="{ids}")
+    define(plain, "is no parameter of", key="{ids}")
     define(plain, "busy= is 'skip', 'retry' or 'wait'", busy="raise")
     define(plain, "takes no timeout=", busy="skip", timeout=1)
     define(plain, "takes no pause=", busy="wait", pause=1)
