@@ -11,6 +11,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from fencepost import check
 from fencepost.compat.observed import Hold, Lease, asked, gave_up
 from fencepost.driver import boottime
 from fencepost.errors import ConfigError
@@ -80,7 +81,7 @@ class _Fenced:
 class _Blocking(_Fenced):
     def acquire(self, *args: Any, **options: Any) -> Any:
         """As filelock's; Timeout if the lock was not free in time."""
-        began = asked(SOURCE, self._path)
+        began = boottime() if self.lock_counter else asked(SOURCE, self._path)
         try:
             proxy = super().acquire(*args, **options)  # type: ignore[misc]
         except Timeout:
@@ -99,7 +100,7 @@ class _Blocking(_Fenced):
 class _Async(_Fenced):
     async def acquire(self, *args: Any, **options: Any) -> Any:
         """As filelock's; Timeout if the lock was not free in time."""
-        began = asked(SOURCE, self._path)
+        began = boottime() if self.lock_counter else asked(SOURCE, self._path)
         try:
             proxy = await super().acquire(*args, **options)  # type: ignore[misc]
         except Timeout:
@@ -153,7 +154,9 @@ def _mint(path: str) -> int | None:
         return _no_token(beside, error)
     try:
         last = os.read(file, 64).strip()
-        token = max(int(last) + 1 if last.isdigit() else 1, time.time_ns() // 1000)
+        known = int(last) if last.isdigit() else 0
+        # A number that no issuer can have come to by now was not written here, and no guard would admit the next one.
+        token = max(known + 1 if known <= check.highest_token() else 1, time.time_ns() // 1000)
         os.lseek(file, 0, os.SEEK_SET)
         os.write(file, b"%019d\n" % token)
         return token
