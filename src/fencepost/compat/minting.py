@@ -17,6 +17,7 @@ from fencepost.driver import boottime, run, settle
 _log = logging.getLogger("fencepost")
 _TAKE = build("plain_take", {"mint": "mint_clock"})
 _REMEMBER = scripts("clock").bump
+_REFUSED = ("ACL failure", "The user executing the script can't")  # inside a script, by Redis 7 and by Redis 6
 _warned: set[str] = set()
 
 
@@ -56,7 +57,7 @@ async def take(client: Any, key: Any, value: str | bytes, ms: int | None, prefix
         token = int(await _run(client, _TAKE, (key, tokens), (value, "" if ms is None else ms)))
         return Taken(token > 0, token or None, since)
     except ResponseError as error:
-        if not isinstance(error, NoPermissionError) and "ACL failure" not in str(error):
+        if not isinstance(error, NoPermissionError) and not any(each in str(error) for each in _REFUSED):
             raise
         if tokens not in _warned:
             _warned.add(tokens)

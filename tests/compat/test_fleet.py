@@ -1,0 +1,16 @@
+"""Fleets of which half still has the old lock: both halves exclude each other and get their sections."""
+
+import pytest
+
+from tests.programs.mixed import run
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("redis", "native"), ("redis", "compat"), ("redis_lock", "compat")], ids=lambda each: str(each)
+)
+def test_no_process_of_a_mixed_fleet_starves_and_no_two_are_inside_at_once(old: str, new: str) -> None:
+    outcome = run(old=old, new=new, each=2, seconds=60, section=0.003, pause=0.005, enough=4)
+    assert outcome.overlaps == 0
+    assert min(outcome.old.sections + outcome.new.sections) >= 4
