@@ -155,10 +155,10 @@ def test_a_user_that_may_not_mint_gets_the_lock_without_a_token(
                 assert lock.lease is not None
             with Own(client, "other", timeout=5) as lock:
                 assert lock.lease is not None
-        with redis.Redis(HOST, own_redis.port, username="few", password="secret") as limited:
-            with Lock(limited, "a", timeout=5) as lock:
-                assert lock.owned()
-                assert lock.lease is None
+        few = redis.Redis(HOST, own_redis.port, username="few", password="secret")
+        with few, Lock(few, "a", timeout=5) as lock:
+            assert lock.owned()
+            assert lock.lease is None
     finally:
         client.acl_deluser("app", "few")
 
@@ -204,7 +204,7 @@ class TestAsyncio:
                 async with client.lock("a", timeout=300) as lock:
                     assert isinstance(lock, aio.Lock)
                     assert lock.lease is not None
-                    assert fencepost.ambient.find("a") is lock.lease  # type: ignore[attr-defined]
+                    assert fencepost.ambient.find("a") is lock.lease
                     assert not await aio.Lock(client, "a").acquire(blocking=False)
                     await lock.extend(1)
                     await lock.reacquire()
@@ -252,7 +252,7 @@ class TestAsyncio:
                     async with lock:
                         inside.set()
                         await leave.wait()
-                    return fencepost.ambient.find("a")  # type: ignore[attr-defined]
+                    return fencepost.ambient.find("a")
 
                 task = asyncio.create_task(first())
                 await inside.wait()
@@ -260,8 +260,8 @@ class TestAsyncio:
                 async with lock:
                     leave.set()
                     assert await task is None
-                    assert fencepost.ambient.find("a") is not None  # type: ignore[attr-defined]
-                assert fencepost.ambient.find("a") is None  # type: ignore[attr-defined]
+                    assert fencepost.ambient.find("a") is not None
+                assert fencepost.ambient.find("a") is None
 
         run(test())
 
@@ -276,9 +276,9 @@ def test_on_a_cluster_the_counter_is_in_the_slot_of_the_lock(redis_cluster: Endp
                 assert lock.lease.token > first.token
 
     async def test() -> None:
-        async with aio.RedisCluster(host=host, port=int(port)) as client:
-            async with client.lock("compat:b", timeout=5) as lock:
-                assert lock.lease is not None
+        cluster = aio.RedisCluster(host=host, port=int(port))
+        async with cluster, cluster.lock("compat:b", timeout=5) as lock:
+            assert lock.lease is not None
 
     run(test())
 

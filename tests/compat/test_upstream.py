@@ -49,7 +49,18 @@ def test_redis_pys_own_tests_pass_with_one_import_changed(own_redis: Server, tmp
         text = path.read_text()
         assert text.count(before) == 1
         path.write_text(text.replace(before, after))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:schemathesis", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:schemathesis",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
     command += ["-o", "filterwarnings=", "-o", "addopts=", "--redis-url", f"redis://{HOST}:{own_redis.port}/0"]
     command += [f"tests/{name}" for name in IMPORTS]
     paths = f"{ROOT / 'src'}:{ROOT / 'lab' / 'src'}"

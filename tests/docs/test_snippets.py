@@ -13,6 +13,7 @@ from fencepost_lab.servers.processes import ENDED, state_of
 from tests import ROOT
 from tests.docs.snippets import RUN, BadSnippet, blocks, follow
 from tests.harness.child import Child
+from tests.harness.servers import shared
 from tests.harness.waiting import until
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")])
@@ -21,10 +22,12 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 SLOW = {ROOT / "docs" / f"{name}.md" for name in ("advise", "contend", "fleet", "lab", "resource", "rollout", "run")}
 SLOW |= {ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
+SERVED = {ROOT / "docs" / "migration.md"}
+"""Documents that need a Redis: they find it by $REDIS_URL."""
 
 
 def _each(document: Path) -> ParameterSet:
-    marks = [pytest.mark.slow] if document in SLOW else []
+    marks = [pytest.mark.slow] if document in SLOW else [pytest.mark.redis] if document in SERVED else []
     return pytest.param(document, id=str(document.relative_to(ROOT)), marks=marks)
 
 
@@ -33,6 +36,8 @@ def test_every_snippet_of_a_document_holds(document: Path) -> None:
     if not any(block.language in {"", *RUN} for block in blocks(document)):
         return  # nothing to run: the fences are right
     kept = [f"{name}={value}" for name, value in os.environ.items() if not name.startswith("FENCEPOST_")]
+    if document in SERVED:
+        kept.append(f"REDIS_URL={shared('redis').url}")
     command = ["env", "-i", *kept, sys.executable, "-m", "tests.docs.snippets", document]
     with Child(command, stdin=subprocess.DEVNULL, merged=True) as reader:
         if reader.wait(110):

@@ -3,12 +3,14 @@
 python -m tests.programs.mixed [--new native] [--old redis] [--each 4] [--seconds 60] [--section 0.005]
                                 [--pause 0.02] [--json]
 
-Each process takes one lock on one Redis again and again, with a pause of up to twice ``--pause`` in between. Inside it creates a file that nobody else may have, so
-that two who are inside at once are found without asking Redis. The old ones have redis-py's Lock, or python-redis-lock's
-(``--old redis_lock``); the new ones the compat lock of the same name (``--new compat``) or fencepost's own, which share
-the key by ``?prefix=`` and leave gaps by ``?pollers=`` (``--new native``; ``--pollers ''`` shows what happens without).
-``--new original`` is a fleet of old ones only, to compare with: without a pause, redis-py's own locks starve each other,
-for one that releases and asks at once is there before those that sleep.
+Each process takes one lock on one Redis again and again, with a pause of up to twice ``--pause`` in between. Inside it
+creates a file that nobody else may have, so that two who are inside at once are found without asking Redis. The old
+ones have redis-py's Lock, or python-redis-lock's (``--old redis_lock``). The new ones have the compat lock of that name
+(``--new compat``), or fencepost's own, which share the key by ``?prefix=`` and leave gaps by ``?pollers=`` (``--new
+native``; ``--pollers ''`` shows what happens without).
+
+``--new original`` is a fleet of old ones only, to compare with: without a pause, redis-py's own locks starve each
+other, for one that releases and asks at once is there before those that sleep.
 """
 
 from __future__ import annotations
@@ -77,7 +79,11 @@ def run(
     enough: int = 0,
 ) -> Outcome:
     """Let both halves run for so long, or until each process has had ``enough`` sections."""
-    with tempfile.TemporaryDirectory(prefix="mixed-") as folder, Redis(args=["--save", ""]) as server, ExitStack() as ends:
+    with (
+        tempfile.TemporaryDirectory(prefix="mixed-") as folder,
+        Redis(args=["--save", ""]) as server,
+        ExitStack() as ends,
+    ):
         inside = str(Path(folder) / "inside")
         fixed = [str(server.port), inside, str(section), str(pause), str(seconds), str(enough), pollers]
         workers = [
@@ -95,11 +101,11 @@ def run(
             for worker in workers:
                 worker.tell("end")
         facts = [worker.event("done", seconds + 60) for worker in workers]
-    sides = [
+    old_half, new_half = (
         Side([fact["sections"] for fact in half], max(fact["longest"] for fact in half))
         for half in (facts[:each], facts[each:])
-    ]
-    return Outcome(*sides, sum(fact["overlaps"] for fact in facts))
+    )
+    return Outcome(old_half, new_half, sum(fact["overlaps"] for fact in facts))
 
 
 def lock(kind: str, port: int, pollers: str) -> Callable[[], AbstractContextManager[Any]]:

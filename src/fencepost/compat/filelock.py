@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost import check
 from fencepost.compat.observed import Hold, Lease, asked, gave_up
@@ -33,8 +33,9 @@ _warned: set[str] = set()
 class _Fenced:
     """What these locks add to filelock's: a token for each hold, and a look whether the lock's file is still there."""
 
-    lock_file: Any
-    lock_counter: int
+    if TYPE_CHECKING:
+        lock_file: str
+        lock_counter: int
 
     @property
     def lease(self) -> Lease | None:
@@ -128,11 +129,11 @@ class SoftFileLock(_Blocking, filelock.SoftFileLock):
     """filelock's SoftFileLock; otherwise as `FileLock`."""
 
 
-class AsyncFileLock(_Async, filelock.AsyncFileLock):
+class AsyncFileLock(_Async, filelock.AsyncFileLock):  # type: ignore[misc]  # as filelock's own differs from its base
     """filelock's AsyncFileLock; otherwise as `FileLock`."""
 
 
-class AsyncSoftFileLock(_Async, filelock.AsyncSoftFileLock):
+class AsyncSoftFileLock(_Async, filelock.AsyncSoftFileLock):  # type: ignore[misc]
     """filelock's AsyncSoftFileLock; otherwise as `FileLock`."""
 
 
@@ -151,7 +152,8 @@ def _mint(path: str) -> int | None:
         # Never through a link that another user may have put there.
         file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
-        return _no_token(beside, error)
+        _warn(beside, error)
+        return None
     try:
         last = os.read(file, 64).strip()
         known = int(last) if last.isdigit() else 0
@@ -161,12 +163,13 @@ def _mint(path: str) -> int | None:
         os.write(file, b"%019d\n" % token)
         return token
     except OSError as error:
-        return _no_token(beside, error)
+        _warn(beside, error)
+        return None
     finally:
         os.close(file)
 
 
-def _no_token(beside: str, error: OSError) -> None:
+def _warn(beside: str, error: OSError) -> None:
     if beside not in _warned:
         _warned.add(beside)
         _log.error("%s: locks have no fencing tokens, which are kept in %r", error.strerror, beside)

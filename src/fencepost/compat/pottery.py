@@ -1,8 +1,8 @@
-"""pottery's Redlock, with fencing tokens: ``from fencepost.compat.pottery import Redlock`` instead of ``from pottery``."""
+"""pottery's locks, with fencing tokens: ``from fencepost.compat.pottery import Redlock``, not ``from pottery``."""
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from fencepost.compat.observed import Blocks, Hold, Lease, asked, gave_up
 from fencepost.driver import boottime, run
@@ -42,10 +42,12 @@ R = TypeVar("R")
 class _Fenced:
     """What the blocking and the asyncio lock share: a token from the majority that granted the lock."""
 
-    key: str
-    masters: Iterable[Any]
-    auto_release_time: float
-    _uuid: str
+    if TYPE_CHECKING:
+        key: str
+        masters: Iterable[Any]
+        auto_release_time: float
+        _uuid: str
+
     _hold: Hold | None = None
 
     def _begin(self) -> None:
@@ -100,9 +102,7 @@ class Redlock(_Fenced, pottery.Redlock):  # type: ignore[misc]
         super().__init__(key=key, masters=masters, **options)
         self._begin()
 
-    def acquire(
-        self, *, blocking: bool = True, timeout: float = -1, raise_on_redis_errors: bool | None = None
-    ) -> bool:
+    def acquire(self, *, blocking: bool = True, timeout: float = -1, raise_on_redis_errors: bool | None = None) -> bool:
         """As pottery's: True once a majority granted the lock, False if it did not in time."""
         began = asked(SOURCE, self.key)
         held = bool(super().acquire(blocking=blocking, timeout=timeout, raise_on_redis_errors=raise_on_redis_errors))
@@ -137,9 +137,10 @@ class Redlock(_Fenced, pottery.Redlock):  # type: ignore[misc]
         self._blocks.enter(self.lease)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: Any) -> Literal[False]:
         self._blocks.leave()
         self.release()
+        return False
 
 
 class AIORedlock(_Fenced, pottery.AIORedlock):  # type: ignore[misc]

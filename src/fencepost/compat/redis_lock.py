@@ -1,4 +1,4 @@
-"""python-redis-lock, with fencing tokens: ``from fencepost.compat import redis_lock`` instead of ``import redis_lock``."""
+"""python-redis-lock, with fencing tokens: ``from fencepost.compat import redis_lock``, not ``import redis_lock``."""
 
 from typing import Any
 

@@ -17,9 +17,7 @@ try:
 
     from fencepost.compat import minting
 except ModuleNotFoundError as error:
-    raise ConfigError(
-        f"fencepost.compat.redlock needs {error.name!r}: pip install 'fencepost[redlock-py]'"
-    ) from error
+    raise ConfigError(f"fencepost.compat.redlock needs {error.name!r}: pip install 'fencepost[redlock-py]'") from error
 
 __all__ = ["CannotObtainLock", "Lock", "MultipleRedlockException", "Redlock"]
 
@@ -29,12 +27,12 @@ SOURCE = "compat.redlock"
 class Lock(redlock.Lock):  # type: ignore[misc]
     """redlock-py's Lock, a tuple of validity, resource and key, that carries a lease."""
 
-    hold: Hold | None = None
+    _hold: Hold | None = None
 
     @property
     def lease(self) -> Lease | None:
         """The hold, for a guard; None if no token could be minted."""
-        return None if self.hold is None else self.hold.lease
+        return None if self._hold is None else self._hold.lease
 
 
 class Redlock(redlock.Redlock):  # type: ignore[misc]
@@ -44,9 +42,7 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
     `fencepost.compat.observe`.
     """
 
-    def __init__(
-        self, connection_list: Any, retry_count: int | None = None, retry_delay: float | None = None
-    ) -> None:
+    def __init__(self, connection_list: Any, retry_count: int | None = None, retry_delay: float | None = None) -> None:
         super().__init__(connection_list, retry_count, retry_delay)
         self._local = threading.local()
 
@@ -80,15 +76,15 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
         taken = list(self._local.taken.values())
         token = run(minting.agree(taken, len(self.servers), resource, ""))
         now = boottime()
-        held.hold = Hold(SOURCE, resource, held.key, token, max(held.validity / 1000, 0.0), now)
-        held.hold.acquired(began)
+        held._hold = Hold(SOURCE, resource, held.key, token, max(held.validity / 1000, 0.0), now)
+        held._hold.acquired(began)
         return held
 
     def unlock(self, lock: Any) -> None:
         """As redlock-py's, which does not say whether the lock was still held: the hooks are told."""
         self._begin()
         super().unlock(lock)
-        hold = getattr(lock, "hold", None)
+        hold = getattr(lock, "_hold", None)
         if hold is None:
             return
         if self._local.freed >= self.quorum:

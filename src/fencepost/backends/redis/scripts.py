@@ -72,8 +72,8 @@ def build(
         return "".join(part(name) for name in names)
 
     text = _NEEDS.sub(parts, source or part(name))
-    for number, value in (numbers or {}).items():
-        text = text.replace(f"${number}", str(value))
+    for placeholder, value in (numbers or {}).items():
+        text = text.replace(f"${placeholder}", str(value))
     fits = SCRIPTS[name] if source is None else number
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), fits)
 

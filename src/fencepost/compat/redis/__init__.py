@@ -148,7 +148,7 @@ def seconds(ms: int | None) -> float | None:
 class Redis(redis.Redis):
     """redis-py's client, whose ``lock()`` makes locks with fencing tokens."""
 
-    def lock(  # type: ignore[override]
+    def lock(
         self,
         name: str,
         timeout: float | None = None,
@@ -169,7 +169,7 @@ StrictRedis = Redis
 class RedisCluster(redis.RedisCluster):
     """redis-py's client of a cluster, whose ``lock()`` makes locks with fencing tokens."""
 
-    def lock(  # type: ignore[override]
+    def lock(
         self,
         name: str,
         timeout: float | None = None,
@@ -186,4 +186,5 @@ class RedisCluster(redis.RedisCluster):
 
 def from_url(url: str, **options: Any) -> Redis:
     """redis-py's ``from_url``, for a client whose ``lock()`` makes locks with fencing tokens."""
-    return Redis.from_url(url, **options)
+    client: Any = Redis.from_url(url, **options)
+    return client  # type: ignore[no-any-return]  # redis-py says that it returns its own

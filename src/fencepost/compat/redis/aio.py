@@ -22,8 +22,8 @@ __all__ = ["Lock", "Redis", "RedisCluster", "StrictRedis", "from_url"]
 class Lock(redis.asyncio.lock.Lock):
     """redis-py's asyncio Lock: its signature, its keys, its errors, its polling.
 
-    Taking it mints a fencing token: ``lease`` carries it to a guard, which in a ``async with`` block finds it by the lock's
-    name. What went wrong is told to the hooks of `fencepost.compat.observe`.
+    Taking it mints a fencing token: ``lease`` carries it to a guard, which in an ``async with`` block finds it by the
+    lock's name. What went wrong is told to the hooks of `fencepost.compat.observe`.
     """
 
     prefix: ClassVar[str] = ""
@@ -119,21 +119,21 @@ class Lock(redis.asyncio.lock.Lock):
             hold.gone()
 
     async def __aenter__(self) -> "Lock":
-        await super().__aenter__()
+        await super().__aenter__()  # type: ignore[no-untyped-call]
         self._blocks.enter(self.lease)
         return self
 
     async def __aexit__(self, *error: Any) -> None:
         self._blocks.leave()
-        await super().__aexit__(*error)
+        await super().__aexit__(*error)  # type: ignore[no-untyped-call]
 
 
 class Redis(redis.asyncio.Redis):
     """redis-py's asyncio client, whose ``lock()`` makes locks with fencing tokens."""
 
-    def lock(  # type: ignore[override]
+    def lock(
         self,
-        name: str,
+        name: str | bytes | memoryview,
         timeout: float | None = None,
         sleep: float = 0.1,
         blocking: bool = True,
@@ -152,9 +152,9 @@ StrictRedis = Redis
 class RedisCluster(redis.asyncio.RedisCluster):
     """redis-py's asyncio client of a cluster, whose ``lock()`` makes locks with fencing tokens."""
 
-    def lock(  # type: ignore[override]
+    def lock(
         self,
-        name: str,
+        name: str | bytes | memoryview,
         timeout: float | None = None,
         sleep: float = 0.1,
         blocking: bool = True,
@@ -169,4 +169,5 @@ class RedisCluster(redis.asyncio.RedisCluster):
 
 def from_url(url: str, **options: Any) -> Redis:
     """redis-py's ``from_url``, for a client whose ``lock()`` makes locks with fencing tokens."""
-    return Redis.from_url(url, **options)
+    client: Any = Redis.from_url(url, **options)
+    return client  # type: ignore[no-any-return]  # redis-py says that it returns its own
