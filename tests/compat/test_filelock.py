@@ -100,6 +100,12 @@ def test_a_token_file_that_cannot_be_written_costs_the_token_only(
     assert (tmp_path / "target").read_text() == "precious"
 
 
+def test_users_that_share_a_lock_by_its_mode_share_the_token_too(tmp_path: Path) -> None:
+    for mode in (0o666, 0o600):
+        with filelock.FileLock(tmp_path / "a.lock", mode=mode):
+            assert (tmp_path / "a.lock.fence").stat().st_mode & 0o777 == mode
+
+
 def test_asyncio(tmp_path: Path, told: list[Event]) -> None:
     async def test() -> None:
         kinds = (

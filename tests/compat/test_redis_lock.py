@@ -30,6 +30,18 @@ def test_old_and_new_exclude_and_wake_each_other(client: Any) -> None:
         waiter.release()
 
 
+def test_the_original_works_in_a_process_that_has_made_one_of_ours_first(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(original, "reset_all_script", None)
+    for name in ("unlock_script", "extend_script", "reset_script", "reset_all_script"):
+        monkeypatch.setattr(original.Lock, name, None)
+    with redis_lock.Lock(client, "a", expire=5):
+        pass
+    with original.Lock(client, "a", expire=5):
+        pass
+
+
 def test_tokens_grow_beside_fenceposts_own_locks_also_after_reset_all(client: Any, own_redis: Server) -> None:
     tokens = []
     with fencepost.connect(f"{own_redis.url}?prefix=lock:") as locks:

@@ -89,6 +89,24 @@ class TestRedlockPy:
         with pytest.raises(StaleToken):
             guard.write("a", "first", first.lease)
 
+    def test_fenceposts_own_redlock_takes_the_same_keys_and_tokens_grow(
+        self, clients: list[Any], servers: Independent
+    ) -> None:
+        compat = redlock.Redlock(clients, 1, 0.01)
+        tokens = []
+        with fencepost.connect(f"{servers.url}?prefix=") as locks:
+            for _ in range(2):
+                held = compat.lock("a", 300_000)
+                assert isinstance(held, redlock.Lock)
+                assert held.lease is not None
+                tokens.append(held.lease.token)
+                assert locks.try_acquire("a") is None
+                compat.unlock(held)
+                with locks.lock("a") as lease:
+                    tokens.append(lease.token)
+                    assert compat.lock("a", 1000) is False
+        assert tokens == sorted(set(tokens))
+
     def test_what_goes_wrong_is_told(self, clients: list[Any], told: list[Event]) -> None:
         new = redlock.Redlock(clients, retry_count=1)
         held = new.lock("a", 50)

@@ -52,11 +52,16 @@ class _Fenced:
     def _path(self) -> str:
         return os.path.abspath(os.fspath(self.lock_file))
 
+    @property
+    def _mode(self) -> int | None:
+        """The permissions that the lock's file was given on purpose; its neighbour needs the same."""
+        return getattr(self, "mode", None) if getattr(self, "has_explicit_mode", False) else None
+
     def _granted(self, began: float) -> None:
         if self.lock_counter != 1:
             return  # entered again
         path = self._path
-        hold = Hold(SOURCE, path, random_holder(), _mint(path), None, boottime())
+        hold = Hold(SOURCE, path, random_holder(), _mint(path, self._mode), None, boottime())
         self._own.hold, self._own.file = hold, _identity(path)
         hold.acquired(began)
 
@@ -145,7 +150,7 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _mint(path: str) -> int | None:
+def _mint(path: str, mode: int | None) -> int | None:
     """The next token; only the holder of the lock mints, so nobody else writes the file. None if it cannot be kept."""
     beside = f"{path}.fence"
     try:
@@ -155,6 +160,8 @@ def _mint(path: str) -> int | None:
         _warn(beside, error)
         return None
     try:
+        if mode is not None and os.fstat(file).st_uid == os.geteuid():
+            os.fchmod(file, mode)
         last = os.read(file, 64).strip()
         known = int(last) if last.isdigit() else 0
         # A number that no issuer can have come to by now was not written here, and no guard would admit the next one.

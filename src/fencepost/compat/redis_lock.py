@@ -64,6 +64,11 @@ class Lock(redis_lock.Lock):  # type: ignore[misc]
         self._hold: Hold | None = None
         self._blocks = Blocks()
 
+    @classmethod
+    def register_scripts(cls, redis_client: Any) -> None:
+        """As python-redis-lock's, which does it once, for all classes: for the original too."""
+        redis_lock.Lock.register_scripts(redis_client)
+
     @property
     def lease(self) -> Lease | None:
         """The hold, for a guard; None while the lock is not held, or if no token could be minted."""

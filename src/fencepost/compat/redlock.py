@@ -35,6 +35,17 @@ class Lock(redlock.Lock):  # type: ignore[misc]
         return None if self._hold is None else self._hold.lease
 
 
+class _Call(threading.local):
+    """What the servers answered to one call of this thread."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.taken: dict[int, tuple[Any, minting.Taken]] = {}
+        self.freed = self.failed = 0
+
+
 class Redlock(redlock.Redlock):  # type: ignore[misc]
     """redlock-py's Redlock: its signature, its keys, its errors.
 
@@ -44,7 +55,7 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
 
     def __init__(self, connection_list: Any, retry_count: int | None = None, retry_delay: float | None = None) -> None:
         super().__init__(connection_list, retry_count, retry_delay)
-        self._local = threading.local()
+        self._call = _Call()
 
     def lock_instance(self, server: Any, resource: str, val: bytes, ttl: int) -> bool:
         """Take the lock on one server."""
@@ -52,28 +63,28 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
             raise ValueError(f"ttl {ttl} is not an integer")
         taken = run(minting.take(server, resource, val, ttl))
         if taken.held:
-            self._local.taken[id(server)] = server, taken
+            self._call.taken[id(server)] = server, taken
         return taken.held
 
     def unlock_instance(self, server: Any, resource: str, val: bytes) -> None:
         """Free the lock on one server, if it is held there under this value."""
-        self._local.taken.pop(id(server), None)
+        self._call.taken.pop(id(server), None)
         try:
-            self._local.freed += bool(server.eval(self.unlock_script, 1, resource, val))
+            self._call.freed += bool(server.eval(self.unlock_script, 1, resource, val))
         except Exception:
-            self._local.failed += 1
+            self._call.failed += 1
             logging.getLogger("fencepost").exception("unlocking %r on server %s failed", resource, server)
 
     def lock(self, resource: str, ttl: int) -> "Lock | bool":
         """As redlock-py's: a Lock, or False if it was not free in so many attempts."""
-        self._begin()
+        self._call.begin()
         began = asked(SOURCE, resource)
         found = super().lock(resource, ttl)
         if not found:
             gave_up(SOURCE, resource, began)
             return False
         held = Lock(*found)
-        taken = list(self._local.taken.values())
+        taken = list(self._call.taken.values())
         token = run(minting.agree(taken, len(self.servers), resource, ""))
         now = boottime()
         held._hold = Hold(SOURCE, resource, held.key, token, max(held.validity / 1000, 0.0), now)
@@ -82,17 +93,14 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
 
     def unlock(self, lock: Any) -> None:
         """As redlock-py's, which does not say whether the lock was still held: the hooks are told."""
-        self._begin()
+        self._call.begin()
         super().unlock(lock)
         hold = getattr(lock, "_hold", None)
         if hold is None:
             return
-        if self._local.freed >= self.quorum:
+        if self._call.freed >= self.quorum:
             hold.released()
-        elif self._local.freed + self._local.failed >= self.quorum:
+        elif self._call.freed + self._call.failed >= self.quorum:
             hold.unconfirmed()
         else:
             hold.gone(releasing=True)
-
-    def _begin(self) -> None:
-        self._local.taken, self._local.freed, self._local.failed = {}, 0, 0

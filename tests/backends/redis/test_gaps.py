@@ -36,8 +36,10 @@ def test_a_release_leaves_the_lock_free_for_a_client_that_polls_and_the_next_han
         assert own_redis.keys() <= {TURN}
 
 
-def test_a_gap_that_no_client_uses_ends_by_itself(own_redis: Own) -> None:
-    with fencepost.connect(f"{own_redis.url}?pollers=50ms", ttl=300) as locks:
+@pytest.mark.parametrize("cluster", [False, True], ids=["one server", "a cluster"])
+def test_a_gap_that_no_client_uses_ends_by_itself(cluster: bool, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("redis_cluster" if cluster else "own_redis").url
+    with fencepost.connect(f"{url}?pollers=50ms&prefix=gaps:", ttl=300) as locks:
         lease = locks.acquire("a")
         thread, got = waiting(locks, "a")
         assert lease.release()

@@ -37,6 +37,11 @@ class Lock(redis.lock.Lock):
     """What the keys of these locks begin with, as ``?prefix=`` has it where fencepost's own locks take the same keys.
     The counter of tokens has it too, for users that may only touch such keys."""
 
+    # Where redis-py puts its scripts once it has them, for locks of this class.
+    lua_release: Any = None
+    lua_extend: Any = None
+    lua_reacquire: Any = None
+
     @property
     def lease(self) -> Lease | None:
         """The hold of this thread, for a guard; None while the lock is not held, or if no token could be minted."""
@@ -78,7 +83,7 @@ class Lock(redis.lock.Lock):
             raise
         except BaseException:  # interrupted: it may have been taken
             with contextlib.suppress(Exception):
-                self.lua_release(keys=[self.name], args=[token], client=self.redis)  # type: ignore[misc]
+                self.lua_release(keys=[self.name], args=[token], client=self.redis)
             raise
         if taken.held:
             self.local.hold = Hold(SOURCE, text(self.name), token, taken.token, seconds(ms), taken.since)

@@ -30,6 +30,11 @@ class Lock(redis.asyncio.lock.Lock):
     """What the keys of these locks begin with, as ``?prefix=`` has it where fencepost's own locks take the same keys.
     The counter of tokens has it too, for users that may only touch such keys."""
 
+    # Where redis-py puts its scripts once it has them, for locks of this class.
+    lua_release: Any = None
+    lua_extend: Any = None
+    lua_reacquire: Any = None
+
     @property
     def lease(self) -> Lease | None:
         """The hold, for a guard; None while the lock is not held, or if no token could be minted."""
@@ -77,7 +82,7 @@ class Lock(redis.asyncio.lock.Lock):
 
     async def _undo(self, token: str | bytes) -> None:
         with contextlib.suppress(Exception):
-            await self.lua_release(keys=[self.name], args=[token], client=self.redis)  # type: ignore[misc]
+            await self.lua_release(keys=[self.name], args=[token], client=self.redis)
 
     async def do_release(self, expected_token: str | bytes) -> None:
         hold = self._hold
