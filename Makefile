@@ -55,8 +55,10 @@ servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
 
-torture: setup servers ## Pauses, kills and interrupts at full size, simulated worlds, a fleet for 5 min on Redis and etcd
+torture: setup servers ## Pauses, kills and interrupts at full size, simulated worlds, mixed fleets, a fleet for 5 min on Redis and etcd
 	$(PY) -m tests.programs.torture $(ARGS)
+	$(PY) -m tests.programs.mixed --new native
+	$(PY) -m tests.programs.mixed --new compat
 	FENCEPOST_INTERRUPTS=500 FENCEPOST_TEST_LIMIT=1500 $(PY) -m pytest --timeout 1600 -n 2 tests/conformance/test_interrupt.py
 	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py
 	$(PY) -m fencepost sim --seeds 10000

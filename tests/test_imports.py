@@ -40,6 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "saga": FACES | {"sql", "guards", "once", "saga"},
     "once": LOWER | {"sql", "guards", "once"},
     "hooks": LOWER | {"hooks"},
+    "compat": LOWER | {"hooks", "backends", "compat"},
     "renewals": LOWER | {"backend"},
     "locks": LOWER | {"backend", "registry", "renewals"},
     "election": CORE,
@@ -76,6 +77,7 @@ KNOWN_REACHES: set[tuple[str, str]] = {
     ("lab.experiments.minting", "backends.redis.pool"),
     ("lab.experiments.minting", "backends.redis.scripts"),
     ("resource.ledger_postgres", "backends.postgres.connection"),
+    ("compat.minting", "backends.redis.scripts"),  # its keys and its scripts, through the user's own client
     ("lab.sim.backends", "backends.memory"),
     ("lab.sim.service", "backends.memory"),
 }

@@ -27,6 +27,13 @@ MODULES = (
     "fencepost.contrib.django.operations",
     "fencepost.contrib.apscheduler",
     "fencepost.contrib.celery",
+    "fencepost.compat",
+    "fencepost.compat.filelock",
+    "fencepost.compat.pottery",
+    "fencepost.compat.redis",
+    "fencepost.compat.redis.aio",
+    "fencepost.compat.redis_lock",
+    "fencepost.compat.redlock",
     "fencepost.errors",
     "fencepost.events",
     "fencepost.fleet",
@@ -109,11 +116,18 @@ def members(cls: type) -> Iterator[str]:
             yield f"    {name}"
 
 
+def called(cls: type) -> str:
+    """The signature of a class, unless another package has it: that changes with its version."""
+    (owner, *_) = [base for base in cls.__mro__ if {"__init__", "__new__"} & vars(base).keys()]
+    home = owner.__module__.partition(".")[0]
+    return signature(cls) if home == "fencepost" or home in sys.stdlib_module_names else ""
+
+
 def describe(name: str, value: object) -> Iterator[str]:
     """The lines that stand for one public name."""
     if inspect.isclass(value):
         bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
-        own = "" if issubclass(value, enum.Enum) else signature(value)
+        own = "" if issubclass(value, enum.Enum) else called(value)
         yield f"  class {name}{f'({bases})' if bases else ''}{f': {own}' if own else ''}"
         yield from members(value)
     elif inspect.ismodule(value):

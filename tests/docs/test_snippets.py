@@ -23,8 +23,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 _SLOW = ("advise", "contend", "django", "fleet", "lab", "resource", "rollout", "run", "testing")
 SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
-
-ON_REDIS = {ROOT / "docs" / "celery.md": 11, ROOT / "docs" / "apscheduler.md": 12}
+_ON_REDIS = {"celery": 11, "apscheduler": 12, "migration": 13}
+ON_REDIS = {ROOT / "docs" / f"{name}.md": number for name, number in _ON_REDIS.items()}
 """Documents that find a Redis server in $REDIS_URL, each with a database of its own."""
 
 

@@ -42,13 +42,17 @@ def report(
 ) -> None:
     """Say how each guard fared in the mode it is in, and whether it is safe to go one step further.
 
-    Ends with 1 if something speaks against it for any guard.
+    Ends with 1 if something speaks against it for any guard. Of locks that write to the same log, fencepost's own and
+    those of fencepost.compat, it says how often their holders lost them.
     """
     from fencepost.guards.rollout import fared
     from fencepost.hooks import audit
+    from fencepost.hooks.losses import losses
 
+    start = 0.0 if since is None else time.time() - since
     try:
-        found = fared(audit.read(log), since=0.0 if since is None else time.time() - since)
+        found = fared(audit.read(log), since=start)
+        lost = losses(audit.read(log), since=start)
     except OSError as error:
         raise ConfigError(f"the audit log {str(log)!r} cannot be read: {error.strerror}") from error
     rows: list[dict[str, Any]] = []
@@ -69,12 +73,22 @@ def report(
                 "overrides": each.overrides,
             }
         )
+    holds = [
+        {
+            "locks": each.source,
+            "acquired": each.acquired,
+            "hours": round((each.last - each.first) / 3600, 2),
+            "expired_while_executing": each.expired,
+            "released_or_taken_by_another": each.taken,
+            "released_too_late": each.too_late,
+        }
+        for each in lost
+    ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(rows + holds, indent=2))
     else:
-        for row in rows:
-            for line in _told(row):
-                say(line)
+        for line in [line for row in rows for line in _told(row)] + [line for row in holds for line in _held(row)]:
+            say(line)
         if not rows:
             print(f"{log} has no decision of a guard yet; give the guards hooks=[Audit({str(log)!r})]")
     if not rows or not all(row["safe"] for row in rows):
@@ -91,6 +105,13 @@ def _told(row: dict[str, Any]) -> list[str]:
     if row["safe"]:
         lines.append(f"  safe to go on to {row['next']}" if row["next"] else "  at the top; nothing speaks against it")
     return lines
+
+
+def _held(row: dict[str, Any]) -> list[str]:
+    lines = [f"locks of {row['locks']}: {row['acquired']} acquired in {row['hours']:g} h"]
+    counted = [key for key in row if key not in ("locks", "acquired", "hours") and row[key]]
+    lines += [f"  {key.replace('_', ' ')}: {row[key]}" for key in counted]
+    return lines if counted else [*lines, "  none was lost"]
 
 
 @app.command()

@@ -10,6 +10,8 @@ from fencepost.backends.redis.connection import Dial, Endpoint, pack
 from fencepost.backends.redis.scripts import Script
 from fencepost.errors import ConfigError
 
+_LONGEST_GAP = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -22,6 +24,8 @@ class Options:
     prefix: str
     fence: str
     wait_replicas: int
+    pollers: float
+    """Seconds between two attempts of other clients that poll the same keys; 0: there are none."""
     timeout: float
     """Seconds within which a server that is well has answered. No request of ours blocks in the server."""
     connect_timeout: float
@@ -34,12 +38,19 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _pollers(text: str) -> float:
+    if (found := seconds(text)) > _LONGEST_GAP:
+        raise ConfigError(f"a busy lock would be left free for {found:g} s at a time; the most is {_LONGEST_GAP:g} s")
+    return found
+
+
 def options(address: Address) -> Options:
     """Understand a URL; ConfigError for what cannot be meant."""
     found = address.options(
         prefix=str,
         fence=choice("clock", "counter"),
         wait_replicas=_number,
+        pollers=_pollers,
         timeout=seconds,
         connect_timeout=seconds,
         db=_number,
@@ -76,6 +87,7 @@ def options(address: Address) -> Options:
         prefix=found.get("prefix", "fencepost:lock:"),
         fence=found.get("fence", "clock"),
         wait_replicas=found.get("wait_replicas", 0),
+        pollers=found.get("pollers", 0.0),
         timeout=found.get("timeout", 3.0),
         connect_timeout=found.get("connect_timeout", 2.0),
         tls=_tls(address, found),

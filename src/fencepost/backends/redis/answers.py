@@ -67,6 +67,7 @@ SCRIPTS: Mapping[str, Fits] = {
     "status": _seen,
     "bump": _bit,
     "prune": _number,
+    "plain_take": lambda reply: _digits(reply) or (_number(reply) and reply == 0),
     "redlock_take": lambda reply: _stamped(reply) or _number(reply),
     "redlock_keep": _bit,
     "redlock_leave": _bit,

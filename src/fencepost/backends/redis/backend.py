@@ -72,7 +72,7 @@ class Redis(Backend):
         super().__init__(address, driver)
         self.options: Options = options(address)
         self.layout = Layout(self.options.prefix, self.options.fence, self.cluster)
-        self.scripts = scripts(self.options.fence)
+        self.scripts = scripts(self.options.fence, self.options.pollers)
         self._requests = Requests(self.scripts)
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False

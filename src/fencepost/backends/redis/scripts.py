@@ -54,11 +54,13 @@ class Scripts(NamedTuple):
     prune: Script
 
 
-def build(name: str, variants: Mapping[str, str], source: str | None = None) -> Script:
+def build(
+    name: str, variants: Mapping[str, str], source: str | None = None, numbers: Mapping[str, int] | None = None
+) -> Script:
     """The script in a file of that name, or ``source``, with the parts it needs put in where it says so.
 
-    Parts are inlined late so that the fast path parses as little Lua as possible; ``variants`` says which file has a
-    part. A ``source`` is a script that answers a number.
+    Parts are inlined late so that the fast path parses as little Lua as possible; ``variants`` says which files have a
+    part, ``numbers`` what stands for ``$name`` in them. A ``source`` is a script that answers a number.
     """
     folder = files("fencepost.backends.redis") / "lua"
 
@@ -66,17 +68,31 @@ def build(name: str, variants: Mapping[str, str], source: str | None = None) -> 
         return (folder / f"{name}.lua").read_text("utf-8")
 
     def parts(needs: re.Match[str]) -> str:
-        return "".join(part(variants.get(need, need)) for need in needs[1].split(", "))
+        names = [name for need in needs[1].split(", ") for name in variants.get(need, need).split(", ")]
+        return "".join(part(name) for name in names)
 
     text = _NEEDS.sub(parts, source or part(name))
+    for placeholder, value in (numbers or {}).items():
+        text = text.replace(f"${placeholder}", str(value))
     fits = SCRIPTS[name] if source is None else number
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), fits)
 
 
+_TURN = 2  # of three parts of the time that a lock is busy, two are its waiters' and one is a gap
+
+
 @functools.cache
-def scripts(fence: str) -> Scripts:
-    """The scripts that mint by ``fence``: ``clock`` or ``counter``."""
-    return Scripts(*(build(name, {"mint": f"mint_{fence}"}) for name in Scripts._fields))
+def scripts(fence: str, pollers: float = 0.0) -> Scripts:
+    """The scripts that mint by ``fence``, ``clock`` or ``counter``.
+
+    They leave gaps for clients that try every ``pollers`` seconds to take a lock by SET NX, unless that is 0.
+    """
+    variants, numbers = {"mint": f"mint_{fence}"}, {}
+    if pollers:
+        variants |= {"hand_over": "hand_over, gaps", "settle": "settle, gaps_kept"}
+        gap = ceil(pollers * 1100) + 2  # ms: such a client sleeps, and then its request takes a while
+        numbers = {"gap": gap, "turn": gap * _TURN}
+    return Scripts(*(build(name, variants, numbers=numbers) for name in Scripts._fields))
 
 
 class Keys(NamedTuple):

@@ -299,7 +299,7 @@ class Redlock(Polling):
 
 def _options(address: Address) -> Options:
     """A Redis URL, except that the one timeout is a node's."""
-    for key in ("fence", "wait_replicas", "timeout", "connect_timeout"):
+    for key in ("fence", "wait_replicas", "pollers", "timeout", "connect_timeout"):
         if key in address.params:
             raise ConfigError(
                 f"{address.scheme}:// has no option {key!r}; it takes node_timeout, prefix, db and tls_..."
