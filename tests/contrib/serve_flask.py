@@ -28,6 +28,7 @@ bind = "127.0.0.1:0"
 workers = 2
 preload_app = True
 errorlog = os.devnull
+control_socket_disable = True
 
 
 def tell(event: str, **facts: Any) -> None:

@@ -42,7 +42,6 @@ def fleet(redis_server: Endpoint, postgres_url: str, tmp_path_factory: pytest.Te
         yield Fleet(child, name, port, [child.event("started")["ran"] for _ in range(2)], folder)
         child.signal(signal.SIGTERM)
         assert [child.event("stopped")["held"] for _ in range(2)] == [[], []]
-        child.succeed()
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def test_what_cannot_be_meant_is_said_before_a_request_comes() -> None:
         fence.holding("a", busy=302)
     with pytest.raises(ConfigError, match="takes no 'lease'"):
         fence.holding("a/{id}")(lambda id: id)
-    with pytest.raises(ConfigError, match="which 'a/{id}' needs"):
+    with pytest.raises(ConfigError, match=r"which 'a/{id}' needs"):
         fence.holding("a/{id}")(lambda lease: lease)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, event
-from sqlalchemy.orm import Mapped, declarative_mixin, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
@@ -159,7 +159,6 @@ def epoch_column(name: str = EPOCH) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default="0")
 
 
-@declarative_mixin
 class Epoch:
     """A mixin for mapped classes: the column for the column form, `fencepost.guards.column`."""
 
