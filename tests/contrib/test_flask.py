@@ -2,7 +2,9 @@
 
 import secrets
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,9 +164,6 @@ def test_a_guard_of_an_endpoint_that_is_not_there_is_noticed() -> None:
 
 
 def test_a_start_up_job_that_failed_was_not_done(tmp_path: Path) -> None:
-    import sqlite3
-    from contextlib import closing
-
     app = application()
     fence = Fencepost(app)
     ran: list[str] = []

@@ -110,7 +110,9 @@ def _connected(connection: Connection, url: str | None) -> Locks:
             f"the options of a URL for {connection.dialect.driver} mean nothing to fencepost's own connection; name "
             f"the locks: migrations_lock(connection, 'postgresql://...'), or set $FENCEPOST_URL"
         )
-    return connect(own.set(drivername="postgresql").render_as_string(hide_password=False))
+    # What the migrations' own session is set to, such as its search_path, is nothing to the locks.
+    address = own.set(drivername="postgresql").difference_update_query(["options"])
+    return connect(address.render_as_string(hide_password=False))
 
 
 def prepare(op: Any) -> None:
