@@ -38,6 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "guards": LOWER | {"sql", "guards"},
     "saga": FACES | {"sql", "guards", "once", "saga"},
     "once": LOWER | {"sql", "guards", "once"},
+    "contrib": FACES | {"sql", "guards", "once", "contrib"},
     "hooks": LOWER | {"hooks"},
     "renewals": LOWER | {"backend"},
     "locks": LOWER | {"backend", "registry", "renewals"},

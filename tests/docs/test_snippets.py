@@ -19,6 +19,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 
 
 SLOW = {ROOT / "docs" / f"{name}.md" for name in ("advise", "contend", "fleet", "lab", "resource", "rollout", "run")}
+SLOW |= {ROOT / "docs" / f"{name}.md" for name in ("fastapi", "flask", "sqlalchemy")}
 SLOW |= {ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
 
