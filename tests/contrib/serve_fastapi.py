@@ -28,7 +28,6 @@ from fencepost.errors import Refused
 from fencepost.guards.asgi import Fenced
 
 REDIS, DATABASE, NAME, FOLDER = sys.argv[1:]
-TTL = 1.0
 BALANCE = text("UPDATE account SET balance = balance - :amount WHERE id = :id")
 
 engine = create_engine(DATABASE, poolclass=NullPool)
@@ -72,7 +71,8 @@ def account(number: int) -> str:
     return f"{NAME}/{number}"
 
 
-Patient = Annotated[Lease, fence.depends(account, ttl=TTL)]
+Patient = Annotated[Lease, fence.depends(account)]
+Brief = Annotated[Lease, fence.depends(account, ttl=0.5)]
 Hurried = Annotated[Lease, fence.depends(f"{NAME}/{{number}}", number=int, timeout=0, retry_after=7)]
 Nowhere = Annotated[Lease, nowhere.depends(account, timeout=0)]
 
@@ -100,7 +100,7 @@ async def nowhere_to_ask(number: int, lease: Nowhere) -> None:
 
 
 @app.post("/sleep/{number}")
-async def sleep(number: int, lease: Patient) -> None:
+async def sleep(number: int, lease: Brief) -> None:
     tell("sleeping", token=lease.token)
     try:
         await asyncio.sleep(60)
@@ -110,7 +110,7 @@ async def sleep(number: int, lease: Patient) -> None:
 
 
 @app.post("/zombie/{number}")
-def zombie(number: int, lease: Patient) -> None:
+def zombie(number: int, lease: Brief) -> None:
     """A thread, which nothing cancels: it writes long after its lease was lost."""
     tell("waiting", token=lease.token)
     while not Path(FOLDER, "go").exists():

@@ -1,5 +1,6 @@
 """Alembic's migrations under a lock: a process that is frozen in the middle of one, replaced and refused."""
 
+import os
 import secrets
 import sqlite3
 import textwrap
@@ -20,7 +21,6 @@ from fencepost.contrib.alembic import include_name, migrations_lock
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint
-from tests.harness.waiting import until
 
 ENV = """
     import os
@@ -40,7 +40,8 @@ ENV = """
             context.run_migrations()
     else:
         engine = create_engine(URL, poolclass=NullPool)
-        with engine.connect() as connection, migrations_lock(connection, ttl=1.0) as fence:
+        ttl = float(os.environ.get("TTL", "30"))
+        with engine.connect() as connection, migrations_lock(connection, ttl=ttl) as fence:
             context.configure(
                 connection=connection,
                 on_version_apply=fence,
@@ -128,11 +129,6 @@ def database(postgres_server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def locks_of(url: str) -> str:
-    """Where the locks are if nothing else is said: in the same database."""
-    return url.partition("?")[0]
-
-
 def facts(url: str, query: str) -> Any:
     with psycopg.connect(url) as conn:
         return conn.execute(query).fetchall()
@@ -143,21 +139,18 @@ def test_a_process_frozen_in_the_middle_is_refused_and_changes_nothing(
 ) -> None:
     command.upgrade(project, "first")
     monkeypatch.setenv("PER_MIGRATION", "1")
+    go = folder(project) / "go"
     run = ("-m", "alembic", "-c", project.config_file_name, "upgrade", "head")
-    go = [folder(project) / name for name in ("first", "second")]
-    with Child.python(*run, env={"GO": str(go[0])}) as zombie:
+    engine = create_engine(os.environ["MIGRATED"], poolclass=NullPool)
+    with Child.python(*run, env={"GO": str(go), "TTL": "0.5"}) as zombie:
         zombie.heard("in the middle")
-        with Child.python(*run, env={"GO": str(go[1])}) as other, fencepost.connect(locks_of(database)) as locks:
-            until(lambda: [each for each in locks.list("alembic/") if each.waiters], "it waits", watching=[other])
-            zombie.freeze()
-            other.heard("in the middle")  # once the frozen process's lease has expired
-            go[0].touch()
+        zombie.freeze()
+        with engine.connect() as connection, migrations_lock(connection):  # once the frozen process's lease has expired
+            go.touch()
             zombie.thaw()
             assert zombie.wait() != 0
             assert "StaleToken" in zombie.errors, zombie.errors
             assert facts(database, "SELECT * FROM payment") == [], "its step was rolled back"
-            go[1].touch()
-            other.succeed()
     command.upgrade(project, "head")
     assert facts(database, "SELECT amount, version_num FROM payment, alembic_version") == [(10, "second")]
 
@@ -200,8 +193,8 @@ def test_sqlite_is_migrated_under_a_lock_too(project: Config, tmp_path: Path, mo
     monkeypatch.setenv("MIGRATED", f"sqlite:///{tmp_path}/app.sqlite3")
     monkeypatch.setenv("FENCEPOST_URL", "memory://")
     command.upgrade(project, "first")
-    with fencepost.connect("memory://") as locks:
-        token = locks.acquire("sooner").token
+    with fencepost.connect("memory://") as locks, locks.lock("sooner") as lease:
+        token = lease.token
     with closing(sqlite3.connect(tmp_path / "app.sqlite3", isolation_level=None)) as conn:
         (resource, mark) = conn.execute("SELECT resource, token FROM fencepost_mark").fetchone()
         assert resource == f"alembic/{tmp_path}/app.sqlite3"

@@ -61,7 +61,7 @@ async def test_errors_that_are_not_about_this_lock_come_through() -> None:
                 async with fence.lock("account/1"):
                     raise error
             assert caught.value is error
-        assert await locks.list() == []
+        assert await locks.list("account/") == []
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
@@ -95,7 +95,7 @@ async def test_blocks_in_one_event_loop_share_the_locks_and_the_last_one_closes_
         async with fence as same:
             assert same is locks
         assert fence.locks is locks
-        assert await locks.list() == []
+        assert await locks.list("account/") == []
     with pytest.raises(ConfigError, match="not open"):
         _ = fence.locks
     with pytest.raises(ConfigError):

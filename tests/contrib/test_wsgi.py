@@ -53,7 +53,7 @@ def test_a_request_holds_its_lock_until_its_body_is_made(locks: fencepost.Locks)
         busy = client.get("/account/1")
         assert (busy.status_code, busy.headers["Retry-After"]) == (423, "5")
         assert client.get("/account/2").status_code == 201
-    assert locks.list() == []
+    assert locks.list("account/") == []
 
 
 def test_a_request_that_was_replaced_is_409(locks: fencepost.Locks) -> None:
@@ -88,7 +88,7 @@ def test_what_the_application_raises_comes_through(locks: fencepost.Locks) -> No
         Client(Hold(app, locks, key)).get("/account/1")
     with pytest.raises(RuntimeError, match="start_response"):
         Client(Hold(lambda environ, start: [], locks, key)).get("/account/1")
-    assert locks.list() == []
+    assert locks.list("account/") == []
     with pytest.raises(ConfigError, match="status"):
         Hold(app, locks, key, busy=99)
 
