@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from tests import FUZZ
 
 pytest_plugins = (
+    "tests.harness.scratch",
     "tests.harness.complete",
     "tests.harness.stores",
     "tests.harness.order",

@@ -23,6 +23,10 @@ MODULES = (
     "fencepost.sync",
     "fencepost.aio",
     "fencepost.backend",
+    "fencepost.contrib.django",
+    "fencepost.contrib.django.operations",
+    "fencepost.contrib.apscheduler",
+    "fencepost.contrib.celery",
     "fencepost.contrib.alembic",
     "fencepost.contrib.flask",
     "fencepost.contrib.sqlalchemy",
@@ -58,6 +62,8 @@ MODULES = (
     "fencepost.saga",
     "fencepost.saga.aio",
     "fencepost.signing",
+    "fencepost.testing",
+    "fencepost.testing.aio",
 )
 
 SPOKEN = {

@@ -6,16 +6,17 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
 from fencepost.driver.scope import Closed
 from fencepost.driver.tasks import Asyncio
-from fencepost.errors import ConfigError, LeaseLost
+from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
 from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Core, bare, late, left
+from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, late, left, skipped
+from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
@@ -23,6 +24,13 @@ __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _check_work(work: Callable[..., object]) -> None:
+    """ConfigError for what a lock cannot be held around."""
+    if not inspect.iscoroutinefunction(work):
+        what = getattr(work, "__qualname__", work)
+        raise ConfigError(f"{what} is not a coroutine function; lock it with fencepost.connect()")
 
 
 class Ended(BaseEnded):
@@ -191,9 +199,7 @@ class Lock:
         await body.leave(error)
 
     def __call__(self, call: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]:
-        if not inspect.iscoroutinefunction(call):
-            what = getattr(call, "__qualname__", call)
-            raise ConfigError(f"{what} is not a coroutine function; lock it with fencepost.connect()")
+        _check_work(call)
 
         @functools.wraps(call)
         async def held(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -219,15 +225,94 @@ class Locks:
         renew: bool = True,
         max_hold: float | timedelta | None = None,
         reentrant: bool = False,
+        at_least: float | timedelta | None = None,
     ) -> Lock:
         """A lock for ``async with`` blocks and decorators; see ``acquire`` for the options.
 
         Losing the lease cancels the block, which then raises LeaseLost unless it raised something
         else itself. With ``reentrant`` a task that holds the lock, by a lock that is re-entrant too, enters
-        again under the same lease; the outermost block decides its options, and releases it.
+        again under the same lease; the outermost block decides its options, and releases it. With ``at_least`` a block
+        that ends sooner leaves the lock taken until so many seconds after it was acquired: it expires then, and nobody
+        waits here. ``release()`` frees it at once all the same.
         """
-        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold}
+        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "at_least": at_least}
         return Lock(self, name, options, reentrant)
+
+    @overload
+    def holding(
+        self,
+        name: Name,
+        *,
+        busy: Literal["wait", "raise"] = "wait",
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
+        at_least: float | timedelta | None = None,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
+    @overload
+    def holding(
+        self,
+        name: Name,
+        *,
+        busy: Literal["skip"],
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
+        at_least: float | timedelta | None = None,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | None]]]: ...
+    def holding(
+        self,
+        name: Name,
+        *,
+        busy: Busy = "wait",
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
+        at_least: float | timedelta | None = None,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | None]]]:
+        """Decorate a coroutine function so that each call holds the lock that its arguments name.
+
+            @locks.holding("report/{account_id}", busy="skip")
+            async def report(account_id, day): ...
+
+        The fields are parameters of the function; their values are text without "/", whole numbers or UUIDs. ``name``
+        may also be a function of the call's arguments. While the lock is held elsewhere, ``busy`` decides: "wait" for
+        it, for at most ``timeout`` seconds, then NotAcquired; "raise" NotAcquired, at once unless there is a
+        ``timeout``; "skip" the call, which then returns None, likewise. See ``acquire`` and ``lock`` for the other
+        options. ConfigError for a name that cannot be made, when it is put there or by the call.
+        """
+        options = {"ttl": ttl, "renew": renew, "max_hold": max_hold, "at_least": at_least}
+        options["timeout"] = self._core.patience(busy, timeout)
+        self._core.check_options(ttl, max_hold, at_least)
+
+        def decorate(
+            work: Callable[P, Coroutine[Any, Any, R]],
+        ) -> Callable[P, Coroutine[Any, Any, R | None]]:
+            _check_work(work)
+            named = from_arguments(name, work)
+
+            @functools.wraps(work)
+            async def held(*args: P.args, **kwargs: P.kwargs) -> R | None:
+                lock, entered = Lock(self, named(args, kwargs), options, reentrant), False
+                try:
+                    async with lock:
+                        entered = True
+                        return await work(*args, **kwargs)
+                except NotAcquired as error:
+                    if entered or busy != "skip":
+                        raise
+                    skipped(work, error)
+                    return None
+
+            return held
+
+        return decorate
 
     async def acquire(
         self,
@@ -322,7 +407,7 @@ class Locks:
         """Release what is still held and disconnect."""
         await self._core.close()
 
-    async def __aenter__(self) -> "Locks":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -20,6 +20,7 @@ from typing import ClassVar, Literal, NamedTuple
 from fencepost.address import Address
 from fencepost.driver import Driver, Signal
 from fencepost.driver.scope import patience, woken
+from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
 __all__ = [
@@ -64,6 +65,8 @@ class Promises:
     """What tells one who only looks that a lock, or a leader, has changed."""
     shared: bool = False
     """Locks can be shared, and semaphores had: first come, first served, among sharers and others alike."""
+    keeps: Literal["any", "ttl", "no"] = "any"
+    """For how long a lock stays taken after its block (``at_least=``): any time, at most its ttl, or not at all."""
     min_ttl: float = 0.001
     max_ttl: float = 1e9
 
@@ -177,6 +180,17 @@ class Backend(ABC):
 
         False, and nothing changed, if it was not.
         """
+
+    async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
+        """Have the lock expire so many seconds from now, although nobody renews it and its holder may close or end.
+
+        False, and nothing changed, if it is no longer this holder's under this token. Only where ``promises.keeps``
+        allows it; with "ttl" it is asked for no longer than the ttl of the hold.
+        """
+        [answer] = await self.renew([Hold(name, holder, token, seconds)])
+        if answer is Renewal.UNKNOWN:
+            raise BackendError("the store did not say whether the lock is kept", backend=self.scheme, ambiguous=True)
+        return answer is Renewal.RENEWED
 
     @abstractmethod
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:

@@ -126,6 +126,7 @@ class BaseLease:
         "_due",
         "_forks",
         "_holds",
+        "_kept_until",
         "_last_seq",
         "_on_loss",
         "_reason",
@@ -172,6 +173,7 @@ class BaseLease:
         self._on_loss: tuple[Callable[[], object], ...] = ()
         self._body: Any = None  # the block of an asyncio face that the loss cancels
         self._holds = 1  # the blocks of a re-entrant lock that are inside
+        self._kept_until: float | None = None  # the end of its block does not free the lock before
         self._renew_until = (inf if max_hold is None else grant.since + max_hold) if renew else -inf
         self._schedule(grant.since)
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from math import inf
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from fencepost import check, registry
@@ -110,6 +110,15 @@ def late(name: str, timeout: float | timedelta | None) -> NotAcquired:
     return NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
 
 
+Busy = Literal["wait", "skip", "raise"]
+"""What a decorated call does while its lock is held elsewhere."""
+
+
+def skipped(work: object, error: NotAcquired) -> None:
+    """Tell that a call was not made, because its lock is held elsewhere."""
+    _log.info("%s is skipped: lock %r is busy", getattr(work, "__qualname__", work), error.name)
+
+
 def left(blocks: Mapping[T, object], who: T, name: str) -> T:
     """Who of those in a lock's blocks entered the one that ``who``, a thread or task, leaves now.
 
@@ -182,6 +191,45 @@ class Core(Generic[L]):
             )
         return permits
 
+    def patience(self, busy: Busy, timeout: float | timedelta | None) -> float | timedelta | None:
+        """The timeout of a decorated call: None waits without end, which only one that waits does by itself."""
+        if busy not in ("wait", "skip", "raise"):
+            raise ConfigError(f"busy is 'wait', 'skip' or 'raise', not {busy!r}")
+        check.wait(timeout, "timeout")
+        return 0.0 if timeout is None and busy != "wait" else timeout
+
+    def check_options(
+        self,
+        ttl: float | timedelta | None,
+        max_hold: float | timedelta | None,
+        at_least: float | timedelta | None,
+    ) -> None:
+        """ConfigError for options with which no lock can be acquired."""
+        if ttl is not None:
+            self._ttl(ttl)
+        if max_hold is not None:
+            check.wait(max_hold, "max_hold")
+        if at_least is not None:
+            self.at_least(at_least, ttl)
+
+    def at_least(self, value: float | timedelta, ttl: float | timedelta | None) -> float:
+        """For how long a lock stays taken at least; ConfigError if that cannot be, or not on this backend."""
+        seconds = check.seconds(value, "at_least")
+        keeps, most = self.backend.promises.keeps, self.ttl if ttl is None else self._ttl(ttl)
+        if keeps == "no":
+            raise ConfigError(
+                f"{self.backend.scheme}:// cannot keep a lock after its block, so there is no at_least= there; take "
+                f"another store for it, or remember the run with fencepost.once"
+            )
+        if keeps == "ttl" and seconds > most:
+            raise ConfigError(
+                f"{self.backend.scheme}:// keeps a lock for its ttl of {most:g} s at most, and not for "
+                f"at_least={seconds:g} s; give a ttl= as long as that"
+            )
+        if seconds > self.backend.promises.max_ttl:
+            raise ConfigError(f"at_least={seconds:g} s is longer than any lease of {self.backend.scheme}:// lasts")
+        return seconds
+
     def emit(self, kind: Kind, name: str, **facts: Any) -> None:
         if self._hooked:
             self.hooks(Event(kind=kind, name=name, source=self.backend.scheme, **facts))
@@ -197,17 +245,20 @@ class Core(Generic[L]):
         holders: Callable[[], str] | None = None,
         make: "Callable[[Core[L], str, str, Grant, bool, float | None, bool], L] | None" = None,
         limit: int | None = None,
+        at_least: float | timedelta | None = None,
         more: Callable[[], float] | None = None,
         scope: Scope | None = None,
     ) -> L | None:
         """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
 
         ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
-        With a ``limit`` it is a share, of at most as many. ``more`` says, whenever the time is up, for how much longer
-        to keep the place in the queue. Ending ``scope`` ends the wait, which then raises Closed.
+        With a ``limit`` it is a share, of at most as many. With ``at_least`` the end of its block leaves the lock to
+        expire, so many seconds after now. ``more`` says, whenever the time is up, for how much longer to keep the place
+        in the queue. Ending ``scope`` ends the wait, which then raises Closed.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
+        stay = None if at_least is None else self.at_least(at_least, seconds)
         patience = check.wait(timeout, "timeout")
         hold = None if max_hold is None else check.wait(max_hold, "max_hold")
         if self._closed:
@@ -237,6 +288,8 @@ class Core(Generic[L]):
         try:
             if self._hooked:  # first: from then on it may be lost, and that be told
                 self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
+            if stay is not None:
+                lease._kept_until = self.driver.now() + stay
             self._renewals.watch(lease)
         except BaseException:  # for example, no thread can be started that renews it
             await self._release_quietly(lease)
@@ -320,8 +373,11 @@ class Core(Generic[L]):
         await self._renewals.renew([lease], strict=True)
         lease.check()
 
-    async def release(self, lease: L, reason: Reason = Reason.RELEASED) -> bool:
-        """Give the lease back; False, and nothing changed, if it was no longer this holder's."""
+    async def release(self, lease: L, reason: Reason = Reason.RELEASED, keep: float = 0.0) -> bool:
+        """Give the lease back; False, and nothing changed, if it was no longer this holder's.
+
+        With ``keep`` its lock is not freed: it expires so many seconds from now.
+        """
         lease._holds = 0
         claim = self._renewals, threading.get_ident()
         known = lease._claim_release(reason, claim)
@@ -331,7 +387,7 @@ class Core(Generic[L]):
             known = lease._reason
         lease._releasing = claim
         try:
-            released = await self._released(lease, known, reason)
+            released = await self._released(lease, known, reason, keep)
         finally:
             if lease._releasing is claim:  # for example, out of memory: who releases it again must not wait for this
                 if known is None:
@@ -349,11 +405,14 @@ class Core(Generic[L]):
             self._renewals.lost(lease)
         return False
 
-    async def _released(self, lease: L, known: Reason | None, reason: Reason) -> bool:
+    async def _released(self, lease: L, known: Reason | None, reason: Reason, keep: float) -> bool:
         """What the store answers to the release of a lease that ``known`` says is over, or that ends for ``reason``."""
         try:
             self._renewals.forget(lease)
-            released = await self.backend.release(lease.name, lease.holder, lease.token)
+            if keep:
+                released = await self.backend.keep(lease.name, lease.holder, lease.token, keep)
+            else:
+                released = await self.backend.release(lease.name, lease.holder, lease.token)
         except GeneratorExit:
             self._done_releasing(lease)
             raise
@@ -361,10 +420,17 @@ class Core(Generic[L]):
             self._settle(lease, known, Reason.UNCONFIRMED if reason is Reason.RELEASED else reason)
             if not isinstance(error, BackendError):
                 # Cancelled or interrupted: see it through where that does not reach.
-                await self.driver.apart(self._leave(lease.name, lease.holder), GRACE)
+                again = self._keep(lease, keep) if keep else self._leave(lease.name, lease.holder)
+                await self.driver.apart(again, GRACE)
             raise
         self._settle(lease, known, reason if released else Reason.REPLACED)
         return released
+
+    async def _keep(self, lease: L, seconds: float) -> None:
+        try:
+            await self.backend.keep(lease.name, lease.holder, lease.token, seconds)
+        except BackendError as error:
+            _log.warning("could not keep %r for %g s more; its ttl frees it: %s", lease.name, seconds, error)
 
     async def _released_beside(self, lease: L) -> bool:
         """Wait for a release of the same lease by another thread or task; say whether it failed."""
@@ -399,7 +465,10 @@ class Core(Generic[L]):
             return LeaseLost(lease.name, lease.token, why) if why else None
         if before is Reason.RELEASED:
             return None
-        await self._release_quietly(lease)
+        keep = 0.0
+        if before is None and lease._kept_until is not None:
+            keep = max(0.0, lease._kept_until - self.driver.now())
+        await self._release_quietly(lease, keep=keep)
         if before is Reason.UNCONFIRMED or (before is None and lease.released):
             return None
         return LeaseLost(lease.name, lease.token, why or lease._why)
@@ -408,9 +477,9 @@ class Core(Generic[L]):
         """Release a lease that its acquirer never gets, because it is interrupted on its way back."""
         await self.driver.apart(self._release_quietly(lease), GRACE)
 
-    async def _release_quietly(self, lease: L, reason: Reason = Reason.RELEASED) -> bool:
+    async def _release_quietly(self, lease: L, reason: Reason = Reason.RELEASED, keep: float = 0.0) -> bool:
         try:
-            return await self.release(lease, reason)
+            return await self.release(lease, reason, keep)
         except BackendError as error:
             _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
             return True

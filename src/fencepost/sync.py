@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
@@ -14,10 +14,11 @@ from fencepost.driver import call, call_or_undo
 from fencepost.driver.interrupts import Again, on_main_thread, protected
 from fencepost.driver.scope import Closed
 from fencepost.driver.threads import Blocking
-from fencepost.errors import ConfigError, LeaseLost
+from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
 from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Core, bare, late, left
+from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, late, left, skipped
+from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
@@ -35,6 +36,21 @@ def _outlives(call: Callable[..., object]) -> ConfigError:
         f"{getattr(call, '__qualname__', call)} would outlive a blocking lock taken around its call; lock with "
         f"fencepost.aio, or inside its body"
     )
+
+
+def _check_work(work: Callable[..., object]) -> None:
+    """ConfigError for what a lock cannot be held around."""
+    if not callable(work):
+        raise ConfigError(f"{work!r} cannot be called; @classmethod, @property and the like go above the lock")
+    if any(is_one(work) or is_one(getattr(work, "__call__", None)) for is_one in _OUTLIVING):  # noqa: B004
+        raise _outlives(work)
+
+
+def _check_result(work: Callable[..., object], result: object) -> None:
+    """ConfigError if the work has not been done, but begins when the lock is free again."""
+    if inspect.iscoroutine(result):  # of a plain function around a coroutine function, which nobody can see
+        result.close()
+        raise _outlives(work)
 
 
 class Ended(BaseEnded):
@@ -196,18 +212,13 @@ class Lock:
         return lost
 
     def __call__(self, work: Callable[P, R]) -> Callable[P, R]:
-        if not callable(work):
-            raise ConfigError(f"{work!r} cannot be called; @classmethod, @property and the like go above the lock")
-        if any(is_one(work) or is_one(getattr(work, "__call__", None)) for is_one in _OUTLIVING):  # noqa: B004
-            raise _outlives(work)
+        _check_work(work)
 
         @functools.wraps(work)
         def held(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
                 result = work(*args, **kwargs)
-            if inspect.iscoroutine(result):  # of a plain function around a coroutine function, which nobody can see
-                result.close()
-                raise _outlives(work)
+            _check_result(work, result)
             return result
 
         return held
@@ -229,15 +240,94 @@ class Locks:
         renew: bool = True,
         max_hold: float | timedelta | None = None,
         reentrant: bool = False,
+        at_least: float | timedelta | None = None,
     ) -> Lock:
         """A lock for ``with`` blocks and decorators; see ``acquire`` for the options.
 
         Leaving the block raises LeaseLost if the lease was lost during it and the block itself
         raised nothing. With ``reentrant`` a thread that holds the lock, by a lock that is re-entrant too,
         enters again under the same lease; the outermost block decides its options, and releases it.
+        With ``at_least`` a block that ends sooner leaves the lock taken until so many seconds after it was acquired:
+        it expires then, and nobody waits here. ``release()`` frees it at once all the same.
         """
-        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold}
+        options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "at_least": at_least}
         return Lock(self, name, options, reentrant)
+
+    @overload
+    def holding(
+        self,
+        name: Name,
+        *,
+        busy: Literal["wait", "raise"] = "wait",
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
+        at_least: float | timedelta | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    @overload
+    def holding(
+        self,
+        name: Name,
+        *,
+        busy: Literal["skip"],
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
+        at_least: float | timedelta | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+    def holding(
+        self,
+        name: Name,
+        *,
+        busy: Busy = "wait",
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        max_hold: float | timedelta | None = None,
+        reentrant: bool = False,
+        at_least: float | timedelta | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+        """Decorate a function so that each call holds the lock that its arguments name.
+
+            @locks.holding("report/{account_id}", busy="skip")
+            def report(account_id, day): ...
+
+        The fields are parameters of the function; their values are text without "/", whole numbers or UUIDs. ``name``
+        may also be a function of the call's arguments. While the lock is held elsewhere, ``busy`` decides: "wait" for
+        it, for at most ``timeout`` seconds, then NotAcquired; "raise" NotAcquired, at once unless there is a
+        ``timeout``; "skip" the call, which then returns None, likewise. See ``acquire`` and ``lock`` for the other
+        options. ConfigError for a name that cannot be made, when it is put there or by the call.
+        """
+        options = {"ttl": ttl, "renew": renew, "max_hold": max_hold, "at_least": at_least}
+        options["timeout"] = self._core.patience(busy, timeout)
+        self._core.check_options(ttl, max_hold, at_least)
+
+        def decorate(work: Callable[P, R]) -> Callable[P, R | None]:
+            _check_work(work)
+            named = from_arguments(name, work)
+
+            @functools.wraps(work)
+            def held(*args: P.args, **kwargs: P.kwargs) -> R | None:
+                lock, entered = Lock(self, named(args, kwargs), options, reentrant), False
+                try:
+                    with lock:
+                        entered = True
+                        result = work(*args, **kwargs)
+                except NotAcquired as error:
+                    if entered or busy != "skip":
+                        raise
+                    skipped(work, error)
+                    return None
+                _check_result(work, result)
+                return result
+
+            return held
+
+        return decorate
 
     def acquire(
         self,
@@ -333,7 +423,7 @@ class Locks:
         """Release what is still held and disconnect."""
         call(self._core.close)
 
-    def __enter__(self) -> "Locks":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

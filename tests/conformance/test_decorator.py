@@ -3,10 +3,13 @@
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
+from fencepost.lease import Reason
+from tests.conformance.faces import Hold
 from tests.conformance.store import Store
 from tests.harness.threads import on_thread
 
@@ -115,3 +118,69 @@ async def test_one_lock_object_serves_many_at_once(store: Store) -> None:
     turn = functools.partial(on_thread, blocking) if client.face == "blocking" else awaited
     await asyncio.gather(*(turn(number) for number in range(12)))
     assert await client.status(store.name) is None
+
+
+async def test_each_call_holds_the_lock_that_its_arguments_name(store: Store) -> None:
+    here, there = store.connect(), store.connect()
+    template = f"{store.prefix}/{{account}}"
+    calls: list[int] = []
+
+    def work(account: int, day: str = "monday") -> int:
+        calls.append(account)
+        return account
+
+    async def awaited(account: int, day: str = "monday") -> int:
+        return work(account, day)
+
+    def put(busy: str) -> Any:
+        decorated = here.raw.holding(template, busy=busy)(work if here.face == "blocking" else awaited)
+        return functools.partial(on_thread, decorated) if here.face == "blocking" else decorated
+
+    skip, wait, fail = put("skip"), put("wait"), put("raise")
+    other = await there.acquire(f"{store.prefix}/42")
+    assert await skip(42) is None
+    with pytest.raises(NotAcquired):
+        await fail(account=42)
+    assert await skip(43, day="tuesday") == 43
+    waiting = asyncio.create_task(wait(42, "sunday"))
+    await store.queue(there, 1, f"{store.prefix}/42", watching=[waiting])
+    assert calls == [43]
+    await other.release()
+    assert await waiting == 42
+    assert await skip(account=42) == 42
+    assert await there.status(f"{store.prefix}/42") is None
+
+
+async def test_a_quick_block_leaves_its_lock_taken_for_at_least_so_long(store: Store) -> None:
+    """It is kept by the store: nobody sleeps, and the holder may close. It expires then, and not at its ttl."""
+    here, there = store.connect(), store.connect()
+    held: list[Hold] = []
+
+    async def body(lease: Hold) -> None:
+        held.append(lease)
+
+    async def block(name: str, at_least: float) -> None:
+        await here.block(name, body, ttl=store.long, at_least=at_least)
+
+    if store.promises.keeps == "no":
+        with pytest.raises(ConfigError, match="no at_least"):
+            await block(store.name, 1)
+        with pytest.raises(ConfigError, match="no at_least"):
+            here.raw.holding("a", at_least=1)
+        assert await there.status(store.name) is None
+        return
+    brief, kept = f"{store.prefix}/brief", f"{store.prefix}/kept"
+    await block(brief, 0.2)
+    await block(kept, store.long)
+    assert [lease.raw.reason for lease in held] == [Reason.RELEASED] * 2
+
+    async def free() -> bool:
+        return await there.status(brief) is None
+
+    await store.until(free, "the shorter one expires")
+    await here.close()
+    status = await there.status(kept)
+    assert status is not None
+    assert (status.holder, status.token) == (held[1].holder, held[1].token)
+    assert await there.try_acquire(kept) is None
+    await there.break_lock(kept)

@@ -183,7 +183,7 @@ def test_what_cannot_be_meant_is_said_before_a_request_comes() -> None:
         ("account/{id}", {"id": int, "other": int}, "no field 'other'"),
         ("account/{id.x}", {"id": int}, "bare name"),
         ("account/{id!r}", {"id": int}, "bare name"),
-        ("account/{", {}, "no template"),
+        ("account/{", {}, "wrong field"),
         ("account", {"busy": 200}, "status"),
         ("account", {"retry_after": 0.5}, "whole number"),
         ("account", {"timeout": -1}, "timeout"),

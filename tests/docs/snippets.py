@@ -8,8 +8,8 @@
 - every other language is left alone; a fence without a language is an error, `text` says "not to be run".
 
 A comment on the line above a block changes how it runs: `<!-- snippet: fresh -->` starts a new namespace,
-`<!-- snippet: raises StaleToken -->` expects that error. What a command started in the background is
-stopped when the document ends.
+`<!-- snippet: raises StaleToken -->` expects that error, `<!-- snippet: file test_it.py -->` writes the block to that
+file instead, for the commands that follow. What a command started in the background is stopped when the document ends.
 """
 
 import ast
@@ -94,6 +94,9 @@ class Reader:
                 expected = None
             case ("raises", name):
                 expected = name
+            case ("file", name):
+                (self.folder / name).write_text(block.code, "utf-8")
+                return
             case _:
                 raise self.bad(block.line - 2, f"unknown mark {' '.join(block.mark)!r}")
         if not self.namespace or block.mark == ("fresh",):

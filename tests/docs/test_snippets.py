@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -13,19 +14,36 @@ from fencepost_lab.servers.processes import ENDED, state_of
 from tests import ROOT
 from tests.docs.snippets import RUN, BadSnippet, blocks, follow
 from tests.harness.child import Child
+from tests.harness.servers import shared
 from tests.harness.waiting import until
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")])
 
 
-SLOW = {ROOT / "docs" / f"{name}.md" for name in ("advise", "contend", "fleet", "lab", "resource", "rollout", "run")}
-SLOW |= {ROOT / "docs" / f"{name}.md" for name in ("fastapi", "flask", "sqlalchemy")}
-SLOW |= {ROOT / "lab" / "README.md"}
+_SLOW = (
+    "advise",
+    "contend",
+    "django",
+    "fastapi",
+    "flask",
+    "fleet",
+    "lab",
+    "resource",
+    "rollout",
+    "run",
+    "sqlalchemy",
+    "testing",
+)
+SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
+
+ON_REDIS = {ROOT / "docs" / "celery.md": 11, ROOT / "docs" / "apscheduler.md": 12}
+"""Documents that find a Redis server in $REDIS_URL, each with a database of its own."""
 
 
 def _each(document: Path) -> ParameterSet:
     marks = [pytest.mark.slow] if document in SLOW else []
+    marks += [pytest.mark.redis] if document in ON_REDIS else []
     return pytest.param(document, id=str(document.relative_to(ROOT)), marks=marks)
 
 
@@ -34,6 +52,8 @@ def test_every_snippet_of_a_document_holds(document: Path) -> None:
     if not any(block.language in {"", *RUN} for block in blocks(document)):
         return  # nothing to run: the fences are right
     kept = [f"{name}={value}" for name, value in os.environ.items() if not name.startswith("FENCEPOST_")]
+    if database := ON_REDIS.get(document):
+        kept.append(f"REDIS_URL={urlsplit(shared('redis').url)._replace(path=f'/{database}').geturl()}")
     command = ["env", "-i", *kept, sys.executable, "-m", "tests.docs.snippets", document]
     with Child(command, stdin=subprocess.DEVNULL, merged=True) as reader:
         if reader.wait(110):
@@ -72,8 +92,14 @@ def test_python_blocks_share_a_namespace_and_may_await(tmp_path: Path) -> None:
         '''text
         not to be run
         '''
+
+        <!-- snippet: file made.py -->
+        '''python
+        raise SystemExit("not here")
+        '''
         """
-    assert follow(page(tmp_path, text), tmp_path) == 4
+    assert follow(page(tmp_path, text), tmp_path) == 5
+    assert (tmp_path / "made.py").read_text() == 'raise SystemExit("not here")\n'
 
 
 def test_a_command_must_succeed_and_print_what_is_shown(tmp_path: Path) -> None:

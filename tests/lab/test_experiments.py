@@ -69,49 +69,17 @@ def test_fencing_only_the_writes_loses_an_update(tmp_path: Path) -> None:
     held(lab("run", "lost-update", "--quick", "--json", "--out", str(tmp_path)))
 
 
-MUTANTS = {
-    "the resource no longer asks its guard": (
-        "fencepost/resource/store.py",
-        "fresh = ledger.admit(key, offer, payload, hook, self._policy)",
-        "fresh = True",
-        "pause",
-    ),
-    "the resource's fence cannot be switched off": (
-        "fencepost/resource/store.py",
-        '            "strict" if fence else "shadow",',
-        '            "strict",',
-        "pause",
-    ),
-    "the worker's fence cannot be switched off": (
-        "fencepost_lab/stage/worker.py",
-        "value.encode(), lease.access(job.key).headers if job.fence else None",
-        "value.encode(), lease.access(job.key).headers",
-        "pause",
-    ),
-    "the release script compares nothing": (
-        "fencepost/backends/redis/lua/release.lua",
-        "if value == ARGV[1] then",
-        "if value then",
-        "release",
-    ),
-}
-
-
-@pytest.mark.redis
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path, mutant: str) -> None:
-    file, place, instead, experiment = MUTANTS[mutant]
-    if experiment == "release":
-        needs("REDIS_SERVER")
+@pytest.mark.slow
+def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path) -> None:
+    """One of them; `scripts/mutate` has the others, as ``experiment-*``."""
     for package in PACKAGES:  # with their bytecode: only what is broken is compiled again
         shutil.copytree(package, tmp_path / package.name)
-    broken = tmp_path / file
-    text = broken.read_text("utf-8")
-    assert text.count(place) == 1, f"{file} no longer has {place!r}"
-    broken.write_text(text.replace(place, instead), "utf-8")
-    store = ["--backend", "sqlite"] if experiment == "pause" else []
-    words = ["run", experiment, "--quick", "--json", "--out", str(tmp_path / "out"), *store]
-    done = lab(*words, source=tmp_path)
+    broken = tmp_path / "fencepost/resource/store.py"
+    text, asks = broken.read_text("utf-8"), "fresh = ledger.admit(key, offer, payload, hook, self._policy)"
+    assert text.count(asks) == 1
+    broken.write_text(text.replace(asks, "fresh = True"), "utf-8")
+    out = str(tmp_path / "out")
+    done = lab("run", "pause", "--quick", "--json", "--out", out, "--backend", "sqlite", source=tmp_path)
     assert done.code == 1, done.said
     assert not all(each["held"] for each in done.facts["claims"])
     assert "Traceback" not in str(done.facts["claims"])
@@ -145,13 +113,15 @@ def test_being_told_to_end_while_a_process_is_started_ends_the_run(delay: float)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_end_takes_its_processes_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ends_early_takes_its_processes_with_it(tmp_path: Path, how: signal.Signals) -> None:
     command = ["lab", "run", "pause", "--backend", "sqlite", "--out", tmp_path / "out"]
     with Child.fencepost(*command, env={"TMPDIR": str(tmp_path)}) as child:
         # Two resource services and four workers, besides the run itself.
         until(lambda: len(family_of(child.pid)) == 7, "everything was started", watching=[child])
         family = family_of(child.pid)
-        child.signal(signal.SIGTERM)
-        assert child.wait() == 128 + signal.SIGTERM, child.story
-    until(lambda: all(state_of(pid) in ("gone", "Z") for pid in family), "all of them end")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        child.signal(how)
+        assert child.wait() == (-how if how == signal.SIGKILL else 128 + how), child.story
+        until(lambda: all(state_of(pid) in ("gone", "Z") for pid in family), "all of them end")
+    if how != signal.SIGKILL:
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -18,6 +18,7 @@ from tests.harness.waiting import PATIENCE, until
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _FLAGS = (
     "--headless=new",
+    "--remote-debugging-pipe",  # or it goes on without chromedriver, if a run is interrupted
     "--no-sandbox",
     "--disable-gpu",
     "--disable-dev-shm-usage",

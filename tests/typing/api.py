@@ -54,6 +54,16 @@ def blocking() -> None:
     def again(depth: int) -> str:
         return again(depth - 1) if depth else "done"
 
+    @locks.holding("report/{account_id}", ttl=60, at_least=30)
+    def report(account_id: int) -> str:
+        return str(account_id)
+
+    @locks.holding(lambda account_id: f"report/{account_id}", busy="skip")
+    def perhaps(account_id: int) -> str:
+        return str(account_id)
+
+    assert_type(report(1), str)
+    assert_type(perhaps(1), str | None)
     assert_type(again(2), str)
     assert_type(nightly("monday"), int)
     as_function: Callable[[str], int] = nightly
@@ -73,6 +83,11 @@ async def awaited() -> None:
         async def nightly(day: str) -> int:
             return len(day)
 
+        @locks.holding("report/{account_id}", busy="skip")
+        async def report(account_id: int) -> str:
+            return str(account_id)
+
+        assert_type(await report(1), str | None)
         assert_type(await nightly("monday"), int)
         as_function: Callable[[str], Awaitable[int]] = nightly
         await as_function("tuesday")

@@ -104,6 +104,22 @@ async def a_decorated_coroutine_that_nobody_awaits(locks: fencepost.aio.Locks) -
     report(1)  # type: ignore[unused-coroutine]
 
 
+async def a_holding_coroutine_that_nobody_awaits(locks: fencepost.aio.Locks) -> None:
+    @locks.holding("report/{number}", busy="skip")
+    async def report(number: int) -> str:
+        return str(number)
+
+    report(1)  # type: ignore[unused-coroutine]
+    report("1")  # type: ignore[arg-type,unused-coroutine]
+
+
+def what_a_decorator_alone_can_do(locks: fencepost.Locks) -> None:
+    with locks.holding("report"):  # type: ignore[attr-defined]
+        pass
+    locks.holding("report", busy="never")  # type: ignore[call-overload]
+    locks.lock("report", busy="skip")  # type: ignore[call-arg]
+
+
 def what_a_lock_does_not_have(locks: fencepost.Locks) -> None:
     locks.lock("a").release()  # type: ignore[attr-defined]
     locks.lock("a").locked()  # type: ignore[attr-defined]

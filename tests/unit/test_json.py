@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fencepost.backend import Status
 from fencepost.cli.fleet import told
 from fencepost.cli.guard import app
-from fencepost.cli.locks import as_fact
+from fencepost.cli.text import as_fact
 from fencepost.events import Event
 from fencepost.fleet import view
 from fencepost_lab.contend.diary import Diary

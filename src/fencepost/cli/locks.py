@@ -2,17 +2,14 @@
 
 import json
 import time
-from dataclasses import asdict
-from math import isinf
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fencepost import check
 from fencepost.backend import Status
 from fencepost.cli import exits
 from fencepost.cli.options import Backend, Duration, Json, store
-from fencepost.cli.text import say
+from fencepost.cli.text import as_fact, as_line, say
 
 
 def ls(
@@ -125,17 +122,3 @@ def bump(
     with fencepost.connect(store(backend)) as locks:
         locks.bump(name, above=above, force=force)
     say(f"{name}  the next token is larger than {above}")
-
-
-def as_fact(status: Status) -> dict[str, Any]:
-    """A status as JSON has it: tokens beyond 2^53 as text, a time without end as null."""
-    remaining = None if isinf(status.remaining) else round(status.remaining, 3)
-    return asdict(status) | {"token": check.json_number(status.token), "remaining": remaining}
-
-
-def as_line(status: Status) -> str:
-    """A status in one line."""
-    waiting = f", {len(status.waiters)} waiting" if status.waiters else ""
-    held = f"shared by {len(status.sharers)}" if status.sharers else f"holder {status.holder}"
-    left = "no expiry" if isinf(status.remaining) else f"{status.remaining:.1f} s left"
-    return f"{status.name}  token {status.token}, {held}, {left}{waiting}"

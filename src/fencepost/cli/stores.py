@@ -50,6 +50,13 @@ def promised() -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+_KEEPS = {
+    "any": "a lock after its block for as long as at_least= says",
+    "ttl": "a lock after its block (at_least=) for its ttl at most",
+    "no": "no lock after its block: at_least= is refused",
+}
+
+
 def in_words(row: dict[str, Any]) -> dict[str, str]:
     """A row in words."""
     if "missing" in row:
@@ -57,6 +64,7 @@ def in_words(row: dict[str, Any]) -> dict[str, str]:
     promises = dict(row["promises"])
     low, high = promises.pop("min_ttl"), promises.pop("max_ttl")
     words = {key: value if isinstance(value, str) else "yes" if value else "no" for key, value in promises.items()}
+    words["keeps"] = _KEEPS[words["keeps"]]
     return words | {"ttl": f"{low:g} s to {'any' if high >= 1e9 else f'{high:g} s'}"}
 
 

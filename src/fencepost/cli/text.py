@@ -2,6 +2,12 @@
 
 import os
 import sys
+from dataclasses import asdict
+from math import isinf
+from typing import Any
+
+from fencepost import check
+from fencepost.backend import Status
 
 
 def escaped(text: str) -> str:
@@ -27,3 +33,17 @@ def complain(what: str = "") -> None:
         sys.stderr.flush()
     except (OSError, ValueError):
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+
+
+def as_fact(status: Status) -> dict[str, Any]:
+    """A status as JSON has it: tokens beyond 2^53 as text, a time without end as null."""
+    remaining = None if isinf(status.remaining) else round(status.remaining, 3)
+    return asdict(status) | {"token": check.json_number(status.token), "remaining": remaining}
+
+
+def as_line(status: Status) -> str:
+    """A status in one line."""
+    waiting = f", {len(status.waiters)} waiting" if status.waiters else ""
+    held = f"shared by {len(status.sharers)}" if status.sharers else f"holder {status.holder}"
+    left = "no expiry" if isinf(status.remaining) else f"{status.remaining:.1f} s left"
+    return f"{status.name}  token {status.token}, {held}, {left}{waiting}"

@@ -1,1 +1,1 @@
-"""Adapters for frameworks. Each module needs its framework, and nothing else of fencepost needs any of them."""
+"""fencepost inside frameworks: one module or package for each, which imports its framework."""

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from flask import Flask, Response, current_app, has_app_context, request
 from werkzeug.exceptions import HTTPException
 
-from fencepost.contrib.web import Answer, Template, Terms, answer, remember, was_done
+from fencepost.contrib.web import Answer, Terms, answer, remember, was_done
 from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, Refused
 from fencepost.events import Hook
@@ -36,6 +36,7 @@ from fencepost.guards import asgi, wsgi
 from fencepost.guards import headers as http
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
+from fencepost.naming import Template
 from fencepost.signing import Keys
 from fencepost.sync import Lease, Locks, connect
 
@@ -147,7 +148,7 @@ class Fencepost:
             @functools.wraps(view)
             def held(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    lock = self.lock(template.render(kwargs), **options)  # type: ignore[arg-type]
+                    lock = self.lock(template.name(kwargs), **options)  # type: ignore[arg-type]
                 except ConfigError as error:
                     raise _Answered(Answer(404, "no such resource", {})) from error
                 with lock as lease:

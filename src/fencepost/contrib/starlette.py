@@ -25,12 +25,13 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 
 from fencepost import aio
-from fencepost.contrib.web import Template, Terms, answer, remember, was_done
+from fencepost.contrib.web import Terms, answer, remember, was_done
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, Refused
 from fencepost.events import Hook
 from fencepost.guards import asgi
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
+from fencepost.naming import Template
 from fencepost.signing import Keys
 
 __all__ = ["Fencepost", "fenced", "guard"]
@@ -214,7 +215,7 @@ def _finder(template: Template, fields: Mapping[str, Any]) -> Callable[..., str]
 
     def find(**values: Any) -> str:
         try:
-            return template.render(values)
+            return template.name(values)
         except ConfigError as error:
             raise HTTPException(404) from error
 

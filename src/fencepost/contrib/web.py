@@ -1,10 +1,8 @@
-"""What the adapters for web frameworks have in common: names from path parameters, answers, jobs of a whole fleet."""
+"""What the adapters for web frameworks have in common: answers, and jobs of a whole fleet."""
 
 import logging
-import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from fencepost import check
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull, Refused
@@ -13,48 +11,6 @@ from fencepost.once import aio, once
 from fencepost.sql.connections import is_async, within
 
 _log = logging.getLogger("fencepost")
-
-
-class Template:
-    """The name of a lock or a resource with fields in it, such as ``account/{account_id}``."""
-
-    def __init__(self, text: str) -> None:
-        try:
-            parts = list(string.Formatter().parse(text))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{text!r} is no template of a name: {error}; write it like 'account/{{id}}'") from None
-        for _, field, spec, conversion in parts:
-            if field is not None and (not field.isidentifier() or spec or conversion):
-                raise ConfigError(
-                    f"a field of {text!r} is the bare name of a parameter, like '{{account_id}}', not {field!r}"
-                )
-        self.text = text
-        self.fields = tuple(dict.fromkeys(field for _, field, _, _ in parts if field is not None))
-        check.name(text, "template")
-
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The name for these values; ConfigError for one that cannot be part of a name, or makes it too long."""
-        return check.name(self.fill(values))
-
-    def fill(self, values: Mapping[str, Any]) -> str:
-        """The same, unless its length and characters are for somebody else to check.
-
-        A value is an int, a UUID, or a str that is not empty and has no slash: anything else could stand for several
-        names, or for a name above it.
-        """
-        made = {}
-        for field in self.fields:
-            if field not in values:
-                raise ConfigError(f"there is no parameter {field!r} for {self.text!r}; there are {sorted(values)}")
-            value = values[field]
-            good = isinstance(value, (str, int, UUID)) and not isinstance(value, bool)
-            if not good or value == "" or "/" in str(value):
-                raise ConfigError(
-                    f"{field!r} of {self.text!r} is an int, a UUID, or a str that is not empty and has no slash; not "
-                    f"{value!r:.80}"
-                )
-            made[field] = str(value)
-        return self.text.format(**made)
 
 
 class Terms(NamedTuple):

@@ -120,10 +120,10 @@ class Asyncio:
     """Drives asyncio code: blocking calls go to one thread of its own, in the order they were made."""
 
     blocking: Final = False
-    nap: Final = NAP
 
-    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+    def __init__(self, clock: Callable[[], float] = boottime, nap: float = NAP) -> None:
         self.now = clock
+        self.nap = nap
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread: ThreadPoolExecutor | None = None
         self._process = 0

@@ -95,10 +95,10 @@ class Blocking:
     """Drives blocking code: calls are made at once, background work is a daemon thread."""
 
     blocking: Final = True
-    nap: Final = NAP
 
-    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+    def __init__(self, clock: Callable[[], float] = boottime, nap: float = NAP) -> None:
         self.now = clock
+        self.nap = nap
 
     def signal(self) -> ThreadSignal:
         return ThreadSignal()

@@ -192,7 +192,8 @@ def opened(conn: Any) -> bool:
                 "Django's autocommit is off for this connection, so atomic() would not commit what is done here; turn "
                 "it on: set_autocommit(True), or AUTOCOMMIT in settings.DATABASES"
             )
-        return bool(conn.in_atomic_block)
+        # What Django's TestCase wraps around a test counts as none, as it does for atomic(durable=True).
+        return bool(conn.in_atomic_block and not (conn.atomic_blocks and conn.atomic_blocks[-1]._from_testcase))
     if kind(conn).startswith("psycopg"):
         return bool(conn.info.transaction_status)
     if isinstance(conn, sqlite3.Connection) and getattr(conn, "autocommit", None) is False:

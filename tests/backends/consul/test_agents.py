@@ -29,7 +29,11 @@ class Agent(Consul):
     """A client agent on a node of its own, as it runs on every host."""
 
     server: Consul
-    node = "elsewhere"
+
+    @property
+    def node(self) -> str:
+        """No other agent's: for half a minute Consul refuses one that has the name of another whose leave got lost."""
+        return f"agent-{self.port}"
 
     def prepare(self) -> None:
         super().prepare()

@@ -116,7 +116,7 @@ def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch:
 @pytest.mark.parametrize("depth", [1, 4])
 def test_very_long_paths_still_wake_waiters(tmp_path: Path, depth: int) -> None:
     """A socket's address holds 108 bytes; folders may be far deeper."""
-    path = tmp_path.joinpath(*["deep" * 25] * depth, "locks.db")
+    path = tmp_path.joinpath(*["deep" * 20] * depth, "locks.db")
     assert len(str(path)) > 108
     with fencepost.connect(f"sqlite://{path}", ttl=60) as here, fencepost.connect(f"sqlite://{path}", ttl=60) as there:
         holder = here.acquire("a")

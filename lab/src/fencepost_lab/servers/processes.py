@@ -7,6 +7,7 @@ import functools
 import os
 import pwd
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -82,13 +83,16 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="servers")
 
 
+_DYING = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
+
+
 def dying_with_us(command: Sequence[str]) -> list[str]:
-    """The command, killed by the kernel when the thread of ours that starts it ends.
+    """The command, killed by the kernel when the thread of ours that starts it ends; as it is where that is not known.
 
     Not by a preexec_fn: with one, Python forks and runs on in the child, where a gRPC that is in full swing in this
     process starts its threads again and aborts now and then.
     """
-    return ["setpriv", "--pdeathsig", "KILL", "--", *command]
+    return [*_DYING, *command]
 
 
 def as_user(command: Sequence[str], user: str | None) -> list[str]:

@@ -20,6 +20,7 @@ from fencepost.driver import boottime
 from fencepost.errors import FencepostError
 from fencepost_lab.history.format import decode
 from fencepost_lab.servers.freeze import is_stopped
+from fencepost_lab.servers.processes import dying_with_us
 from fencepost_lab.stage.worker import Fact
 
 T = TypeVar("T")
@@ -190,10 +191,11 @@ class Processes:
         return await together(*(self.worker(name, tell, *options, backend=backend) for name in names))
 
     async def _start(self, *command: str, backend: str = "") -> Process:
-        # A group of its own: Ctrl-C is for this process, and what a worker starts ends with it.
+        # A group of its own: Ctrl-C is for this process, and what a worker starts ends with it. If this process is
+        # killed, it ends too.
         with self._errors.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "fencepost", *command),
+                *dying_with_us([sys.executable, "-P", "-m", "fencepost", *command]),
                 stdin=PIPE if "--steps" in command else DEVNULL,
                 stdout=PIPE,
                 stderr=errors,

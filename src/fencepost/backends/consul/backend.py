@@ -66,6 +66,7 @@ class Consul(Polling):
         token="the Raft index at which the key was locked, plus the lock's base once it was bumped",
         wakeup="one blocking query per lock and process; inside a process, first come, first served",
         observe="one blocking query",
+        keeps="ttl",
         min_ttl=10.0,
         max_ttl=86400.0,
     )
@@ -168,6 +169,19 @@ class Consul(Polling):
             self._held[holder] = held  # it may be tried again, and ends in time if it is not
             self._expiry.offer(holder, self.driver.now() + left)
             raise
+
+    async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
+        now, held = self.driver.now(), self._mine(name, holder, token)
+        if held is None or not (await self._locked([held], consistent=""))[0]:
+            return False
+        # The session alone keeps the key, should this process end.
+        if (
+            held.session.renewed + held.session.ttl < now + seconds
+            and not (await self._sessions.renew([held.session]))[0]
+        ):
+            return False
+        self._expiry.set(holder, now + seconds)
+        return True
 
     async def _end(self, held: _Held) -> bool:
         """See to it that a hold is over; say whether it was one until now."""

@@ -50,6 +50,7 @@ class Etcd(Backend):
         wakeup="each waiter watches the key before its own, all on one stream, and reads once when it is gone",
         shared=True,
         observe="a watch on the holder's key, or on all keys of a free lock",
+        keeps="ttl",
         min_ttl=1.0,
     )
 
@@ -333,6 +334,22 @@ class Etcd(Backend):
         held = self.driver.now() < contender.deadline
         self._sessions.leave(contender)
         return answer.succeeded or (sent.doubtful and held)
+
+    async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
+        now, contender = self.driver.now(), self._own(Hold(name, holder, token, seconds))
+        if contender is None:
+            return False
+        session = contender.session
+        answer = await self._rpc.call(TXN, keys.present([(contender.key, contender.revision)]))
+        if not answer.responses[0].response_range.kvs:
+            self._sessions.leave(contender)
+            return False
+        # The session alone keeps the key, should this process end.
+        if session.since + session.ttl < now + seconds and not await self._sessions.confirm(
+            session, now, self._rpc.timeout
+        ):
+            return False
+        return self._sessions.keep(contender, now + seconds)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         begun = self.driver.now()

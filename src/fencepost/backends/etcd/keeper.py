@@ -59,6 +59,8 @@ class Contender:
     deadline: float = inf
     """When it is to be deleted: where a hold's last renewal ends; never, while somebody waits for it."""
     held: bool = False
+    kept: bool = False
+    """Its holder is done, and the lock is to stay taken until the deadline."""
     sent: Sent = field(default_factory=Sent)
 
     @property

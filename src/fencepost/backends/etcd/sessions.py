@@ -103,6 +103,15 @@ class Sessions(Keeper):
             contender.deadline = since + contender.session.ttl
             return True
 
+    def keep(self, contender: Contender, until: float) -> bool:
+        """Delete the key at that instant, and not before, also if this is closed; False if its session is gone."""
+        with self._gate:
+            if contender.session.gone:
+                return False
+            contender.kept, contender.deadline = True, until
+        self._service.wake()
+        return True
+
     def doom(self, contender: Contender) -> None:
         """Delete the key as soon as that can be done."""
         contender.deadline = self._driver.now()
@@ -154,10 +163,11 @@ class Sessions(Keeper):
             self._ping(session)
 
     async def close(self) -> None:
-        """Give all sessions back."""
+        """Give all sessions back, but those of locks that are to stay taken: they expire."""
         with self._gate:
             self._closed = True
-            sessions = list(self._sessions.values())
+            kept = {each.session.id for each in self._contenders.values() if each.kept}
+            sessions = [session for session in self._sessions.values() if session.id not in kept]
             stream = self._stream
         self._service.close()
         try:

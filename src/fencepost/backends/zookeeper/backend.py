@@ -50,6 +50,7 @@ class ZooKeeper(Backend):
         wakeup="each waiter watches the one before it; nobody polls",
         shared=True,
         observe="a watch on the holder's node, or on the queue of a free lock",
+        keeps="no",  # its node ends with its session, and closing ends that
         min_ttl=1.0,
     )
 

@@ -1,0 +1,60 @@
+"""Temporary files of a run in memory, where the machine has room for them: servers and stores wait for no disk.
+
+$TMPDIR says otherwise. What a killed run has left there, the next one removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30
+_NAME = "fencepost-tests-"
+_mine: list[Path] = []
+
+
+def _usable() -> bool:
+    """Whether it is there, large enough, and programs can be started from it."""
+    try:
+        space = os.statvfs(MEMORY)
+    except OSError:
+        return False
+    return (
+        MEMORY.is_mount()
+        and os.access(MEMORY, os.W_OK)
+        and not space.f_flag & os.ST_NOEXEC
+        and space.f_bavail * space.f_frsize >= ROOM
+    )
+
+
+def _leftovers() -> list[Path]:
+    return [each for each in MEMORY.glob(f"{_NAME}*") if not Path("/proc", each.name.removeprefix(_NAME)).exists()]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or config.option.collectonly or "TMPDIR" in os.environ or not _usable():
+        return
+    for each in _leftovers():
+        shutil.rmtree(each, ignore_errors=True)
+    folder = MEMORY / f"{_NAME}{os.getpid()}"
+    folder.mkdir()
+    folder.chmod(0o711)  # Postgres runs as another user
+    _mine.append(folder)
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    while _mine:
+        os.environ.pop("TMPDIR", None)
+        tempfile.tempdir = None
+        with contextlib.suppress(OSError):
+            shutil.rmtree(_mine.pop())
