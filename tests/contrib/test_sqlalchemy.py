@@ -137,11 +137,13 @@ def test_a_transaction_of_the_callers_own(engine: Engine, locks: fencepost.Locks
             row = sessions.get_one(Account, 1)
             assert admit(sessions, name, lease) is True
             row.balance -= 10
+        with fenced(sessions, name):
+            sessions.get_one(Account, 1).balance -= 100
         with engine.begin() as conn:
             assert admit(conn, name)
             conn.execute(text("UPDATE account SET balance = balance - 1"))
     sessions.remove()
-    assert balance(engine) == before - 11
+    assert balance(engine) == before - 111
     with Session(engine) as session:
         session.get_one(Account, 1)
         with pytest.raises(ConfigError, match="in a transaction already"), fenced(session, name, lease):

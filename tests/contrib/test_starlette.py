@@ -169,6 +169,7 @@ def test_starlette_takes_a_name_and_a_mounted_guard_sees_its_own_paths() -> None
     id = UUID(int=0xABC)
     with TestClient(app) as client:
         assert client.get("/pay/042").text == "account/42"
+        assert client.get("/pay/" + "7" * 600).status_code == 404, "no lock can have that name"
         assert client.put(f"/things/{id}").status_code == 428
         for text in (str(id), str(id).upper(), id.hex):
             answer = client.put(f"/things/{text}", headers={"X-Fence-Token": "5"})
@@ -181,6 +182,7 @@ def test_what_cannot_be_meant_is_said_before_a_request_comes() -> None:
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("account/{id}", {}, "say what 'id'"),
         ("account/{id}", {"id": int, "other": int}, "no field 'other'"),
+        ("account/{scope}", {}, "an option of depends"),
         ("account/{id.x}", {"id": int}, "bare name"),
         ("account/{id!r}", {"id": int}, "bare name"),
         ("account/{", {}, "wrong field"),

@@ -49,6 +49,7 @@ def test_a_request_holds_its_lock_until_its_body_is_made(locks: fencepost.Locks)
     assert (answer.status_code, answer.text, answer.headers["X-Made"]) == (201, "is held: True", "1")
     assert closed == [True]
     assert client.get("/").text == "no lock"
+    assert client.get("/" + "x" * 600).status_code == 404, "no lock can have that name"
     with locks.lock("account/1"):
         busy = client.get("/account/1")
         assert (busy.status_code, busy.headers["Retry-After"]) == (423, "5")

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from flask import Flask, Response, current_app, has_app_context, request
 from werkzeug.exceptions import HTTPException
 
-from fencepost.contrib.web import Answer, Terms, answer, remember, was_done
+from fencepost.contrib.web import Answer, Terms, answer, misnamed, remember, was_done
 from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, Refused
 from fencepost.events import Hook
@@ -110,9 +110,14 @@ class Fencepost:
         busy: int | None = None,
         retry_after: int | None = None,
     ) -> Iterator[Lease]:
-        """Hold a lock while a request is served. HTTPException if it is busy or lost, or its store does not answer."""
+        """Hold a lock while a request is served. HTTPException if it is busy or lost, or its store does not answer.
+
+        404 for a name that no lock can have, since names come from requests.
+        """
         locks, defaults = _state()
         terms = defaults.but(timeout, busy, retry_after)
+        if wrong := misnamed(name):
+            raise _Answered(wrong)
         lease = None
         try:
             with locks.lock(name, ttl=ttl, timeout=terms.timeout, max_hold=max_hold) as lease:

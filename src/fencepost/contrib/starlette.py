@@ -25,7 +25,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 
 from fencepost import aio
-from fencepost.contrib.web import Terms, answer, remember, was_done
+from fencepost.contrib.web import Terms, answer, misnamed, remember, was_done
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, Refused
 from fencepost.events import Hook
 from fencepost.guards import asgi
@@ -38,6 +38,7 @@ __all__ = ["Fencepost", "fenced", "guard"]
 
 Duration = float | timedelta
 
+_OPTIONS = ("ttl", "timeout", "max_hold", "busy", "retry_after", "scope")
 _EXACT = ("int", "uuid", "str")
 """Convertors whose values are written in one way."""
 
@@ -122,10 +123,14 @@ class Fencepost:
     ) -> AsyncIterator[aio.Lease]:
         """Hold a lock while a request is served. HTTPException if it is busy or lost, or its store does not answer.
 
+        404 for a name that no lock can have, since names come from requests.
+
         async with fence.lock(f"account/{request.path_params['account_id']}") as lease:
             ...
         """
         terms = self._terms.but(timeout, busy, retry_after)
+        if wrong := misnamed(name):
+            raise HTTPException(wrong.status, wrong.detail)
         lease = None
         try:
             async with self.locks.lock(name, ttl=ttl, timeout=terms.timeout, max_hold=max_hold) as lease:
@@ -205,6 +210,8 @@ class Fencepost:
 
 def _finder(template: Template, fields: Mapping[str, Any]) -> Callable[..., str]:
     """A dependency that takes the template's fields as FastAPI validates them, and returns the name."""
+    if clash := [field for field in template.fields if field in _OPTIONS]:
+        raise ConfigError(f"{clash[0]!r} is an option of depends(); let the key be a function that returns the name")
     if missing := [field for field in template.fields if field not in fields]:
         raise ConfigError(
             f"say what {missing[0]!r} of {template.text!r} is, as its endpoint does: depends(..., {missing[0]}=int); "
@@ -215,7 +222,7 @@ def _finder(template: Template, fields: Mapping[str, Any]) -> Callable[..., str]
 
     def find(**values: Any) -> str:
         try:
-            return template.name(values)
+            return template.fill(values)
         except ConfigError as error:
             raise HTTPException(404) from error
 

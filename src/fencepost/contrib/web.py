@@ -43,6 +43,16 @@ class Answer(NamedTuple):
     headers: dict[str, str]
 
 
+def misnamed(name: object) -> Answer | None:
+    """The answer to a request for a lock that cannot be called so; None if it can. Names come from clients."""
+    try:
+        if isinstance(name, str):  # anything else is a mistake of the program
+            check.name(name)
+    except ConfigError:
+        return Answer(404, "there is no such thing", {})
+    return None
+
+
 def answer(error: FencepostError, lease: BaseLease | None, terms: Terms) -> Answer | None:
     """The answer to what was raised before the request had its ``lease``, or while it had it; None if it is not ours.
 

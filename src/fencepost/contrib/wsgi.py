@@ -10,7 +10,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 
-from fencepost.contrib.web import Terms, answer
+from fencepost.contrib.web import Answer, Terms, answer, misnamed
 from fencepost.errors import BackendError, LeaseLost, NotAcquired, Refused
 from fencepost.guards.wsgi import App, Environ, Start
 from fencepost.sync import Lease, Locks
@@ -49,6 +49,8 @@ class Hold:
         name = self._key(environ)
         if name is None:
             return self._app(environ, start)
+        if wrong := misnamed(name):
+            return _answer(wrong, start)
         lease: Lease | None = None
         try:
             with self._locks.lock(name, timeout=self._terms.timeout, **self._options) as lease:
@@ -58,9 +60,7 @@ class Hold:
             found = answer(error, lease, self._terms)
             if found is None:
                 raise
-            body = found.detail.encode()
-            headers = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body)), **found.headers}
-            begun = (f"{found.status} {_phrase(found.status)}", list(headers.items()))
+            return _answer(found, start)
         start(*begun)
         return [body]
 
@@ -83,6 +83,13 @@ class Hold:
         if not begun:
             raise RuntimeError("the application did not call start_response")
         return begun, b"".join(parts)
+
+
+def _answer(found: Answer, start: Start) -> Iterable[bytes]:
+    body = found.detail.encode()
+    headers = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body)), **found.headers}
+    start(f"{found.status} {_phrase(found.status)}", list(headers.items()))
+    return [body]
 
 
 def _phrase(status: int) -> str:
