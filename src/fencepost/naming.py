@@ -37,10 +37,35 @@ def from_arguments(name: Name, call: Callable[..., object], signature: inspect.S
     return computed
 
 
+class Template:
+    """A name with fields in it, filled with values that are known by name, such as path parameters."""
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise ConfigError(f"a name with fields in it is a str, not {text!r}")
+        self.text = text
+        self._parts = _fields(text)
+        self.fields = tuple(dict.fromkeys(field for _, field in self._parts if field is not None))
+        if not self.fields:
+            self.name({})  # says now what cannot be a name
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """The text for these values; ConfigError for one that is missing or odd."""
+        if missing := [field for field in self.fields if field not in values]:
+            raise ConfigError(f"there is no {missing[0]!r} for {self.text!r}, only: {', '.join(values) or 'nothing'}")
+        return "".join(
+            literal if field is None else literal + _value(field, values[field]) for literal, field in self._parts
+        )
+
+    def name(self, values: Mapping[str, Any]) -> str:
+        """The same, if a lock can be called so; else ConfigError."""
+        return _whole(self.fill(values))
+
+
 def _template(text: str, call: Callable[..., object], signature: inspect.Signature | None) -> Namer:
-    fields = _fields(text)
-    if not any(field is not None for _, field in fields):
-        fixed = _whole("".join(literal for literal, _ in fields))
+    template = Template(text)
+    if not template.fields:
+        fixed = template.name({})
         return lambda args, options: fixed
     try:
         signature = signature or inspect.signature(call)
@@ -49,16 +74,13 @@ def _template(text: str, call: Callable[..., object], signature: inspect.Signatu
             f"the parameters of {_called(call)} are not known, so {text!r} cannot name them; give a function of its "
             f"arguments as the name"
         ) from None
-    for _, field in fields:
-        if field is not None:
-            _check_parameter(text, field, call, signature)
+    for field in template.fields:
+        _check_parameter(text, field, call, signature)
 
     def formatted(args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
         bound = signature.bind(*args, **options)  # TypeError for a wrong call, as the call itself would raise
         bound.apply_defaults()
-        values = bound.arguments
-        parts = (literal if field is None else literal + _value(field, values[field]) for literal, field in fields)
-        return _whole("".join(parts))
+        return template.name(bound.arguments)
 
     return formatted
 

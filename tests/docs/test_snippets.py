@@ -20,7 +20,20 @@ from tests.harness.waiting import until
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")])
 
 
-_SLOW = ("advise", "contend", "django", "fleet", "lab", "resource", "rollout", "run", "testing")
+_SLOW = (
+    "advise",
+    "contend",
+    "django",
+    "fastapi",
+    "flask",
+    "fleet",
+    "lab",
+    "resource",
+    "rollout",
+    "run",
+    "sqlalchemy",
+    "testing",
+)
 SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
 _ON_REDIS = {"celery": 11, "apscheduler": 12, "migration": 13}

@@ -10,8 +10,10 @@ import psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 import fencepost
+import fencepost.contrib.sqlalchemy.aio
 import fencepost.saga.aio
 from fencepost import saga
+from fencepost.contrib import sqlalchemy, starlette
 from fencepost.guards import RedisGuard, aio, postgres, sqlite
 
 
@@ -20,6 +22,20 @@ async def a_forgotten_await(aconn: psycopg.AsyncConnection[Any], untyped: Any, l
     aio.postgres.admit(untyped, "account/42", lease)  # type: ignore[unused-coroutine]
     aio.sqlite.enter(untyped, "account/42", lease)  # type: ignore[unused-coroutine]
     aio.RedisGuard(untyped).execute("SET", "a", 1, lease=lease)  # type: ignore[unused-coroutine]
+
+
+async def a_forgotten_await_in_a_session(
+    session: AsyncSession, fence: starlette.Fencepost, alocks: fencepost.aio.Locks, untyped: Any
+) -> None:
+    sqlalchemy.aio.admit(session, "account/42")  # type: ignore[unused-coroutine]
+    sqlalchemy.aio.enter(untyped, "account/42")  # type: ignore[unused-coroutine]
+    fence.once_per_fleet("seed", untyped, memory=untyped)  # type: ignore[unused-coroutine]
+    with sqlalchemy.fenced(session, "account/42"):  # type: ignore[type-var]
+        pass
+    with sqlalchemy.aio.fenced(session, "account/42"):  # type: ignore[attr-defined]
+        pass
+    with fence.lock("account/42"):  # type: ignore[attr-defined]
+        pass
 
 
 async def a_saga_that_nobody_awaits(

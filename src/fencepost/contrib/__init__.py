@@ -1,1 +1,1 @@
-"""fencepost inside frameworks: one package for each, which imports its framework."""
+"""fencepost inside frameworks: one module or package for each, which imports its framework."""

@@ -202,6 +202,8 @@ def opened(conn: Any) -> bool:
             "yours would be committed or rolled back here; open it with sqlite3.connect(..., autocommit=True), or "
             "without autocommit="
         )
+    if kind(conn) == "sqlalchemy" and not hasattr(conn, "in_transaction"):
+        conn = conn()  # a scoped_session: the session of this thread
     state = getattr(conn, "in_transaction", None)
     if state is None:
         raise ConfigError(f"a connection of sqlite3, psycopg, SQLAlchemy or Django is needed here, not {type(conn)!r}")
