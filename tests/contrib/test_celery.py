@@ -61,6 +61,7 @@ class Shop:
     def heir(self) -> Iterator[Child]:
         """The other worker, which takes over the queue of the mortal one."""
         worker = self.worker("steady")
+        until(lambda: " ready." in worker.errors, "it listens", watching=[worker])  # a broadcast waits for nobody
         there = {"destination": ["steady@here"], "reply": True, "limit": 1, "timeout": PATIENCE}
         assert self.app.control.add_consumer("mortal", **there)
         try:
