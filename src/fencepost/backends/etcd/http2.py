@@ -140,10 +140,11 @@ class Call:
 
 
 class Connection:
-    """One connection. Whatever is to be sent is in ``out``."""
+    """One connection. What is to be sent at once is in ``out``; ``acks`` may wait until something else is sent."""
 
     def __init__(self) -> None:
         self.out = bytearray(_GREETING)
+        self.acks = bytearray()
         self.calls: dict[int, Call] = {}
         """The streams that are open, by their numbers."""
         self.failure: Failure | None = None
@@ -154,7 +155,8 @@ class Connection:
         """Whether the server has sent its settings: it speaks HTTP/2."""
         self.pinged = False
         """Whether a ping of ours was not answered yet."""
-        self._waiting: deque[Call] = deque()
+        self.waiting: deque[Call] = deque()
+        """Calls that wait for their turn."""
         self._cancelled: dict[int, None] = {}
         self._decode = Decoder(_MOST_HEADERS).decode
         self._decoded: dict[bytes, dict[bytes, bytes]] = {}
@@ -177,12 +179,13 @@ class Connection:
     @property
     def idle(self) -> bool:
         """Whether no call is under way."""
-        return not self.calls and not self._waiting
+        return not self.calls and not self.waiting
 
     def take(self) -> bytes:
-        """What is to be sent now."""
-        out = bytes(self.out)
+        """All that is to be sent."""
+        out = bytes(self.out + self.acks) if self.acks else bytes(self.out)
         self.out.clear()
+        self.acks.clear()
         return out
 
     # Requests
@@ -195,10 +198,10 @@ class Connection:
         if self.failure is not None or self.draining:
             raise Failure(Code.UNAVAILABLE, "the connection was closed", unsent=True)
         call = Call(head, body, ends)
-        if len(self.calls) < self._most and not self._waiting:
+        if len(self.calls) < self._most and not self.waiting:
             self._open(call)
         else:
-            self._waiting.append(call)
+            self.waiting.append(call)
         return call
 
     def _open(self, call: Call) -> None:
@@ -262,7 +265,7 @@ class Connection:
         if call._number:
             self._reset(call, _CANCEL)
         else:
-            self._waiting.remove(call)
+            self.waiting.remove(call)
         call.over = True
         call.failure = Failure(code, words, unsent=not call._number)
         self._admit()
@@ -277,12 +280,12 @@ class Connection:
         self.out += _frame(_RESET, 0, number, code.to_bytes(4))
 
     def _admit(self) -> None:
-        while self._waiting and len(self.calls) < self._most and self.failure is None and not self.draining:
-            self._open(self._waiting.popleft())
+        while self.waiting and len(self.calls) < self._most and self.failure is None and not self.draining:
+            self._open(self.waiting.popleft())
 
     def _refuse(self) -> None:
         """Those that wait for their turn are not sent any more."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self.waiting = self.waiting, deque()
         for call in waiting:
             self._finish(call, Failure(Code.UNAVAILABLE, "the server closes the connection", unsent=True))
 
@@ -328,7 +331,7 @@ class Connection:
             self._fail(str(error))
             return news
         self._rest = data[at:]
-        if self.draining and self._waiting:
+        if self.draining and self.waiting:
             self._refuse()
         return news
 
@@ -361,7 +364,7 @@ class Connection:
         if failure is None and call._buffer:
             failure = Failure(Code.INTERNAL, "a message ends too early")
         self._finish(call, failure)
-        if self._waiting:
+        if self.waiting:
             self._admit()
 
     def _find(self, number: int) -> Call | None:
@@ -496,7 +499,7 @@ class Connection:
             if number or len(payload) != 8:
                 raise _Broken("a ping has no 8 bytes")
             if not flags & _ACK:
-                self.out += _frame(_PING, _ACK, 0, payload)
+                self.acks += _frame(_PING, _ACK, 0, payload)
             elif payload == _OUR_PING:
                 self.pinged = False
         elif kind == _SETTINGS:
@@ -554,7 +557,7 @@ class Connection:
                 self._frame = value
             elif key == _MAX_STREAMS:
                 self._most = value
-        self.out += _SETTINGS_ACK
+        self.acks += _SETTINGS_ACK
         self._push_all()
         self._admit()
 
