@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from fencepost.backends.etcd import keys
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, Sent
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
 from fencepost.driver import Driver, Signal, stood_still

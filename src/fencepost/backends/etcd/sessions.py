@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from fencepost.backends.etcd import keys
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.keeper import Contender, Keeper, Session
 from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, Outage
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError
