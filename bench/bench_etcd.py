@@ -1,4 +1,4 @@
-"""Locks in etcd, against two bare transactions through the same client, and against the locks of aetcd and etcd3gw."""
+"""Locks in etcd, against two bare transactions through grpcio, and against the locks of aetcd and etcd3gw."""
 
 import asyncio
 import importlib.util
@@ -15,9 +15,9 @@ import fencepost
 from bench.harness import Sides, bench
 from fencepost import aio
 from fencepost.backends.etcd.methods import GRANT, TXN
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost_lab.servers import Etcd
 from fencepost_lab.servers.processes import program
+from tests.harness.proto import etcd_pb2 as pb
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def bare(server: Etcd) -> Iterator[Callable[[], object]]:
     with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
 
         def method(which: Any) -> Any:
-            return channel.unary_unary(which.path, lambda message: message.SerializeToString(), which.answer.FromString)
+            answer = getattr(pb, which.answer.__name__)
+            return channel.unary_unary(which.path, lambda message: message.SerializeToString(), answer.FromString)
 
         lease = method(GRANT)(pb.LeaseGrantRequest(TTL=600)).ID
         transact = method(TXN)

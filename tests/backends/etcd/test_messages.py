@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError as Refused
 
 from fencepost.backends.etcd import messages
 from fencepost.backends.etcd.codec import DecodeError, Message
-from fencepost.backends.etcd.proto import etcd_pb2
 from tests import FUZZ
+from tests.harness.proto import etcd_pb2
 
 ROUNDS = 200 if FUZZ else 6
 KINDS = [each for _, each in inspect.getmembers(messages, inspect.isclass) if each.__module__ == messages.__name__]
