@@ -21,7 +21,10 @@ _ROOM = 2.0
 
 
 class Stream(Generic[Q, R]):
-    """A two-way stream, read by a thread of its own; ``over`` is called there, however it ends."""
+    """A two-way stream, read by a thread of its own; ``over`` is called there, however it ends.
+
+    ``settled`` is called once it has a connection, and in any case before ``over``.
+    """
 
     def __init__(
         self,
@@ -29,11 +32,13 @@ class Stream(Generic[Q, R]):
         method: Method[Q, R],
         heard: Callable[["Stream[Q, R]", R], None],
         over: Callable[["Stream[Q, R]", str], None],
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._rpc = rpc
         self._method = method
         self._heard = heard
         self._over = over
+        self._settled = settled
         self._gate = threading.Lock()  # one thread at a time is in the protocol and at the socket
         self._opened: tuple[Socket, Call] | None = None
         self._closed = False
@@ -77,6 +82,7 @@ class Stream(Generic[Q, R]):
             self._opened = socket, call
             if self._closed:
                 socket.shut()
+            self._settled()
             self._listen(socket, call)
             if call.failure is not None:
                 raise call.failure
@@ -96,6 +102,7 @@ class Stream(Generic[Q, R]):
             if socket is not None:
                 with self._gate:  # a sender may be at it
                     self._rpc.channels.drop(socket)
+            self._settled()
             self._over(self, why)
 
     def _listen(self, socket: Socket, call: Call) -> None:
