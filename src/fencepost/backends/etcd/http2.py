@@ -140,7 +140,11 @@ class Call:
 
 
 class Connection:
-    """One connection. What is to be sent at once is in ``out``; ``acks`` may wait until something else is sent."""
+    """One connection. What is to be sent at once is in ``out``.
+
+    ``acks``, the answers to pings, may wait for a second. To measure how fast the connection is, servers of gRPC ping
+    after a request, unless such a ping is still unanswered; and each of these would wake us before the answer comes.
+    """
 
     def __init__(self) -> None:
         self.out = bytearray(_GREETING)
@@ -181,12 +185,15 @@ class Connection:
         """Whether no call is under way."""
         return not self.calls and not self.waiting
 
-    def take(self) -> bytes:
-        """All that is to be sent."""
-        out = bytes(self.out + self.acks) if self.acks else bytes(self.out)
-        self.out.clear()
-        self.acks.clear()
-        return out
+    def take(self, *, acks: bool = True) -> bytes:
+        """What is to be sent, with or without the answers to pings."""
+        out = self.out
+        if acks and self.acks:
+            out += self.acks
+            self.acks.clear()
+        taken = bytes(out)
+        out.clear()
+        return taken
 
     # Requests
 
@@ -557,7 +564,7 @@ class Connection:
                 self._frame = value
             elif key == _MAX_STREAMS:
                 self._most = value
-        self.acks += _SETTINGS_ACK
+        self.out += _SETTINGS_ACK
         self._push_all()
         self._admit()
 

@@ -11,7 +11,7 @@ from fencepost.backends.fork import sever
 from fencepost.driver.reply import Reply
 from fencepost.driver.sockets import keep_alive
 
-_SOON = 0.1  # seconds after which the answer to a ping is sent, if no request goes out before
+_ACKS = 1.0  # seconds that the answer to a ping may wait
 _GRACE = 1.0  # seconds that requests under way have when their event loop ends
 
 
@@ -82,8 +82,8 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushing = False
         connection = self._connection
-        if (connection.out or connection.acks) and self._transport is not None:
-            self._transport.write(connection.take())
+        if connection.out and self._transport is not None:
+            self._transport.write(connection.take(acks=False))
 
     def _check(self) -> None:
         """One watch for all requests: end those whose time is over."""
@@ -103,19 +103,18 @@ class Link(asyncio.Protocol):
     def _settle(self) -> None:
         """After calls have ended: send what that made, and close a connection that the server takes no calls on."""
         connection = self._connection
-        if connection.out:
-            if not self._flushing:
-                self._flushing = True
-                self.loop.call_soon(self._flush)
-        elif connection.acks and self._later is None:
-            self._later = self.loop.call_later(_SOON, self._send_later)
+        if connection.out and not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
+        if connection.acks and self._later is None:
+            self._later = self.loop.call_later(_ACKS, self._answer_pings)
         if (connection.draining and connection.idle) or connection.failure is not None:
             self._abort("the server closed the connection")
 
-    def _send_later(self) -> None:
+    def _answer_pings(self) -> None:
         self._later = None
-        if self._connection.acks:
-            self._flush()
+        if self._transport is not None:
+            self._transport.write(self._connection.take())
 
     # What the event loop calls
 

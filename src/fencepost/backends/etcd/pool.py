@@ -16,16 +16,18 @@ from fencepost.driver.interrupts import interruptible
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 _CHUNK = 1 << 16
+ACKS = 1.0  # seconds that the answer to a ping may wait
 _CLOSED = "the server closed the connection"
 
 
 class Socket:
     """One connection over a socket that never blocks: what waits does so in ``poll``, for as long as it may."""
 
-    __slots__ = ("_readable", "_recv", "_secure", "_send", "_writable", "connection", "raw")
+    __slots__ = ("_acked", "_readable", "_recv", "_secure", "_send", "_writable", "connection", "raw")
 
     def __init__(self, dial: Dial, until: float) -> None:
         self.connection = Connection()
+        self._acked = monotonic()
         self.raw = dial.socket(until)
         self._secure = isinstance(self.raw, ssl.SSLSocket)
         self._recv = self.raw.recv
@@ -82,7 +84,10 @@ class Socket:
 
     def flush(self, until: float) -> None:
         """Send what is to be sent; Failure if the server does not take it until then."""
-        out = self.connection.take()
+        now = monotonic()
+        if acks := now - self._acked > ACKS:
+            self._acked = now
+        out = self.connection.take(acks=acks)
         while out:
             try:
                 out = out[self._send(out) :]

@@ -166,7 +166,7 @@ class Rpc:
                 (b":method", b"POST"),
                 (b":scheme", b"https" if channels.secure else b"http"),
                 (b":path", method.path.encode()),
-                (b":authority", channels.hosts[member].encode("idna" if channels.hosts[member].isascii() else "utf-8")),
+                (b":authority", _ascii(channels.hosts[member])),
                 *_ALWAYS,
             )
             if login:
@@ -181,6 +181,10 @@ class Rpc:
             run(self._log_in(member))
         socket = self.channels.socket(member)
         return socket, socket.connection.start(self._head(method, member), b"", ends=False)
+
+
+def _ascii(host: str) -> bytes:
+    return host.encode() if host.isascii() else host.encode("idna")
 
 
 def _deadline(timeout: float) -> bytes:

@@ -8,7 +8,7 @@ from typing import Generic
 
 from fencepost.backends.etcd.http2 import Call, framed
 from fencepost.backends.etcd.methods import Fault, Method, Q, R
-from fencepost.backends.etcd.pool import Socket
+from fencepost.backends.etcd.pool import ACKS, Socket
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.status import Failure, deadline_exceeded
 from fencepost.errors import BackendError
@@ -42,6 +42,8 @@ class Stream(Generic[Q, R]):
         self._gate = threading.Lock()  # one thread at a time is in the protocol and at the socket
         self._opened: tuple[Socket, Call] | None = None
         self._closed = False
+        self.heard = False
+        """Whether anything came on it: the server has such streams, and it can be reached."""
         self._requests: deque[bytes] = deque()
         threading.Thread(target=self._read, name="fencepost-etcd", daemon=True).start()
 
@@ -111,10 +113,12 @@ class Stream(Generic[Q, R]):
             socket.flush(monotonic() + _ROOM)
         while not call.over:
             self._flush()
-            came = socket.wait(_ANSWER if connection.pinged else _SILENCE)
+            came = socket.wait(ACKS if connection.acks else _ANSWER if connection.pinged else _SILENCE)
             with self._gate:
                 if came:
                     socket.drain()
+                elif connection.acks:
+                    pass  # they are sent below
                 elif connection.pinged:
                     raise deadline_exceeded()
                 else:
@@ -123,4 +127,5 @@ class Stream(Generic[Q, R]):
                 if connection.out or connection.acks:
                     socket.flush(monotonic() + _ROOM)
             for message in messages:
+                self.heard = True
                 self._heard(self, self._method.read(None, message))

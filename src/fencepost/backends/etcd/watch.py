@@ -102,4 +102,8 @@ class Watches:
             self._stream = None
             watches, self._watches = self._watches, {}
         for watch in watches.values():
+            if not stream.heard:
+                # Such as while no descriptor is left for its connection. A waiter that watched again at once, over and
+                # over, would keep the server busy with its looks.
+                watch.refused = watch.refused or why
             watch.signal.set()
