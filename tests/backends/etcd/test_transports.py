@@ -17,12 +17,16 @@ from hpack import Encoder
 
 from fencepost.address import parse
 from fencepost.backends.etcd import messages as pb
+from fencepost.backends.etcd.channels import Channels
 from fencepost.backends.etcd.http2 import framed
 from fencepost.backends.etcd.methods import RANGE, TXN
+from fencepost.backends.etcd.pool import Socket
 from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.status import cannot_connect
+from fencepost.backends.etcd.watch import Watches
 from fencepost.driver import run
 from fencepost.driver.tasks import Asyncio
-from fencepost.driver.threads import Blocking
+from fencepost.driver.threads import Blocking, ThreadSignal
 from fencepost.errors import BackendError
 from fencepost_lab.servers import QUICK_ETCD, Etcd
 from fencepost_lab.servers.processes import HOST
@@ -193,6 +197,21 @@ async def large(ask: Any, name: bytes, value: bytes) -> None:
     assert [kv.value for kv in (await ask(RANGE, everything)).kvs] == [value] * 3
     remove = pb.DeleteRangeRequest(key=name, range_end=name + b"~")
     await ask(TXN, pb.TxnRequest(success=[pb.RequestOp(request_delete_range=remove)]))
+
+
+def test_a_watch_that_cannot_be_opened_is_one_that_was_refused(
+    etcd_server: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its waiter makes a pause before it looks and watches again."""
+
+    def none_left(channels: Channels, member: int) -> Socket:
+        raise cannot_connect("[Errno 24] Too many open files")
+
+    monkeypatch.setattr(Channels, "socket", none_left)
+    watches, signal = Watches(Rpc(parse(etcd_server.url), Blocking())), ThreadSignal()
+    watch = watches.add(b"a", 1, signal)
+    assert run(signal.wait(PATIENCE))
+    assert "Too many open files" in watch.refused
 
 
 async def test_more_tasks_than_the_server_takes_streams_take_turns() -> None:
