@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import secrets
 import socket
 import ssl
@@ -212,6 +213,17 @@ def test_a_watch_that_cannot_be_opened_is_one_that_was_refused(
     watch = watches.add(b"a", 1, signal)
     assert run(signal.wait(PATIENCE))
     assert "Too many open files" in watch.refused
+
+
+def test_connections_end_with_locks_that_nobody_closed(etcd_server: Endpoint) -> None:
+    rpc = Rpc(parse(etcd_server.url), Blocking())
+    run(rpc.call(RANGE, pb.RangeRequest(key=b"a")))
+    (connection,) = rpc.channels._sockets
+    raw = connection.raw
+    assert raw.fileno() >= 0
+    del rpc, connection
+    gc.collect()
+    assert raw.fileno() < 0
 
 
 async def test_more_tasks_than_the_server_takes_streams_take_turns() -> None:

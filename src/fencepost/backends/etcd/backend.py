@@ -9,6 +9,7 @@ from fencepost.backends import exposure
 from fencepost.backends.etcd import inspect as view
 from fencepost.backends.etcd import keys
 from fencepost.backends.etcd import messages as pb
+from fencepost.backends.etcd.channels import Channels
 from fencepost.backends.etcd.doctor import examine
 from fencepost.backends.etcd.keeper import Contender, Session
 from fencepost.backends.etcd.methods import RANGE, TXN, LeaseGone, Outage, Sent
@@ -55,11 +56,11 @@ class Etcd(Backend):
 
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
-        self._connect()
+        self._connect(None)
 
-    def _connect(self) -> None:
+    def _connect(self, channels: Channels | None) -> None:
         blocking = self.driver.blocking
-        self._rpc = Rpc(self.address, self.driver)
+        self._rpc = Rpc(self.address, self.driver, channels)
         # Streams and clean-ups have threads of their own, on either face: they go on when an event loop is busy.
         self._back = self._rpc if blocking else self._rpc.twin(Blocking(self.driver.now))
         self._watches = Watches(self._back)
@@ -401,5 +402,4 @@ class Etcd(Backend):
         await self._rpc.channels.end()
 
     def forked(self) -> None:
-        self._rpc.channels.forked()
-        self._connect()
+        self._connect(self._rpc.channels.forked())

@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+import weakref
+from collections.abc import Sequence
 from time import monotonic
 
 from fencepost.address import TLS, Address, seconds, secure, tls_context
@@ -18,17 +20,10 @@ class Channels:
     Blocking code has a pool of sockets for each member, asyncio code one connection for each member and event loop.
     """
 
-    def __init__(self, address: Address) -> None:
-        options = address.options(**TLS, timeout=seconds)
-        if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
-            raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
-        self.timeout: float = options.get("timeout", 5.0)
-        self.secure = secure(options)
-        tls = None
-        if self.secure:
-            tls = tls_context(address.scheme, options)
-            tls.set_alpn_protocols(["h2"])
-        self._dials = [Dial(host, port or 2379, tls) for host, port in address.hosts]
+    def __init__(self, dials: Sequence[Dial], timeout: float) -> None:
+        self.timeout = timeout
+        self.secure = dials[0].tls is not None
+        self._dials = dials
         self.hosts = [dial.authority for dial in self._dials]
         self.member = 0
         self.dial = 0
@@ -36,10 +31,26 @@ class Channels:
         self.closed = False
         self._gate = threading.Lock()
         self._sockets: set[Socket] = set()
+        # For locks that nobody closes: none of these is in use by then.
+        weakref.finalize(self, _close, self._sockets).atexit = False
         self._pools = [Pool(dial, self._sockets) for dial in self._dials]
         self._links: dict[tuple[int, asyncio.AbstractEventLoop], Link] = {}
+        self._all_links: set[Link] = set()
+        """Those as well on which the server takes no more calls."""
         self._openings: dict[tuple[int, asyncio.AbstractEventLoop], asyncio.Task[Link]] = {}
         self._keepers: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def to(cls, address: Address) -> "Channels":
+        """Those to the members that a URL names; ConfigError if it cannot be meant."""
+        options = address.options(**TLS, timeout=seconds)
+        if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
+            raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
+        tls = None
+        if secure(options):
+            tls = tls_context(address.scheme, options)
+            tls.set_alpn_protocols(["h2"])
+        return cls([Dial(host, port or 2379, tls) for host, port in address.hosts], options.get("timeout", 5.0))
 
     # Blocking
 
@@ -99,6 +110,7 @@ class Channels:
                 self._check()
             for key in [each for each in self._links if each[1].is_closed()]:
                 del self._links[key]
+            self._all_links = {each for each in self._all_links if not each.loop.is_closed()} | {link}
             self._links[member, loop] = link
             keeper = loop.create_task(link.keep(), name="fencepost-etcd-connection")
             self._keepers.add(keeper)
@@ -108,6 +120,7 @@ class Channels:
             self._openings.pop((member, loop), None)
 
     def _dropped(self, member: int, link: Link) -> None:
+        self._all_links.discard(link)
         if self._links.get((member, link.loop)) is link:
             del self._links[member, link.loop]
 
@@ -128,7 +141,7 @@ class Channels:
             pool.close()
         for socket in list(self._sockets):
             socket.shut()
-        for link in list(self._links.values()):
+        for link in list(self._all_links):
             link.close()
 
     def close(self) -> None:
@@ -141,7 +154,7 @@ class Channels:
     async def end(self) -> None:
         """The same; returns once the connections of the running event loop are closed."""
         loop = asyncio._get_running_loop()
-        mine = [task for task in self._keepers if task.get_loop() is loop]
+        mine = [task for task in list(self._keepers) if task.get_loop() is loop]
         openings = [task for (_, its), task in list(self._openings.items()) if its is loop]
         self.close()
         if mine or openings:
@@ -149,9 +162,15 @@ class Channels:
                 task.cancel()
             await asyncio.wait([*mine, *openings])
 
-    def forked(self) -> None:
-        """In a forked child: let go of the parent's connections."""
+    def forked(self) -> "Channels":
+        """In a forked child: let go of the parent's connections; what takes their place."""
         for socket in list(self._sockets):
             socket.forked()
-        for link in list(self._links.values()):
+        for link in list(self._all_links):
             link.forked()
+        return Channels(self._dials, self.timeout)  # the files of the URL may be out of reach by now
+
+
+def _close(sockets: set[Socket]) -> None:
+    for socket in list(sockets):
+        socket.raw.close()

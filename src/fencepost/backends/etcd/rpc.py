@@ -43,7 +43,7 @@ class Rpc:
     """Single requests, blocking or awaited as the driver has it. ``twin`` shares the connections."""
 
     def __init__(self, address: Address, driver: Driver, channels: Channels | None = None) -> None:
-        self.channels = channels or Channels(address)
+        self.channels = channels or Channels.to(address)
         self.timeout = self.channels.timeout
         self._address = address
         self._driver = driver
