@@ -1,4 +1,4 @@
-"""Locks in etcd, against two bare transactions through the same client, and against the locks of aetcd and etcd3gw."""
+"""Locks in etcd, against two bare transactions through grpcio, and against the locks of aetcd and etcd3gw."""
 
 import asyncio
 import importlib.util
@@ -15,9 +15,9 @@ import fencepost
 from bench.harness import Sides, bench
 from fencepost import aio
 from fencepost.backends.etcd.methods import GRANT, TXN
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost_lab.servers import Etcd
 from fencepost_lab.servers.processes import program
+from tests.harness.proto import etcd_pb2 as pb
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def bare(server: Etcd) -> Iterator[Callable[[], object]]:
     with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
 
         def method(which: Any) -> Any:
-            return channel.unary_unary(which.path, lambda message: message.SerializeToString(), which.answer.FromString)
+            answer = getattr(pb, which.answer.__name__)
+            return channel.unary_unary(which.path, lambda message: message.SerializeToString(), answer.FromString)
 
         lease = method(GRANT)(pb.LeaseGrantRequest(TTL=600)).ID
         transact = method(TXN)
@@ -56,6 +57,45 @@ def asynchronous() -> Iterator[Sides]:
 
         yield {"fencepost.aio": lambda: runner.run(cycle()), "two bare transactions": pair}
         runner.run(locks.close())
+
+
+@bench("etcd: 256 tasks with a lock each vs two bare transactions through grpc.aio", aim=0.45, iterations=1, rounds=15)
+def many_tasks() -> Iterator[Sides]:
+    with Etcd(fsync=True) as server, asyncio.Runner() as runner:
+        locks = aio.connect(server.url)
+
+        async def connect() -> tuple[Any, Any, int]:
+            channel = grpc.aio.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)])
+
+            def method(which: Any) -> Any:
+                answer = getattr(pb, which.answer.__name__)
+                return channel.unary_unary(which.path, lambda message: message.SerializeToString(), answer.FromString)
+
+            return channel, method(TXN), (await method(GRANT)(pb.LeaseGrantRequest(TTL=600))).ID
+
+        channel, transact, lease = runner.run(connect())
+
+        async def ours(number: int) -> None:
+            for _ in range(4):
+                await (await locks.acquire(f"bench-{number}")).release()
+
+        async def theirs(number: int) -> None:
+            key = b"bare/%d" % number
+            for _ in range(4):
+                put = pb.RequestOp(request_put=pb.PutRequest(key=key, value=b"me", lease=lease))
+                await transact(pb.TxnRequest(success=[put]), timeout=5)
+                remove = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+                await transact(pb.TxnRequest(success=[remove]), timeout=5)
+
+        async def all_of(one: Callable[[int], Any]) -> None:
+            await asyncio.gather(*map(one, range(256)))
+
+        yield {
+            "fencepost.aio, 256 tasks": lambda: runner.run(all_of(ours)),
+            "grpc.aio, 256 tasks": lambda: runner.run(all_of(theirs)),
+        }
+        runner.run(locks.close())
+        runner.run(channel.close())
 
 
 if importlib.util.find_spec("aetcd"):

@@ -68,7 +68,7 @@ KNOWN_REACHES: set[tuple[str, str]] = {
     ("lab.gen.etcd", "backends.etcd.keys"),
     ("lab.gen.etcd", "backends.etcd.rpc"),
     ("lab.gen.etcd", "backends.etcd.methods"),
-    ("lab.gen.etcd", "backends.etcd.proto.etcd_pb2"),
+    ("lab.gen.etcd", "backends.etcd.messages"),
     ("lab.gen.redis", "backends.redis.connection"),
     ("lab.gen.redis", "backends.redis.pool"),
     ("lab.gen.redis", "backends.redis.scripts"),

@@ -1,4 +1,4 @@
-"""The generated code of fencepost/backends/etcd/proto is what the .proto file says today.
+"""The generated code of tests/harness/proto is what the .proto file says today.
 
 `python -m tests.test_proto --write` writes it anew.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from google.protobuf import descriptor_pb2
 
-SOURCE = Path(__file__).parent.parent / "src"
-PROTO = "fencepost/backends/etcd/proto/etcd.proto"
+SOURCE = Path(__file__).parent.parent
+PROTO = "tests/harness/proto/etcd.proto"
 
 MODULE = '''"""Generated from {proto}; do not edit.
 
@@ -35,7 +35,7 @@ globals().update(
 
 
 def generate() -> dict[str, str]:
-    """The generated files, by their path below src."""
+    """The generated files, by their path."""
     with tempfile.TemporaryDirectory() as folder:
         options = [f"-I{SOURCE}", f"--descriptor_set_out={folder}/set", f"--pyi_out={folder}", f"{SOURCE / PROTO}"]
         subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options], check=True)

@@ -450,8 +450,8 @@ for number in range(20):
 """
 
 
-def test_a_command_begins_every_time_although_grpc_is_at_work(etcd_server: Endpoint) -> None:
-    """Python that runs between fork and exec shares the process with gRPC's threads, and now and then aborted there."""
+def test_a_command_begins_every_time_although_threads_are_at_work(etcd_server: Endpoint) -> None:
+    """Python that runs between fork and exec would find what those threads were in the middle of."""
     with Child.python("-c", TWENTY_COMMANDS, etcd_server.url) as process:
         assert process.succeed() == ["0"] * 20
 

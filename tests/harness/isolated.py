@@ -46,7 +46,6 @@ class IsolatedFailure(AssertionError):
 
 
 PRELOADED = ("pytest", "psycopg", "hiredis", "fencepost.sync", "fencepost.aio", "tests.conformance.store", __name__)
-"""Not grpc: it has to be imported after the fork."""
 
 
 @functools.cache

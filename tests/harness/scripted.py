@@ -26,11 +26,11 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from fencepost.backends.etcd.proto import etcd_pb2
 from fencepost.backends.redis.scripts import scripts
 from fencepost.backends.redlock.members import node_scripts
 from fencepost_lab.faults.proxy import Proxy, _Pair
 from fencepost_lab.servers.processes import HOST
+from tests.harness.proto import etcd_pb2
 
 
 class End(Enum):

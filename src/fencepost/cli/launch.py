@@ -4,8 +4,8 @@ It takes the terminal, unless TERMINAL is -1, asks the kernel to be killed when 
 any more, and becomes the command. If it cannot, it writes the errno to REPORT. The kernel forgets its promise for a
 program that runs as another user.
 
-A preexec_fn would do the same with less, but runs Python in a fork of a process whose gRPC is in full swing, which now
-and then aborts there.
+A preexec_fn would do the same with less, but runs Python in a fork of a process whose threads are in full swing, which
+may hang there.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Blocking sockets: connecting them, and whether an idle one can be used again."""
+"""Sockets: connecting them, whether an idle one can be used again, and whether the other host is still there."""
 
 import select
 import socket
@@ -23,6 +23,14 @@ def connect(host: str, port: int, timeout: float) -> socket.socket:
             made.close()
             raise
     raise failure or OSError(f"{host!r} has no address")
+
+
+def keep_alive(raw: socket.socket) -> None:
+    """Let the kernel notice within half a minute that the other host is gone."""
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def silent(sock: socket.socket | int) -> bool:

@@ -264,7 +264,6 @@ def test_a_key_that_may_no_longer_be_deleted_ends_with_its_session(guarded: Etcd
 
 
 def test_a_certificate_whose_key_is_in_the_same_file_is_used(tmp_path: Path) -> None:
-    """gRPC ends the whole process if it is given a certificate without a key."""
     certificate, key = self_signed(tmp_path)
     both = tmp_path / "both.pem"
     both.write_bytes(certificate.read_bytes() + key.read_bytes())

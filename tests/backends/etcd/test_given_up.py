@@ -28,7 +28,7 @@ def kill_after_a_put(server: Etcd, locks: sync.Locks, monkeypatch: pytest.Monkey
 
     async def call(rpc: Rpc, method: Any, request: Any, **options: Any) -> Any:
         answer = await real(rpc, method, request, **options)
-        if rpc is backend._rpc and server.running and any(op.HasField("request_put") for op in request.success):
+        if rpc is backend._rpc and server.running and any(op.request_put for op in request.success):
             assert answer.succeeded
             server.kill()
             rpc.channels.hang_up()  # so that what comes next is surely not sent

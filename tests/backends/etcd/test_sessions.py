@@ -13,7 +13,6 @@ from fencepost.driver import boottime
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
 from tests.backends.etcd.tools import LONG, counts, etcdctl, queued
-from tests.harness.child import Child
 from tests.harness.waiting import PATIENCE, until
 
 WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
@@ -181,39 +180,6 @@ def test_a_waiter_whose_key_was_deleted_does_not_hold_the_lock_beside_another(se
         assert next_one[0].release()
         robbed.join(PATIENCE)
         assert got[0].token > next_one[0].token
-
-
-FORK = """
-import os, sys, threading
-
-busy = []
-
-def look():
-    busy.append([each.name for each in threading.enumerate()
-                 if (getattr(getattr(each, "_target", None), "__module__", None) or "").startswith("grpc.")])
-
-os.register_at_fork(before=look)  # handlers run in reverse: this one is the last before the fork
-import fencepost
-locks = fencepost.connect(sys.argv[1], ttl=300)
-locks.acquire("lock")
-waiting = threading.Thread(target=lambda: locks.acquire("lock", timeout=300), daemon=True)
-waiting.start()
-while not (busy and busy[-1]):  # until the waiter's stream is open
-    look()
-del busy[:-1]
-for _ in range(10):
-    if os.fork() == 0:
-        os._exit(0 if locks.acquire("child", timeout=30).release() else 1)
-    assert os.wait()[1] == 0
-print(bool(busy[0]), any(busy[1:]))
-os._exit(0)
-"""
-
-
-def test_no_thread_is_inside_grpc_at_a_fork(server: Etcd) -> None:
-    """Else its child dies in gRPC now and then; here a stream was open, and its thread at work."""
-    with Child.python("-c", FORK, server.url) as child:
-        assert child.succeed() == ["True False"]
 
 
 @pytest.mark.parametrize("thread", ["fencepost-etcd-keeper", "fencepost-etcd"])

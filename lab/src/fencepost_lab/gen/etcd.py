@@ -10,8 +10,8 @@ from math import ceil
 
 from fencepost.address import Address
 from fencepost.backends.etcd import keys as etcd_keys
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.methods import GRANT, RANGE, STATUS, TXN
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
@@ -46,18 +46,15 @@ class EtcdGround:
     def _lay(self, names: list[str], holders: list[str], end: int, seed: int, ttl: float) -> Laid:
         leases = [_lease(holder) for holder in holders]
         list(self._pool.map(lambda lease: self._grant(lease, ttl), leases))
-        puts = [
-            _put(etcd_keys.prefix(name) + b"%x" % lease, holder, lease)
-            for name, holder, lease in zip(names, holders, leases, strict=True)
-        ]
-        keys = [put.request_put.key for put in puts]
+        keys = [etcd_keys.prefix(name) + b"%x" % lease for name, lease in zip(names, leases, strict=True)]
+        puts = [_put(*each) for each in zip(keys, holders, leases, strict=True)]
         # It expires with the last lock that it counts: there is nothing to go on with after that.
         note = _put(_progress(seed), str(end), leases[-1])
         compare, look = [etcd_keys.created(key, 0) for key in keys], [etcd_keys.own(key) for key in keys]
         answer = self._txn(pb.TxnRequest(compare=compare, success=[*puts, note], failure=look))
         if answer.succeeded:
             return Laid(len(puts), len(puts))
-        missing = [put for put, at in zip(puts, answer.responses, strict=True) if not at.response_range.kvs]
+        missing = [put for put, at in zip(puts, answer.responses, strict=True) if not at.kvs]
         self._txn(pb.TxnRequest(success=[*missing, note]))
         return Laid(len(puts), len(missing))
 

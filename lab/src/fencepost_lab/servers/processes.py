@@ -90,7 +90,7 @@ def dying_with_us(command: Sequence[str]) -> list[str]:
     """The command, killed by the kernel when the thread of ours that starts it ends; as it is where that is not known.
 
     Not by a preexec_fn: with one, Python forks and runs on in the child, where a gRPC that is in full swing in this
-    process starts its threads again and aborts now and then.
+    process, such as that of a test or of another client of etcd, starts its threads again and aborts now and then.
     """
     return [*_DYING, *command]
 

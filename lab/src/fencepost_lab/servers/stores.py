@@ -43,7 +43,7 @@ _PROGRAMS = {"redlock": ("redis",), "zookeeper": ("zookeeper", "java")}
 _CLIENTS = {
     "redis": ("redis", "hiredis"),
     "redlock": ("redis", "hiredis"),
-    "etcd": ("grpcio",),
+    "etcd": ("hpack",),
     "zookeeper": ("kazoo",),
     "postgres": ("psycopg",),
     "postgresql": ("psycopg",),

@@ -11,7 +11,11 @@
       +-- rpc        a request to any of the members, tried again where that is safe
       |     +-- methods    the methods and what their failures mean
       |     +-- channels   the connections, also across a fork; the URL's options
+      |           +-- pool     blocking: sockets, one thread at a time on each
+      |           +-- link     asyncio: one connection for all tasks of an event loop
+      |           +-- dial     TCP and TLS
+      |           +-- http2    the protocol without I/O, and gRPC on it; status: how a call ends
       +-- inspect    ls, show, status
       +-- doctor     findings about the cluster
-      +-- proto      etcd's messages
+      +-- messages   etcd's messages; codec: their bytes
 """

@@ -8,10 +8,11 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends import exposure
 from fencepost.backends.etcd import inspect as view
 from fencepost.backends.etcd import keys
+from fencepost.backends.etcd import messages as pb
+from fencepost.backends.etcd.channels import Channels
 from fencepost.backends.etcd.doctor import examine
 from fencepost.backends.etcd.keeper import Contender, Session
 from fencepost.backends.etcd.methods import RANGE, TXN, LeaseGone, Outage, Sent
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
@@ -56,11 +57,11 @@ class Etcd(Backend):
 
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
-        self._connect()
+        self._connect(None)
 
-    def _connect(self) -> None:
+    def _connect(self, channels: Channels | None) -> None:
         blocking = self.driver.blocking
-        self._rpc = Rpc(self.address, self.driver)
+        self._rpc = Rpc(self.address, self.driver, channels)
         # Streams and clean-ups have threads of their own, on either face: they go on when an event loop is busy.
         self._back = self._rpc if blocking else self._rpc.twin(Blocking(self.driver.now))
         self._watches = Watches(self._back)
@@ -69,8 +70,6 @@ class Etcd(Backend):
     async def take(
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
     ) -> Grant | None:
-        if limit is None and self._back is not self._rpc:
-            self._watches.listen()
         if limit is not None and queue is None and blocking(await view.contenders(self._rpc, name), limit, keys.limit):
             return None  # a key that comes and goes would be in the way of other sharers
         while True:
@@ -100,7 +99,7 @@ class Etcd(Backend):
         if answer.succeeded:
             contender.revision = answer.header.revision
             return await self._grant(contender, answer.responses[1])
-        mine, oldest = (part.response_range.kvs for part in answer.responses)
+        mine, oldest = (part.kvs for part in answer.responses)
         if mine:
             contender.revision = mine[0].create_revision
         elif keys.contends(oldest[0], keys.prefix(name)) or await view.contenders(self._rpc, name):
@@ -120,6 +119,7 @@ class Etcd(Backend):
         name = contender.name
         _, stands, base = (await self._stand(contender)).responses
         oldest = stands.response_range
+        assert oldest is not None
         first, count = oldest.kvs[0], oldest.count
         if first.key == contender.key:
             return await self._grant(contender, base)
@@ -211,7 +211,7 @@ class Etcd(Backend):
         answer = await self._put(
             contender, keys.join(contender.name, contender.key, contender.value, contender.session.id)
         )
-        mine = answer.responses[0].response_range.kvs
+        mine = answer.responses[0].kvs
         contender.revision = answer.header.revision if answer.succeeded else mine[0].create_revision
         return answer
 
@@ -225,7 +225,7 @@ class Etcd(Backend):
     async def _look_share(self, contender: Contender, limit: int) -> Found:
         answer = await self._rpc.call(TXN, keys.look_all(contender.name))
         start = keys.prefix(contender.name)
-        contenders = [kv for kv in answer.responses[0].response_range.kvs if keys.contends(kv, start)]
+        contenders = [kv for kv in answer.responses[0].kvs if keys.contends(kv, start)]
         mine = next((kv for kv in contenders if kv.key == contender.key), None)
         if mine is None or mine.create_revision != contender.revision:
             self._sessions.leave(contender)
@@ -258,7 +258,7 @@ class Etcd(Backend):
             return await self._look_share(contender, limit)
         start = keys.prefix(contender.name)
         answer = await self._rpc.call(TXN, keys.look(contender.name, contender.key, contender.revision))
-        mine, before = (list(part.response_range.kvs) for part in answer.responses[:2])
+        mine, before = (list(part.kvs) for part in answer.responses[:2])
         if not mine or mine[0].create_revision != contender.revision:
             self._sessions.leave(contender)
             return None
@@ -272,7 +272,7 @@ class Etcd(Backend):
     async def _grant(self, contender: Contender, found: pb.ResponseOp) -> Grant | None:
         """The grant to a key that is first in the queue, as the transaction saw it which found the base."""
         session = contender.session
-        base = keys.read_base(contender.name, found.response_range.kvs)
+        base = keys.read_base(contender.name, found.kvs)
         if base.since > contender.revision:  # raised while this key stood in the queue, so its number is too small
             await self._remove(contender)
             return None
@@ -365,7 +365,7 @@ class Etcd(Backend):
             request = keys.present([(contender.key, contender.revision) for contender in some])
             answer = await self._rpc.call(TXN, request, timeout=timeout)
             found = zip(some, answer.responses, strict=True)
-            there |= {contender.holder for contender, part in found if part.response_range.kvs}
+            there |= {contender.holder for contender, part in found if part.kvs}
         kept = {key: await self._kept(session, begun, timeout) for key, session in sessions.items()}
         return [self._renewed(contender, there, kept, begun) for contender in contenders]
 
@@ -404,7 +404,7 @@ class Etcd(Backend):
     async def bump(self, name: str, above: int) -> None:
         raised = False
         while not raised:
-            found = await self._rpc.call(RANGE, keys.base(name).request_range)
+            found = await self._rpc.call(RANGE, keys.base_of(name))
             base = keys.read_base(name, found.kvs)
             value = base.raised(above, found.header.revision)
             raised = value is None or (await self._rpc.call(TXN, keys.raise_base(base, value))).succeeded
@@ -416,8 +416,7 @@ class Etcd(Backend):
     async def close(self) -> None:
         await self._sessions.close()
         self._watches.close()
-        self._rpc.channels.close()
+        await self._rpc.channels.end()
 
     def forked(self) -> None:
-        self._rpc.channels.forked()
-        self._connect()
+        self._connect(self._rpc.channels.forked())

@@ -2,12 +2,11 @@
 
 import re
 
-import grpc
-
 from fencepost.backend import Finding
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.methods import GRANT, MEMBERS, REVOKE, STATUS, Fault
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.status import Failure
 from fencepost.errors import BackendError
 
 WAKES = (3, 4)
@@ -21,7 +20,7 @@ async def examine(rpc: Rpc) -> list[Finding]:
     for member, host in enumerate(rpc.channels.hosts):
         try:
             status = await rpc.once(STATUS, pb.StatusRequest(), member, rpc.timeout)
-        except grpc.RpcError as error:
+        except Failure as error:
             findings.append(
                 Finding("warn", f"{host} does not answer: {Fault.of(error).words}", "one member less to ask")
             )

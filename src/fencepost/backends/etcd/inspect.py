@@ -3,8 +3,8 @@
 from fencepost.backend import LOOK, Status
 from fencepost.backends.base import Base
 from fencepost.backends.etcd import keys
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.methods import RANGE, TIME_TO_LIVE, TXN
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.watch import Watches
 from fencepost.backends.sharing import waiting
@@ -21,7 +21,7 @@ async def contenders(rpc: Rpc, name: str, *, keys_only: bool = True) -> list[key
 
 
 async def _base(rpc: Rpc, name: str) -> Base:
-    return keys.read_base(name, (await rpc.call(RANGE, keys.base(name).request_range)).kvs)
+    return keys.read_base(name, (await rpc.call(RANGE, keys.base_of(name))).kvs)
 
 
 async def status(rpc: Rpc, name: str | None, prefix: str) -> list[Status]:

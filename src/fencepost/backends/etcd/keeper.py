@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from fencepost.backends.etcd import keys
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, Sent
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
 from fencepost.driver import Driver, Signal, stood_still
@@ -141,19 +141,27 @@ class Keeper:
             session.doubtful = True
             session.due = now + session.ttl / 3
             return
+        self._connect()
         if self._stream is None:
-            try:
-                self._stream = Stream(self._back, KEEP_ALIVE, self._heard, self._over)
-            except (RuntimeError, MemoryError):  # no thread can be started just now
-                session.due = now + _RETRY
-                self._service.wake()
-                return
+            session.due = now + _RETRY
+            self._service.wake()
+            return
         self._stream.send(pb.LeaseKeepAliveRequest(ID=session.id))
         # Only now: each answer counts for the oldest of these, so one that was never sent would make all look late.
         session.unanswered.append(now)
         session.due = now + session.ttl / 3
         self._service.ensure()  # also after it failed
         self._service.wake()
+
+    def _connect(self, settled: Callable[[], None] = lambda: None) -> bool:
+        """Open the stream of keep-alives, unless that was done; ``settled`` is called once that is seen to."""
+        if self._stream is not None or self._closed:
+            return False
+        try:
+            self._stream = Stream(self._back, KEEP_ALIVE, self._heard, self._over, settled)
+        except (RuntimeError, MemoryError):  # no thread can be started just now
+            return False
+        return True
 
     def _heard(
         self, stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse], answer: pb.LeaseKeepAliveResponse

@@ -18,13 +18,10 @@ from typing import TypeAlias
 
 from fencepost import holders
 from fencepost.backends.base import Base
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import messages as pb
 from fencepost.errors import ConfigError
 
 KV: TypeAlias = pb.KeyValue
-
-_ASCEND, _DESCEND, _CREATE = pb.RangeRequest.ASCEND, pb.RangeRequest.DESCEND, pb.RangeRequest.CREATE
-
 
 BASE = b"~base"
 
@@ -81,9 +78,14 @@ def limit_of(key: bytes) -> int | None:
     return int(most) if b"~" in key.rpartition(b"/")[2] and most.isdigit() else None
 
 
-def base(lock: str) -> pb.RequestOp:
+def base_of(lock: str) -> pb.RangeRequest:
     """The base of a lock's tokens."""
-    return own(lock.encode() + BASE)
+    return pb.RangeRequest(key=lock.encode() + BASE)
+
+
+def base(lock: str) -> pb.RequestOp:
+    """The same, as a part of a transaction."""
+    return pb.RequestOp(request_range=base_of(lock))
 
 
 def read_base(lock: str, kvs: Sequence[KV]) -> Base:
@@ -94,7 +96,7 @@ def read_base(lock: str, kvs: Sequence[KV]) -> Base:
 def raise_base(base: Base, value: bytes) -> pb.TxnRequest:
     """Write a base, unless somebody else did meanwhile."""
     key = base.name.encode() + BASE
-    unchanged = pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=base.since)
+    unchanged = pb.Compare(target=pb.MOD, key=key, mod_revision=base.since)
     return pb.TxnRequest(compare=[unchanged], success=[put(key, value, 0)])
 
 
@@ -107,7 +109,7 @@ def contenders(lock: str, *, keys_only: bool = True) -> pb.RangeRequest:
     """Everything under a lock's prefix, oldest first."""
     start = prefix(lock)
     return pb.RangeRequest(
-        key=start, range_end=end(start), sort_order=_ASCEND, sort_target=_CREATE, keys_only=keys_only
+        key=start, range_end=end(start), sort_order=pb.ASCEND, sort_target=pb.BY_CREATE, keys_only=keys_only
     )
 
 
@@ -126,8 +128,8 @@ def before(lock: str, revision: int) -> pb.RequestOp:
             key=start,
             range_end=end(start),
             limit=1,
-            sort_order=_DESCEND,
-            sort_target=_CREATE,
+            sort_order=pb.DESCEND,
+            sort_target=pb.BY_CREATE,
             keys_only=True,
             max_create_revision=revision - 1,
         )
@@ -144,7 +146,7 @@ def put(key: bytes, value: bytes, lease: int) -> pb.RequestOp:
 
 def created(key: bytes, revision: int, until: bytes = b"") -> pb.Compare:
     """True if the key, or every key up to ``until``, was created at ``revision``; 0 means that it is not there."""
-    return pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=revision, range_end=until)
+    return pb.Compare(target=pb.CREATE, key=key, create_revision=revision, range_end=until)
 
 
 def join(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
@@ -178,7 +180,7 @@ def look_all(lock: str) -> pb.TxnRequest:
 
 def remove(key: bytes, value: bytes = b"", revision: int = 0) -> pb.TxnRequest:
     """Delete a key, if it still has this value, made at this revision."""
-    compare = [pb.Compare(target=pb.Compare.VALUE, key=key, value=value)] if value else []
+    compare = [pb.Compare(target=pb.VALUE, key=key, value=value)] if value else []
     if revision:
         compare.append(created(key, revision))
     return pb.TxnRequest(compare=compare, success=[pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))])

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import grpc
-from google.protobuf.message import Message
-
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import messages as pb
+from fencepost.backends.etcd.codec import DecodeError, Message
+from fencepost.backends.etcd.http2 import Call
+from fencepost.backends.etcd.status import Code, Failure
 from fencepost.errors import BackendError
 
 Q = TypeVar("Q", bound=Message)
@@ -23,22 +23,35 @@ class Method(Generic[Q, R]):
     fits: Callable[[Any, R], bool]
     """Whether this may be the answer to the request: a message of any kind, even an empty one, can be read as one."""
 
+    def read(self, request: Any, data: bytes) -> R:
+        """The answer to the request; Failure if it is none, and nobody knows whether that was carried out."""
+        try:
+            answer = self.answer.decode(data)
+            if self.fits(request, answer):
+                return answer
+        except DecodeError:
+            pass
+        name = self.path.rpartition("/")[2]
+        raise Failure(Code.INTERNAL, f"this is no answer to {name}; does the URL name an etcd?")
+
 
 def _stamped(_: Any, answer: Any) -> bool:
     return bool(answer.header.revision)
-
-
-_ANSWERS = {f"request_{each}": f"response_{each}" for each in ("range", "put", "delete_range")}
 
 
 def _each_answered(request: pb.TxnRequest, answer: pb.TxnResponse) -> bool:
     done, answers = request.failure if request.compare and not answer.succeeded else request.success, answer.responses
     if not answer.header.revision or len(answers) != len(done):
         return False
-    return all(
-        _ANSWERS[each.WhichOneof("request") or ""] == found.WhichOneof("response")
-        for each, found in zip(done, answers, strict=True)
-    )
+    return all(map(_answered, done, answers))
+
+
+def _answered(each: pb.RequestOp, found: pb.ResponseOp) -> bool:
+    if each.request_range is not None:
+        return found.response_range is not None
+    if each.request_put is not None:
+        return found.response_put is not None
+    return found.response_delete_range is not None
 
 
 RANGE = Method[pb.RangeRequest, pb.RangeResponse]("/etcdserverpb.KV/Range", pb.RangeResponse, _stamped)
@@ -77,29 +90,6 @@ class LeaseGone(BackendError):
     """etcd does not know the lease, or knows it no longer."""
 
 
-class HungUp(grpc.RpcError):
-    """The connection was closed under a call that was about to be sent."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "failed to connect in time: hung up"
-
-
-class Unfit(grpc.RpcError):
-    """What came is no answer to the request; nobody knows whether that was carried out."""
-
-    def __init__(self, method: Method[Any, Any]) -> None:
-        self._method = method.path.rpartition("/")[2]
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.INTERNAL
-
-    def details(self) -> str:
-        return f"this is no answer to {self._method}; does the URL name an etcd?"
-
-
 class Sent:
     """What may still become of a request that must not take effect unnoticed."""
 
@@ -108,7 +98,7 @@ class Sent:
     def __init__(self) -> None:
         self.doubtful = False
         """Some try of it failed, and may have reached the store, or may reach it yet."""
-        self.pending: Any = None
+        self.pending: Call | None = None
         """The try that was under way when its caller was cancelled: it goes on."""
 
 
@@ -122,18 +112,20 @@ class Fault(NamedTuple):
     words: str
 
     @classmethod
-    def of(cls, error: grpc.RpcError) -> "Fault":
-        code: grpc.StatusCode = error.code()
-        words = (error.details() or "").partition("\n")[0]  # gRPC may add the raw bytes of an address
+    def of(cls, error: Failure) -> "Fault":
+        code = error.code
+        words = error.words.partition("\n")[0]
         low = words.lower()
         asked = ("auth token", "auth store is old", "user name is empty")
-        login = code is grpc.StatusCode.UNAUTHENTICATED or any(sign in low for sign in asked)
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        login = code is Code.UNAUTHENTICATED or any(sign in low for sign in asked)
+        if code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
+            # A proxy of etcd's says that it cannot connect, or that it was refused, in these words.
             unsent = ("failed to connect", "refused", "no leader", "name resolution", "dns", "too many requests")
-            sent = not any(sign in low for sign in unsent)
-            full = code is grpc.StatusCode.RESOURCE_EXHAUSTED and sent
+            sent = not error.unsent and not any(sign in low for sign in unsent)
+            full = code is Code.RESOURCE_EXHAUSTED and sent
             return cls(not full, sent and not full, login, False, f"{words or code.name}")
-        lost = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
-        passing = code in (*lost, grpc.StatusCode.INTERNAL)
-        silent = code is grpc.StatusCode.DEADLINE_EXCEEDED
-        return cls(passing, passing, login, silent, f"{words} ({code.name.lower().replace('_', ' ')})")
+        lost = (Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN)
+        passing = code in (*lost, Code.INTERNAL)
+        silent = code is Code.DEADLINE_EXCEEDED
+        said = f"{words} ({code.name.lower().replace('_', ' ')})"
+        return cls(passing, passing and not error.unsent, login, silent, said)

@@ -1,15 +1,15 @@
 """Calls to an etcd cluster, to whichever member answers."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
-import grpc
-
 from fencepost.address import Address
-from fencepost.backends.etcd.channels import Channels, forks
-from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, HungUp, LeaseGone, Method, Outage, Q, R, Sent, Unfit
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
+from fencepost.backends.etcd import messages as pb
+from fencepost.backends.etcd.channels import Channels
+from fencepost.backends.etcd.http2 import Call, block, framed
+from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, LeaseGone, Method, Outage, Q, R, Sent
+from fencepost.backends.etcd.pool import Socket
+from fencepost.backends.etcd.status import Failure
 from fencepost.driver import Driver, run
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
@@ -17,26 +17,40 @@ from fencepost.errors import BackendError
 
 # A call that had this long and got no answer speaks against its connection, not only against the server.
 _SILENCE = 1.0
+_ALWAYS = (
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
+    (b"user-agent", b"fencepost"),
+    # A member cut off from the leader says so at once, instead of staying silent.
+    (b"hasleader", b"true"),
+)
 
 
-def _fitting(method: Method[Q, R], request: Q, came: Any) -> R:
-    answer: R = came
-    if not method.fits(request, answer):
-        raise Unfit(method)
-    return answer
+class _Notice:
+    """Stands in for who waited for a call: sets a signal once the call is over."""
+
+    def __init__(self, signal: Any) -> None:
+        self._signal = signal
+
+    def bring(self, call: Call) -> None:
+        self._signal.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._signal.set()
 
 
 class Rpc:
     """Single requests, blocking or awaited as the driver has it. ``twin`` shares the connections."""
 
     def __init__(self, address: Address, driver: Driver, channels: Channels | None = None) -> None:
-        self.channels = channels or Channels(address)
+        self.channels = channels or Channels.to(address)
         self.timeout = self.channels.timeout
         self._address = address
         self._driver = driver
         self._blocking = driver.blocking
         self._login: str | None = None
         self._anonymous = address.user is None
+        self._heads: dict[tuple[str, int], bytes] = {}
 
     def twin(self, driver: Driver) -> "Rpc":
         return Rpc(self._address, driver, self.channels)
@@ -58,7 +72,7 @@ class Rpc:
             try:
                 left = min(each, max(until - self._driver.now(), 0.05))
                 return await self.once(method, request, member, left, sent)
-            except grpc.RpcError as error:
+            except Failure as error:
                 fault = Fault.of(error)
                 if fault.silent and left >= _SILENCE:
                     channels.hang_up(dial)  # the connection may be dead, and nobody has told us
@@ -83,73 +97,53 @@ class Rpc:
             await self._driver.sleep(pauses.next())
 
     async def once(self, method: Method[Q, R], request: Q, member: int, timeout: float, sent: Sent | None = None) -> R:
-        """Ask one member, once; grpc.RpcError if it does not answer."""
+        """Ask one member, once; Failure if it does not answer."""
         if not self._anonymous and self._login is None:
             await self._log_in(member)
         return await self._send(method, request, member, timeout, sent)
 
     async def settled(self, sent: Sent) -> None:
         """Return once it is known what became of the try whose caller was cancelled."""
-        pending, arrived = sent.pending, self._driver.signal()
-        if pending is None:
+        call = sent.pending
+        if call is None:
             return
-        pending.add_done_callback(lambda _: arrived.set())
-        await arrived.wait()
-        if pending.code() is not grpc.StatusCode.OK and Fault.of(pending).ambiguous:
+        arrived = self._driver.signal()
+        call.owner = _Notice(arrived)
+        if not call.over:
+            # Its event loop may have ended before its time was over.
+            await arrived.wait(self.timeout + _SILENCE)
+        if not call.over or (call.failure is not None and Fault.of(call.failure).ambiguous):
             sent.doubtful = True
 
     async def _send(self, method: Method[Q, R], request: Q, member: int, timeout: float, sent: Sent | None = None) -> R:
-        visit = forks.begin()
+        head, body = self._head(method, member) + _deadline(timeout), framed(request.encode())
+        channels = self.channels
         if self._blocking:
-            try:
-                call = self.channels.call(method, member)
-                return _fitting(method, request, call(request, timeout=timeout, metadata=self._metadata()))
-            except ValueError:  # as gRPC says that a channel is closed
-                raise HungUp from None
-            finally:
-                forks.end(visit)
-        loop = asyncio.get_running_loop()
-        arrived = loop.create_future()
-
-        def wake() -> None:
-            if not arrived.done():
-                arrived.set_result(None)
-
-        def over(_: object) -> None:
-            forks.end(visit)
-            try:
-                loop.call_soon_threadsafe(wake)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
-
+            return method.read(request, channels.call(member, head, body, timeout))
+        link = channels.at_hand(member)
+        if link is None:
+            until = self._driver.now() + timeout
+            link = await channels.ready(member, timeout)
+            timeout = max(until - self._driver.now(), 0.05)
+        call = link.call(head, body, timeout)
         try:
-            call = self.channels.call(method, member).future(request, timeout=timeout, metadata=self._metadata())
-        except ValueError:
-            forks.end(visit)
-            raise HungUp from None
-        except BaseException:
-            forks.end(visit)
-            raise
-        call.add_done_callback(over)
-        try:
-            await arrived
+            await call.owner
         except asyncio.CancelledError:
             if sent is None:
-                call.cancel()
+                link.cancel(call)
             else:
                 sent.pending = call
             raise
-        if call.code() is not grpc.StatusCode.OK:
-            raise call  # a future would tell of a closed channel with an error of its own
-        return _fitting(method, request, call.result())
+        return method.read(request, call.result())
 
     async def _log_in(self, member: int) -> None:
         user, password = self._address.user or "", self._address.password or ""
         try:
             request = pb.AuthenticateRequest(name=user, password=password)
             self._login = (await self._send(AUTHENTICATE, request, member, self.timeout)).token
-        except grpc.RpcError as error:
-            words = error.details() or ""
+            self._heads.clear()
+        except Failure as error:
+            words = error.words
             if "not enabled" in words:
                 self._anonymous = True  # as etcd's own client does, until etcd asks for a login
                 return
@@ -161,14 +155,39 @@ class Rpc:
     def forget_login(self) -> None:
         """Log in again before the next request, if the URL names a user."""
         self._login, self._anonymous = None, self._address.user is None
+        self._heads.clear()
 
-    def _metadata(self) -> list[tuple[str, str]]:
-        # A member cut off from the leader says so at once, instead of staying silent.
-        basic = [("hasleader", "true")]
-        return [*basic, ("token", self._login)] if self._login else basic
+    def _head(self, method: Method[Q, R], member: int) -> bytes:
+        """The headers of every request for a method, encoded."""
+        found = self._heads.get((method.path, member))
+        if found is None:
+            channels, login = self.channels, self._login
+            found = block(
+                (b":method", b"POST"),
+                (b":scheme", b"https" if channels.secure else b"http"),
+                (b":path", method.path.encode()),
+                (b":authority", _ascii(channels.hosts[member])),
+                *_ALWAYS,
+            )
+            if login:
+                found += block((b"token", login.encode()), secret=True)
+            if login is self._login:
+                self._heads[method.path, member] = found
+        return found
 
-    def stream(self, method: Method[Q, R], requests: Iterator[Q], member: int) -> Any:
-        """Open a two-way stream, from the thread that is to read it."""
+    def stream(self, method: Method[Q, R], member: int) -> tuple[Socket, Call]:
+        """Open a two-way stream on a connection of its own, which the caller gives to ``channels.drop`` in the end."""
         if not self._anonymous and self._login is None:
             run(self._log_in(member))
-        return self.channels.stream(method, requests, self._metadata())
+        socket = self.channels.socket(member)
+        return socket, socket.connection.start(self._head(method, member), b"", ends=False)
+
+
+def _ascii(host: str) -> bytes:
+    return host.encode() if host.isascii() else host.encode("idna")
+
+
+def _deadline(timeout: float) -> bytes:
+    """The header that tells the server how long its client waits."""
+    ms = b"%dm" % min(max(int(timeout * 1000), 1), 99_999_999)
+    return b"\x00\x0cgrpc-timeout%c%b" % (len(ms), ms)

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from math import ceil
 
 from fencepost.backends.etcd import keys
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.keeper import Contender, Keeper, Session
 from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, Outage
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.driver import Driver, Signal
 from fencepost.errors import BackendError
+
+_CONNECT = 1.0  # seconds that the first session waits for the connection that keeps it alive
 
 
 @dataclass(slots=True, eq=False)
@@ -70,9 +72,14 @@ class Sessions(Keeper):
         try:
             grant = await self._rpc.call(GRANT, pb.LeaseGrantRequest(TTL=asked))
             session = Session(grant.ID, asked, float(grant.TTL), since, since + grant.TTL / 3, idle=since)
+            settled = self._driver.signal()
             with self._gate:
                 self._service.start()
                 self._sessions[session.id] = session
+                opens = self._connect(settled.set)
+            if opens:
+                # Or a process that runs out of descriptors now would grant what it cannot keep alive.
+                await settled.wait(_CONNECT)
         except BackendError as error:
             opening.error = error
             raise

@@ -1,19 +1,30 @@
 """A two-way stream to etcd, which a thread of its own reads."""
 
 import threading
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from typing import Any, Generic
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Generic
 
-import grpc
-
-from fencepost.backends.etcd.methods import Fault, Method, Q, R, Unfit
+from fencepost.backends.etcd.http2 import Call, framed
+from fencepost.backends.etcd.methods import Fault, Method, Q, R
+from fencepost.backends.etcd.pool import ACKS, Socket
 from fencepost.backends.etcd.rpc import Rpc
+from fencepost.backends.etcd.status import Failure, deadline_exceeded
 from fencepost.errors import BackendError
+
+# A member that fell silent is given up after this; etcd takes offence at more than one ping in 5 s.
+_SILENCE = 10.0
+_ANSWER = 3.0
+# Seconds that a sender waits for a server that reads nothing.
+_ROOM = 2.0
 
 
 class Stream(Generic[Q, R]):
-    """A two-way stream, read by a thread of its own; ``over`` is called there, however it ends."""
+    """A two-way stream, read by a thread of its own; ``over`` is called there, however it ends.
+
+    ``settled`` is called once it has a connection, and in any case before ``over``.
+    """
 
     def __init__(
         self,
@@ -21,37 +32,63 @@ class Stream(Generic[Q, R]):
         method: Method[Q, R],
         heard: Callable[["Stream[Q, R]", R], None],
         over: Callable[["Stream[Q, R]", str], None],
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._rpc = rpc
         self._method = method
         self._heard = heard
         self._over = over
-        self._call: Any = None
+        self._settled = settled
+        self._gate = threading.Lock()  # one thread at a time is in the protocol and at the socket
+        self._opened: tuple[Socket, Call] | None = None
         self._closed = False
-        self._requests: SimpleQueue[Q | None] = SimpleQueue()
+        self.heard = False
+        """Whether anything came on it: the server has such streams, and it can be reached."""
+        self._requests: deque[bytes] = deque()
         threading.Thread(target=self._read, name="fencepost-etcd", daemon=True).start()
 
     def send(self, request: Q) -> None:
-        self._requests.put(request)
+        """Send a message, now or once the stream is open; from any thread."""
+        self._requests.append(framed(request.encode()))
+        self._flush()
 
     def close(self) -> None:
         self._closed = True
-        self._requests.put(None)
-        if self._call is not None:
-            self._call.cancel()
+        if (opened := self._opened) is not None:
+            opened[0].shut()
+
+    def _flush(self) -> None:
+        # If another thread is inside, or this one is and the garbage collector runs here, that one sends it.
+        while self._requests and (opened := self._opened) is not None and self._gate.acquire(False):
+            socket, call = opened
+            try:
+                while self._requests and not call.over:
+                    socket.connection.send(call, self._requests.popleft())
+                socket.flush(monotonic() + _ROOM)
+                if call.over:
+                    return
+            except Failure:
+                socket.shut()  # the server does not read; what was taken out is lost
+                return
+            except BaseException:
+                socket.shut()
+                raise
+            finally:
+                self._gate.release()
 
     def _read(self) -> None:
         why, member = "etcd ended the stream", self._rpc.channels.member
+        socket: Socket | None = None
         try:
-            requests: Iterator[Any] = iter(self._requests.get, None)
-            self._call = self._rpc.stream(self._method, requests, member)
+            socket, call = self._rpc.stream(self._method, member)
+            self._opened = socket, call
             if self._closed:
-                self._call.cancel()
-            for answer in self._call:
-                if not self._method.fits(None, answer):
-                    raise Unfit(self._method)
-                self._heard(self, answer)
-        except grpc.RpcError as error:
+                socket.shut()
+            self._settled()
+            self._listen(socket, call)
+            if call.failure is not None:
+                raise call.failure
+        except Failure as error:
             fault = Fault.of(error)
             why = fault.words
             if fault.login:
@@ -61,10 +98,34 @@ class Stream(Generic[Q, R]):
         except BackendError as error:
             why = str(error)
         except (RuntimeError, MemoryError) as error:
-            # gRPC could not start a thread. It never tries again for this channel, so take another.
             why = str(error)
-            self._rpc.channels.hang_up()
         finally:
-            self._rpc.channels.stream_over()
-            self._requests.put(None)
+            self._opened = None
+            if socket is not None:
+                with self._gate:  # a sender may be at it
+                    self._rpc.channels.drop(socket)
+            self._settled()
             self._over(self, why)
+
+    def _listen(self, socket: Socket, call: Call) -> None:
+        connection = socket.connection
+        with self._gate:
+            socket.flush(monotonic() + _ROOM)
+        while not call.over:
+            self._flush()
+            came = socket.wait(ACKS if connection.acks else _ANSWER if connection.pinged else _SILENCE)
+            with self._gate:
+                if came:
+                    socket.drain()
+                elif connection.acks:
+                    pass  # they are sent below
+                elif connection.pinged:
+                    raise deadline_exceeded()
+                else:
+                    connection.ping()
+                messages, call.messages = call.messages, []
+                if connection.out or connection.acks:
+                    socket.flush(monotonic() + _ROOM)
+            for message in messages:
+                self.heard = True
+                self._heard(self, self._method.read(None, message))

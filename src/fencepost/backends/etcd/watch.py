@@ -3,8 +3,8 @@
 import threading
 from itertools import count
 
+from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.methods import WATCH
-from fencepost.backends.etcd.proto import etcd_pb2 as pb
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
 from fencepost.driver import Signal
@@ -36,7 +36,7 @@ class Watches:
 
         With ``until``, any key from the one up to the other; with ``puts``, once it is put.
         """
-        ignored = pb.WatchCreateRequest.NODELETE if puts else pb.WatchCreateRequest.NOPUT
+        ignored = pb.NODELETE if puts else pb.NOPUT
         create = pb.WatchCreateRequest(key=key, range_end=until, start_revision=revision, filters=[ignored])
         with self._gate:
             watch = Watch(next(self._numbers), signal)
@@ -44,16 +44,6 @@ class Watches:
             self._open().send(pb.WatchRequest(create_request=create))
             self._watches[watch.number] = watch
             return watch
-
-    def listen(self) -> None:
-        """Keep the stream open although nobody waits.
-
-        As long as a channel has a stream, gRPC keeps the thread that answers asyncio code; else each
-        call starts one of its own, and takes twice as long.
-        """
-        if self._stream is None:
-            with self._gate:
-                self._open()
 
     def _open(self) -> Stream[pb.WatchRequest, pb.WatchResponse]:
         if self._stream is None:
@@ -112,4 +102,8 @@ class Watches:
             self._stream = None
             watches, self._watches = self._watches, {}
         for watch in watches.values():
+            if not stream.heard:
+                # Such as while no descriptor is left for its connection. A waiter that watched again at once, over and
+                # over, would keep the server busy with its looks.
+                watch.refused = watch.refused or why
             watch.signal.set()

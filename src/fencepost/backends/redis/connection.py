@@ -14,7 +14,7 @@ from fencepost.backends.redis import answers
 from fencepost.backends.redis.answers import Fits
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
-from fencepost.driver.sockets import connect
+from fencepost.driver.sockets import connect, keep_alive
 from fencepost.errors import BackendError
 
 Endpoint = tuple[str, int | None]
@@ -160,14 +160,6 @@ def astray() -> OSError:
 def spell(endpoint: Endpoint) -> str:
     host, port = endpoint
     return host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def keep_alive(raw: socket.socket) -> None:
-    """Let the kernel notice within half a minute that the other host is gone."""
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def limit(raw: socket.socket, seconds: float) -> None:

@@ -21,10 +21,10 @@ from fencepost.backends.redis.connection import (
     astray,
     fitting,
     garbled,
-    keep_alive,
     pack,
 )
-from fencepost.backends.redis.reply import Reply
+from fencepost.driver.reply import Reply
+from fencepost.driver.sockets import keep_alive
 from fencepost.errors import BackendError
 
 

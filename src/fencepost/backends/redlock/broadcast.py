@@ -11,10 +11,10 @@ from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import Dial, Endpoint
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Pool, Socket
-from fencepost.backends.redis.reply import Reply
 from fencepost.backends.redis.stream import Stream
 from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible
+from fencepost.driver.reply import Reply
 from fencepost.errors import BackendError
 
 Asked = Sequence[tuple[Node, Endpoint, Sequence[bytes], Sequence[Fits]]]

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from fencepost.backends.redis.reply import Reply
+from fencepost.driver.reply import Reply
 
 who: ContextVar[str] = ContextVar("who", default="nobody")
 
