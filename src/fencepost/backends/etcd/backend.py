@@ -341,7 +341,7 @@ class Etcd(Backend):
             return False
         session = contender.session
         answer = await self._rpc.call(TXN, keys.present([(contender.key, contender.revision)]))
-        if not answer.responses[0].response_range.kvs:
+        if not answer.responses[0].kvs:
             self._sessions.leave(contender)
             return False
         # The session alone keeps the key, should this process end.
