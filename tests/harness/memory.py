@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -12,8 +13,9 @@ import fencepost
 
 _PRODUCT = str(Path(fencepost.__file__).parent)
 # What undoes, at its very first step: Python code cannot free a lock there. And what is raised where Python drops it:
-# in __del__, and in a generator that is closed because nobody asks it for more.
+# in __del__, in a generator that is closed because nobody asks it for more, and in a finalizer.
 _SPARED = {"__exit__", "_see_through", "__del__", "<genexpr>"}
+_FINALIZER = weakref.finalize.__call__.__code__
 
 
 class OutOfMemory:
@@ -26,6 +28,8 @@ class OutOfMemory:
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
         if code.co_filename.startswith(_PRODUCT) and code.co_name not in _SPARED:
+            if self._left == 1 and _finalizes(frame):
+                return None
             self._left -= 1
             if self._left == 0:
                 self.raised = True
@@ -42,3 +46,9 @@ class OutOfMemory:
                 raise
         finally:
             sys.settrace(None)
+
+
+def _finalizes(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _FINALIZER:
+        frame = frame.f_back
+    return frame is not None
