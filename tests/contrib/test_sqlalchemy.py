@@ -51,7 +51,7 @@ def schema(postgres_server: Endpoint) -> str:
     return f"{postgres_server.url}?options=-csearch_path%3D{name}"
 
 
-@pytest.fixture(scope="module", params=["postgres", "sqlite"])
+@pytest.fixture(scope="module", params=[pytest.param("postgres", marks=pytest.mark.postgres), "sqlite"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if request.param == "postgres":
         url = request.getfixturevalue("schema").replace("postgresql://", "postgresql+psycopg://")
@@ -180,7 +180,9 @@ def asynchronous(url: str) -> dict[str, Callable[[], AsyncEngine]]:
     }
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "aiosqlite"])
+@pytest.mark.parametrize(
+    "driver", [*(pytest.param(each, marks=pytest.mark.postgres) for each in ("psycopg", "asyncpg")), "aiosqlite"]
+)
 async def test_an_asyncio_session(
     driver: str, request: pytest.FixtureRequest, locks: fencepost.Locks, tmp_path: Path
 ) -> None:
