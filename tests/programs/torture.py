@@ -124,7 +124,7 @@ class Torture:
         points = sorted(self.random.randrange(plan.total * 9 // 10) for _ in range(plan.stops + plan.kills))
         kinds = [signal.SIGSTOP] * plan.stops + [signal.SIGKILL] * plan.kills
         self.random.shuffle(kinds)
-        # Most faults hit whoever is inside, the first stops between its read and its write: that is where it hurts.
+        # Most faults hit the process inside, the first stops between its read and its write: that is where it hurts.
         self.faults = []
         for number, (point, kind) in enumerate(zip(points, kinds, strict=True)):
             first = kind is signal.SIGSTOP and kinds[:number].count(kind) < _FIRST

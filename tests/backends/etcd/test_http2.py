@@ -353,7 +353,7 @@ def wrong(peer: Peer) -> Iterator[tuple[str, list[Frame]]]:
     headers, data = peer.headers(1), Frame(DATA, 0, 1, framed(b"answer"))
     yield "headers twice", [headers, headers]
     yield "data first", [data]
-    yield "a stream of nobody's", [replace(headers, number=3)]
+    yield "a stream that was never opened", [replace(headers, number=3)]
     yield "a stream of its own", [replace(headers, number=2)]
     yield "no stream", [replace(headers, number=0)]
     yield "data on no stream", [headers, replace(data, number=0)]
