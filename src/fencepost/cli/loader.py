@@ -23,6 +23,7 @@ LAB = {
     "sim": "fencepost_lab.cli.sim:app",
     "lab": "fencepost_lab.cli.lab:app",
     "advise": "fencepost_lab.cli.advise:app",
+    "torture": "fencepost_lab.cli.torture:app",
     "fleet sim": "fencepost_lab.cli.fleet:sim",
 }
 
