@@ -1,15 +1,14 @@
 """Disks that fail: the end of a file is lost with the power, and a file system has no room left."""
 
 import contextlib
+import ctypes
 import os
-import subprocess
 from pathlib import Path
 from typing import Self
 
 from fencepost.errors import ConfigError
 from fencepost_lab.faults.record import Faults
-from fencepost_lab.servers import Redis, wait_until
-from fencepost_lab.servers.processes import program, spawn
+from fencepost_lab.servers import Redis
 
 
 def aof(server: Redis) -> Path:
@@ -37,54 +36,50 @@ def lose_tail(server: Redis, *, keep: int, who: str, faults: Faults) -> int:
     return size - keep
 
 
-class SmallDisk:
-    """A folder that is a file system of its own, to the programs that are started by ``inside``: it can be filled.
+_NEWNS = 0x20000  # of unshare(2)
+_PRIVATE, _DETACH = 0x4000 | 1 << 18, 2  # of mount(2), for all mounts, and of umount2(2)
+_libc = ctypes.CDLL(None, use_errno=True)
+_own: list[int] = []
 
-    The mount belongs to a process that dies with this one; the rest of the machine sees an empty folder. Raises
-    ConfigError where the kernel does not permit it.
+
+def own_mounts() -> None:
+    """Have what this process mounts seen by nobody but it and what it starts from now on; gone when it ends.
+
+    Call it before anything is started. Raises ConfigError where the kernel does not permit it.
     """
+    if os.getpid() in _own:
+        return
+    try:
+        _check(_libc.unshare(_NEWNS))
+        _check(_libc.mount(b"none", b"/", None, _PRIVATE, None))
+    except (OSError, AttributeError) as error:
+        raise ConfigError(f"no disk of one's own can be mounted here ({error}): run as root on Linux") from error
+    _own.append(os.getpid())
+
+
+class SmallDisk:
+    """A folder on a file system of its own, which can be filled. ConfigError unless ``own_mounts`` was called."""
 
     def __init__(self, folder: Path, size: int, *, who: str, faults: Faults) -> None:
         self._folder = folder
         self._size = size
         self._who = who
         self._faults = faults
-        self._holder: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        if os.getpid() not in _own:
+            raise ConfigError("this process has no mounts of its own: a disk would be seen by everybody")
         self._folder.mkdir(parents=True, exist_ok=True)
-        mount = f'mount -t tmpfs -o size={self._size} none "$0" && touch "$0/mounted" && exec sleep infinity'
-        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        command = [program("UNSHARE"), *user, "--mount", "sh", "-c", mount, str(self._folder)]
-        self._holder = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        holder = self._holder
-        wait_until(lambda: (self.there / "mounted").exists() or holder.poll() is not None, timeout=20, poll=0.005)
-        if holder.poll() is not None:
-            said = holder.communicate()[1].decode(errors="replace").strip()
-            raise ConfigError(f"no file system can be mounted here: {said!r}; run as root, or leave out disk-full")
+        _check(_libc.mount(b"none", os.fsencode(self._folder), b"tmpfs", 0, b"size=%d" % self._size))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._holder is not None:
-            self._holder.kill()
-            self._holder.communicate()
-
-    @property
-    def there(self) -> Path:
-        """The folder, as this process reaches it."""
-        assert self._holder is not None, "not mounted"
-        return Path(f"/proc/{self._holder.pid}/root{self._folder}")
-
-    def inside(self, command: list[str]) -> list[str]:
-        """The command line that runs a command where the folder is this disk."""
-        assert self._holder is not None, "not mounted"
-        user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
-        return [program("NSENTER"), *user, "--mount", "--target", str(self._holder.pid), "--", *command]
+        _check(_libc.umount2(os.fsencode(self._folder), _DETACH))
 
     def fill(self) -> int:
         """Leave no room: what is written from now on fails with ENOSPC. How many bytes it took."""
         taken = 0
-        with (self.there / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        with (self._folder / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
             while True:
                 taken += ballast.write(bytes(1 << 16))
         self._faults.note("fill", self._who, bytes=taken)
@@ -92,5 +87,10 @@ class SmallDisk:
 
     def free(self) -> None:
         """Make room again."""
-        (self.there / "ballast").unlink(missing_ok=True)
+        (self._folder / "ballast").unlink(missing_ok=True)
         self._faults.note("free", self._who)
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.errors import ConfigError
+from fencepost_lab.faults.disk import own_mounts
 from fencepost_lab.torture import slices
 from fencepost_lab.torture.faults import CATALOGUE
 from fencepost_lab.torture.plan import CONTROLS, DEFAULT_TTL, STORES, TTLS, Plan
@@ -110,6 +112,8 @@ def run(
     if before and not campaign.resume:
         raise ConfigError(f"{str(out)!r} has {len(before)} slices already; go on with --resume, or name another --out")
     _rewrite(out, before)
+    with contextlib.suppress(ConfigError):  # then no disk can be filled, and each slice says so
+        own_mounts()
     stop: list[bool] = []
     for store in campaign.stores:
         for plan in _plans(campaign, store, before):

@@ -675,6 +675,7 @@ def high_tokens(stage: Stage) -> Proof:
             for key in stage.plan.keys:
                 for name in (key, f"{key}/leader"):
                     values.raise_mark(name, to=above - 100)
+                    stage.record.note("mark", name, mark=above - 100)
                     locks.bump(name, above=above, force=True)
     finally:
         values.close()

@@ -100,11 +100,13 @@ class Nemesis:
         self._thread = threading.Thread(target=self._run, name="nemesis")
         self.failed: BaseException | None = None
 
-    def begin(self) -> None:
-        """The fault that comes before everything else, then the thread."""
+    def prepare(self) -> None:
+        """The fault that comes before everything else."""
         high = next((each for each in self.menu.drawn if each.name == "high-tokens"), None)
         if high is not None and (self.plan.seed % 4 == 2 or self.plan.faults is not None):
             self.do(high)
+
+    def begin(self) -> None:
         self._thread.start()
 
     def end(self) -> None:

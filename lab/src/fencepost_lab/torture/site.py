@@ -55,9 +55,7 @@ class Site:
 
     def command(self, command: list[str]) -> list[str]:
         """The command line of the workers' nursery."""
-        if self.client_clock is not None:
-            command = self.client_clock.wrap(command)
-        return command if self.disk is None else self.disk.inside(command)
+        return command if self.client_clock is None else self.client_clock.wrap(command)
 
 
 class _Fronted(Member):
@@ -141,7 +139,6 @@ def _sqlite(plan: Plan, folder: Path, faults: Faults, stack: ExitStack) -> Site:
     made = Site("sqlite", url, f"sqlite:{folder / 'values.db'}")
     try:
         made.disk = stack.enter_context(SmallDisk(home, _DISK, who="disk", faults=faults))
-        made.direct = "sqlite://" + quote(str(made.disk.there / "locks.db"))
     except (ConfigError, Missing) as error:
         made.without["disk-full"] = str(error)
     return made

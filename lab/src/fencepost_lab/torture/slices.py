@@ -80,9 +80,10 @@ def _torment(
 ) -> Result:
     chosen = menu(plan, where)
     start = boottime()
-    # What the store keeps of locks that nobody holds, such as a counter, is no leak if it was there before.
-    with Crew(plan, where, folder, start, faults, chosen.client) as crew:
-        nemesis = Nemesis(plan, where, crew, folder, faults, chosen, start)
+    crew = Crew(plan, where, folder, start, faults, chosen.client)
+    nemesis = Nemesis(plan, where, crew, folder, faults, chosen, start)
+    nemesis.prepare()
+    with crew:
         nemesis.begin()
         until = inf if plan.seconds is None else start + plan.seconds
         wanted = inf if plan.operations is None else plan.operations
@@ -100,6 +101,9 @@ def _torment(
         while not ending.wait(0):
             crew.pump()
         calm = boottime() - start
+        resting = boottime() + max(1.0, plan.ttl)  # so that there is something to see of what comes after
+        while boottime() < resting and not stop:
+            crew.pump()
         crew.finish()
         seconds = boottime() - start
     current = where.direct if not crew.board_store else where.direct_other
@@ -167,13 +171,22 @@ def _history(
     for path in sorted(folder.glob("*.jsonl")):
         told += _lines(path)
     _recorded(told)
-    told += faults.lines(start) + nemesis.lines
+    told += [_marked(line) for line in faults.lines(start)] + nemesis.lines
     told.append({"t": round(calm, 6), "ev": "fault", "do": "calm"})
     told.sort(key=lambda line: float(line["t"]))
+    accesses: list[Line] = []
     for key in plan.keys:
         for name in (key, f"{key}/leader"):
-            told += _journal(name, values.journal(name), told)
-    told.sort(key=lambda line: (float(line["t"]), line.get("version", 0)))
+            accesses += _journal(plan, name, values.journal(name), told)
+    # Sorting keeps the order of those that have one instant: what a client sent first, then what came of it.
+    told = sorted([*told, *accesses], key=lambda line: float(line["t"]))
+    last = told[-1]["t"]
+    ends: list[Line] = []
+    for key in plan.keys:
+        if (made := values.journal(key)) and not plan.control:
+            mark = values.mark(key)
+            end = {"t": last, "ev": "end", "key": key, "value": made[-1].value, "version": len(made)}
+            ends.append({**end, "mark": mark.token if mark else None})
     head: Line = {
         "t": 0,
         "ev": "run",
@@ -187,8 +200,11 @@ def _history(
         "key": plan.keys[0],
         "fence": plan.control != "off" and plan.control not in PEERS,
         "promises": promises(plan, chosen),
+        "counter": True,
+        "ttl": plan.ttl,
+        "grace": _GRACE,
     }
-    return [head, *told]
+    return [head, *told, *ends]
 
 
 def promises(plan: Plan, chosen: Menu) -> list[str]:
@@ -196,10 +212,19 @@ def promises(plan: Plan, chosen: Menu) -> list[str]:
     if plan.control:
         return ["data"]
     order = [] if chosen.loses else ["order"]
-    return ["data", "deadline", *order, *([] if chosen.loses or chosen.shifts else ["exclusion"])]
+    exclusion = [] if chosen.loses or chosen.shifts else ["exclusion"]
+    return ["data", "inside", "deadline", "loss", "live", *order, *exclusion]
 
 
+_GRACE = 5.0  # seconds that a client on a busy machine may take to notice what happened
 _LATE = 0.2  # seconds that a busy machine takes between an event and the line that tells of it
+
+
+def _marked(line: Line) -> Line:
+    """A mark that an operator raised has a line of its own kind."""
+    if line["do"] != "mark":
+        return line
+    return {"t": line["t"], "ev": "marked", "key": line["who"], "mark": line["mark"]}
 
 
 def _recorded(told: list[Line]) -> None:
@@ -221,72 +246,56 @@ def _lines(path: Path) -> Iterable[Line]:
                 yield decode(text)
 
 
-def _journal(key: str, journal: list[Entry], told: list[Line]) -> list[Line]:
-    """The journal as lines. Each write was made after it was sent, and after the one before it."""
-    sent = {
-        (line["token"], line["seq"], line["holder"]): line["asked"]
-        for line in told
-        if line["ev"] == "wrote" and line.get("key") == key
-    }
+def _journal(plan: Plan, key: str, journal: list[Entry], told: list[Line]) -> list[Line]:
+    """What the values' own journal says: each write after the one before it, and the enters in between.
+
+    An enter has read how many writes there were, so its place is known. Each access was made after it was sent, and
+    after the access before it: the earliest instant of which both are true is the one that is noted.
+    """
+    mine = [line for line in told if line.get("key") == key]
+    sent = {_stamp(line): line["asked"] for line in mine if line["ev"] == "wrote"}
+    granted = {line["holder"]: line["t"] for line in told if line["ev"] == "acquired" and line["lock"] == key}
+    enters: dict[int, list[Line]] = {}
+    for line in mine:
+        if line["ev"] == "read" and "version" in line and not plan.control:
+            enters.setdefault(line["version"], []).append(line)
     found: list[Line] = []
     t = 0.0
-    for version, entry in enumerate(journal, 1):
-        token, seq, holder = entry.stamp or (None, None, None)
-        t = max(t, sent.get((token, seq, holder), t))
-        found.append(
-            {
-                "t": t,
-                "ev": "access",
-                "who": entry.who,
-                "do": "write",
-                "token": token,
-                "seq": seq,
-                "holder": holder,
-                "verdict": "admit",
-                "mark": token,
-                "message": None,
-                "lock": key,
-                "key": key,
-                "value": entry.value,
-                "base": entry.base,
-                "version": version,
-            }
-        )
+    for version in range(len(journal) + 1):
+        if version:
+            entry = journal[version - 1]
+            stamp = entry.stamp or (None, None, None)
+            t = max(t, sent.get(stamp, granted.get(stamp[2], t)))
+            facts = {"value": entry.value, "base": entry.base, "version": version}
+            found.append(_access(t, key, entry.who, "write", stamp) | facts)
+        for line in sorted(enters.get(version, []), key=lambda line: (line["token"], line["seq"])):
+            t = max(t, line["asked"])
+            found.append(_access(t, key, line["who"], "enter", _stamp(line)))
     return found
 
 
+def _stamp(line: Line) -> tuple[Any, Any, Any]:
+    return line["token"], line["seq"], line["holder"]
+
+
+def _access(t: float, key: str, who: str, do: str, stamp: tuple[Any, Any, Any]) -> Line:
+    token, seq, holder = stamp
+    line = {"t": t, "ev": "access", "who": who, "do": do, "token": token, "seq": seq, "holder": holder}
+    return line | {"verdict": "admit", "mark": token, "message": None, "lock": key, "key": key}
+
+
 def _overtaken(history: list[Line]) -> list[str]:
-    """Writes that were acknowledged before the journal can have had them: its order is not that of real time."""
+    """Accesses that were answered before the one before them was even sent: that order is not the one of real time."""
     answered = {
-        (line["token"], line["seq"], line["holder"]): line["t"]
+        (line["key"], *_stamp(line)): line["t"]
         for line in history
-        if line["ev"] == "wrote" and line["outcome"] == "done"
+        if (line["ev"] == "wrote" and line["outcome"] == "done") or (line["ev"] == "read" and "version" in line)
     }
     return [
-        f"data: version {line['version']} of {line['key']} was acknowledged before the version before it was sent"
+        f"data: {line['do']} {_stamp(line)} of {line['key']} was answered before the access before it was sent"
         for line in history
-        if line["ev"] == "access" and answered.get((line["token"], line["seq"], line["holder"]), inf) < line["t"] - 2e-6
+        if line["ev"] == "access" and answered.get((line["key"], *_stamp(line)), inf) < line["t"] - 2e-6
     ]
-
-
-def _shared(folder: Path) -> list[str]:
-    """Who held a lock alone while others shared it, both within their own deadlines."""
-    holds: dict[str, dict[str, dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.shared")):
-        for line in _lines(path):
-            lock = holds.setdefault(line["lock"], {})
-            if line["ev"] == "acquired":
-                lock[line["holder"]] = {**line, "end": line["until"]}
-            elif (known := lock.get(line["holder"])) is not None:
-                known["end"] = line["until"] if line["ev"] == "renewed" else min(known["end"], line["t"])
-    wrong = []
-    for name, lock in holds.items():
-        alone = [each for each in lock.values() if each["alone"]]
-        for one in alone:
-            for each in lock.values():
-                if each is not one and each["t"] < one["end"] - 2e-6 and one["t"] < each["end"] - 2e-6:
-                    wrong.append(f"exclusion: {one['holder']} held {name} alone while {each['holder']} held it")
-    return wrong
 
 
 def _verdict(
@@ -310,7 +319,6 @@ def _verdict(
     wrong = [*crew.wrong, *nemesis.wrong]
     if not plan.control:
         found += _overtaken(history)
-        found += _shared(folder) if "exclusion" in report.promises else []
         found += slow
         wrong += left["wrong"]
     if keep is not None:
@@ -323,6 +331,7 @@ def _verdict(
         "operations": crew.operations,
         "seconds": round(seconds, 2),
         "promises": list(report.promises),
+        "unchecked": report.unchecked,
         "violations": len(found),
         "examples": found[:_SHOWN],
         "wrong": wrong[:_SHOWN],

@@ -35,6 +35,8 @@ from fencepost_lab.torture.registers import Entry, Register, Seen, register
 
 PEERS = {"redis-py": "redis-py", "set-nx": "redis-spin"}
 _ATTEMPTS = 4
+_OVERTAKEN = 8  # enters in a row that may be late, before it gives up
+_EVERYBODY = 1_000_000  # the limit of a lock that is shared by as many as want it
 _REPORT = 0.25  # seconds between two reports of what was done
 
 
@@ -54,7 +56,6 @@ class Worker:
         folder = Path(config["folder"])
         self.board = Board(folder / "board", self.plan.workers)
         self.diary = Diary(folder / f"{who}.jsonl", config["start"], each_line=True)
-        self.shared = Diary(folder / f"{who}.shared", config["start"], each_line=True)
         self.dice = random.Random(f"{self.plan.seed} {slot} {life}")
         self.counts: Counter[str] = Counter()
         self.fenced = self.plan.control not in PEERS
@@ -100,11 +101,10 @@ class Worker:
             return
         lease: BaseLease = facts["lease"]
         known = {name: value for name, value in facts.items() if name != "lease"}
-        diary = self.shared if lease.shared else self.diary
         if event.kind == "lost":
-            diary.write("lost", **known, why=event.detail)
+            self.diary.write("lost", **known, why=event.detail)
         else:
-            diary.write(event.kind, **known, until=diary.instant(lease.deadline))
+            self.diary.write(event.kind, **known, until=self.diary.instant(lease.deadline))
 
     # Orders.
 
@@ -178,9 +178,9 @@ class Worker:
             yield
         finally:
             missed = signal.setitimer(signal.ITIMER_REAL, 0)[0] > 0
-            self._sent = None
             if missed:  # the answer was quicker
                 self.pause(At.WROTE, lease) if order.do is Do.PAUSE else self.die(At.WROTE)
+            self._sent = None
 
     # Work.
 
@@ -206,7 +206,6 @@ class Worker:
         if self._register is not None:
             self._register.close()
         self.diary.close()
-        self.shared.close()
 
     def _tally(self) -> dict[str, Any]:
         counts, self.counts = self.counts, Counter()
@@ -287,26 +286,23 @@ class Worker:
     def _shared_cycle(self, key: str, *, alone: bool) -> None:
         """Hold a lock together with others, or alone where others share it. Nothing is written under it."""
         locks = self.locks
-        self.counts["acquire"] += 1
         try:
             options: dict[str, Any] = {"ttl": self.plan.ttl, "timeout": self.patience}
             lock = locks.lock(key, **options) if alone else locks.shared(key, **options)
         except ConfigError:
             self.counts["unshared"] += 1
             return
+        asked = self._ask(key)
         try:
             lease = lock.acquire()
-        except (NotAcquired, BackendError):
-            self.counts["timeout"] += 1
+        except (NotAcquired, BackendError) as error:
+            self._failed(key, asked, error)
             return
-        facts = {"who": self.who, "token": lease.token, "holder": lease.holder, "lock": key, "alone": alone}
-        self.shared.write("acquired", **facts, until=self.shared.instant(lease.deadline))
-        self._leases[lease.holder] = {**facts, "lease": lease}
-        self.counts["alone" if alone else "shared"] += 1
-        self.point(At.GRANTED, lease)
-        time.sleep(self.dice.uniform(0, 0.003))
-        self.shared.write("releasing", **facts)
-        self._give_back(lease)
+        if self._got(key, lease, asked, **({} if alone else {"limit": _EVERYBODY})):
+            self.counts["alone" if alone else "shared"] += 1
+            self.point(At.GRANTED, lease)
+            time.sleep(self.dice.uniform(0, 0.003))
+            self._release(key, lease)
 
     def _peer_cycle(self, key: str) -> None:
         if self._runner is None:
@@ -334,21 +330,31 @@ class Worker:
         self.diary.write("released", **facts, asked=begun, ok=ok)
 
     def _hold(self, key: str, lease: Any, asked: float) -> bool:
+        """Work under a lease; False if it was over before that."""
+        if not self._got(key, lease, asked):
+            return False
+        self._lease = lease
+        try:
+            self._work(key, lease, self._facts(key, lease), lease)
+        finally:
+            self._lease = None
+        return True
+
+    def _facts(self, key: str, lease: Any) -> dict[str, Any]:
+        return {"who": self.who, "token": lease.token, "holder": lease.holder, "lock": key}
+
+    def _got(self, key: str, lease: Any, asked: float, **more: Any) -> bool:
+        """Note a lease before anything is done under it."""
         if boottime() >= lease.deadline:
             # The answer took nearly the whole ttl, and what little was left is over by now.
             self.diary.write("failed", who=self.who, lock=key, asked=asked, why="over on arrival")
             self.counts["over on arrival"] += 1
             self._give_back(lease)
             return False
-        facts = {"who": self.who, "token": lease.token, "holder": lease.holder, "lock": key}
+        facts = self._facts(key, lease)
         until = self.diary.instant(lease.deadline)
-        self.diary.write("acquired", **facts, ttl=lease.ttl, asked=asked, until=until)
+        self.diary.write("acquired", **facts, ttl=lease.ttl, asked=asked, until=until, **more)
         self._leases[lease.holder] = {**facts, "lease": lease}
-        self._lease = lease
-        try:
-            self._work(key, lease, facts, lease)
-        finally:
-            self._lease = None
         return True
 
     def _work(self, key: str, lease: BaseLease | None, facts: dict[str, Any], held: Any) -> None:
@@ -368,23 +374,24 @@ class Worker:
             seen = self._write(key, lease, facts, seen, held)
         self.point(At.WROTE, held)
 
-    def _read(self, key: str, lease: BaseLease | None, facts: dict[str, Any]) -> Seen | None:
+    def _read(self, key: str, lease: BaseLease | None, facts: dict[str, Any], late: int = 0) -> Seen | None:
         access = None if lease is None else lease.access(key)
         self.counts["read"] += 1
-        facts = {**facts, "key": key, "seq": access.stamp.seq if access else None, "asked": self.diary.now()}
+        said = {**facts, "key": key, "seq": access.stamp.seq if access else None, "asked": self.diary.now()}
         for attempt in range(_ATTEMPTS):
             try:
                 seen = self.values.read(key, access)
             except Refused as refused:
-                self._refused("read", key, lease, facts, refused)
-                return None
+                self._refused("read", key, lease, said, refused)
+                again = refused.verdict is Verdict.LATE and late < _OVERTAKEN
+                return self._read(key, lease, facts, late + 1) if again else None
             except BackendError:
                 if attempt + 1 < _ATTEMPTS and self.dice.random() < 0.6:
                     continue
-                self.diary.write("read", **facts, outcome="unknown")
+                self.diary.write("read", **said, outcome="unknown")
                 self.counts["read:unknown"] += 1
                 return None
-            self.diary.write("read", **facts, value=seen.value, version=seen.version)
+            self.diary.write("read", **said, value=seen.value, version=seen.version)
             return seen
         return None
 
