@@ -54,7 +54,9 @@ def torture(
             help="The store behind a URL is not ours, but NAME's, such as my-staging: harm only our own processes.",
         ),
     ] = "",
-    workers: Annotated[int, typer.Option(min=2, help="Processes that write, and locks that they want.")] = 10,
+    workers: Annotated[
+        int, typer.Option(min=2, help="Processes that write; they want 3 locks for every 5 of them.")
+    ] = 12,
     ttl: Annotated[
         float, Duration(help="How long a lease lasts; 0: as short as the store takes without losing leases.")
     ] = 0.0,

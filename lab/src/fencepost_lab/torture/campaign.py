@@ -45,7 +45,7 @@ class Campaign:
     seconds: float | None = None
     faults: tuple[str, ...] | None = None
     staging: str = ""
-    workers: int = 10
+    workers: int = 12
     ttl: float | None = None
     slice: int = _SLICE
     controls: bool = True
@@ -63,7 +63,7 @@ class Campaign:
             faults=self.faults,
             staging=self.staging,
             workers=self.workers,
-            locks=self.workers,
+            locks=max(2, self.workers * 3 // 5),
             ttl=ttl,
         )
 

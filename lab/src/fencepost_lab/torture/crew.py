@@ -22,7 +22,7 @@ from fencepost.errors import FencepostError
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers.processes import spawn, state_of, wait_until
 from fencepost_lab.torture.board import At, Board, Do, Order
-from fencepost_lab.torture.plan import Plan
+from fencepost_lab.torture.plan import LINGER, Plan
 from fencepost_lab.torture.site import Site
 
 _WHERE = {
@@ -224,7 +224,7 @@ class Crew:
         self.counts[f"pause:{fact['at']}"] += 1
         now = boottime()
         until = fact["deadline"] or now
-        longer = self.plan.ttl * self._dice.uniform(0.05, 0.8)
+        longer = self.plan.ttl * self._dice.uniform(*LINGER.get(self.site.store, (0.05, 0.8)))
         heapq.heappush(self._wake, (max(now, until) + longer, life.who, life.pid))
 
     def _wake_up(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -96,9 +97,12 @@ def _etcd(server: Server) -> dict[str, int]:
 
 def _zookeeper(server: Server) -> dict[str, int]:
     watches = ask(server.port, b"wchs").decode()
-    sessions = [line for line in ask(server.port, b"dump").decode().splitlines() if line.startswith("\t")]
+    holders = re.search(r"Sessions with Ephemerals \((\d+)\)", ask(server.port, b"dump").decode())
     total = next((line for line in watches.splitlines() if line.startswith("Total watches:")), "Total watches:0")
-    return {"watches": int(total.rpartition(":")[2]), "ephemeral nodes": len(sessions)}
+    return {
+        "watches": int(total.rpartition(":")[2]),
+        "sessions with ephemeral nodes": int(holders[1]) if holders else 0,
+    }
 
 
 def _consul(server: Server) -> dict[str, int]:

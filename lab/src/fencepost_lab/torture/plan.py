@@ -9,6 +9,8 @@ from typing import Any
 TTLS = {"etcd": 1.0, "zookeeper": 1.0, "consul": 1.0, "redis+sentinel": 1.0, "redis+cluster": 0.6}
 """The ttl for each store: as short as it takes without losing leases to a busy machine."""
 DEFAULT_TTL = 0.5
+LINGER = {"consul": (1.0, 2.2), "zookeeper": (0.4, 1.5), "etcd": (0.3, 1.5)}
+"""How many ttls a pause lasts beyond the lease: some stores free a lock only some time after its holder gave it up."""
 STORES = (
     "sqlite",
     "redis",

@@ -106,6 +106,7 @@ def _torment(
             crew.pump()
         crew.finish()
         seconds = boottime() - start
+    values.close()  # the server may have been killed under it: it connects again
     current = where.direct if not crew.board_store else where.direct_other
     served, slow = _liveness(plan, current, chosen)
     left = leaks.after(plan, where, current, crew.left)
@@ -228,15 +229,19 @@ def _marked(line: Line) -> Line:
 
 
 def _recorded(told: list[Line]) -> None:
-    """Grants and renewals happened before their lines were written: not after the deadline, if it was that close."""
+    """Put grants and renewals to when they happened: their lines were written later, by a thread that may be stopped.
+
+    A renewal says what was left of the lease when its answer came; if that was nothing, it came too late, and stays so.
+    """
     until: dict[str, float] = {}
     for line in sorted(told, key=lambda line: float(line["t"])):
-        if line["ev"] not in ("acquired", "renewed"):
-            continue
-        latest = line["until"] if line["ev"] == "acquired" else until.get(line["holder"], inf)
-        if latest < line["t"] <= latest + _LATE:
-            line["t"] = latest
-        until[line["holder"]] = line["until"]
+        if line["ev"] == "renewed":
+            happened = until.get(line["holder"], inf) - line["left"]
+            line["t"] = min(line["t"], happened)
+        elif line["ev"] == "acquired" and line["until"] < line["t"] <= line["until"] + _LATE:
+            line["t"] = line["until"]
+        if line["ev"] in ("acquired", "renewed"):
+            until[line["holder"]] = line["until"]
 
 
 def _lines(path: Path) -> Iterable[Line]:

@@ -104,7 +104,9 @@ class Worker:
         if event.kind == "lost":
             self.diary.write("lost", **known, why=event.detail)
         else:
-            self.diary.write(event.kind, **known, until=self.diary.instant(lease.deadline))
+            # What was left of it when the answer came: this thread may have been stopped since.
+            left = None if event.ratio is None else round(event.ratio * lease.ttl, 6)
+            self.diary.write(event.kind, **known, until=self.diary.instant(lease.deadline), left=left)
 
     # Orders.
 
