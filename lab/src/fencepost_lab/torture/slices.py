@@ -8,7 +8,7 @@ import gzip
 import platform
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
@@ -252,30 +252,29 @@ def _lines(path: Path) -> Iterable[Line]:
 
 
 def _journal(plan: Plan, key: str, journal: list[Entry], told: list[Line]) -> list[Line]:
-    """What the values' own journal says: each write after the one before it, and the enters in between.
+    """What the values' own journal says: each write after the one before it, and the enters where they belong.
 
-    An enter has read how many writes there were, so its place is known. Each access was made after it was sent, and
-    after the access before it: the earliest instant of which both are true is the one that is noted.
+    An enter comes before the first write with a larger stamp, for it would have been refused after that. Each access
+    was made after it was sent, and after the access before it: the earliest instant of which both are true is noted.
+    ``_overtaken`` finds those that had been answered by then.
     """
     mine = [line for line in told if line.get("key") == key]
     sent = {_stamp(line): line["asked"] for line in mine if line["ev"] == "wrote"}
     granted = {line["holder"]: line["t"] for line in told if line["ev"] == "acquired" and line["lock"] == key}
-    enters: dict[int, list[Line]] = {}
-    for line in mine:
-        if line["ev"] == "read" and "version" in line and not plan.control:
-            enters.setdefault(line["version"], []).append(line)
+    entered = [line for line in mine if line["ev"] == "read" and "version" in line and not plan.control]
+    enters = deque(sorted(entered, key=lambda line: (line["token"], line["seq"])))
     found: list[Line] = []
     t = 0.0
-    for version in range(len(journal) + 1):
-        if version:
-            entry = journal[version - 1]
+    for version, entry in enumerate([*journal, None], 1):
+        while enters and (entry is None or (enters[0]["token"], enters[0]["seq"]) < (entry.stamp or (0, 0))):
+            line = enters.popleft()
+            t = max(t, line["asked"])
+            found.append(_access(t, key, line["who"], "enter", _stamp(line)))
+        if entry is not None:
             stamp = entry.stamp or (None, None, None)
             t = max(t, sent.get(stamp, granted.get(stamp[2], t)))
             facts = {"value": entry.value, "base": entry.base, "version": version}
             found.append(_access(t, key, entry.who, "write", stamp) | facts)
-        for line in sorted(enters.get(version, []), key=lambda line: (line["token"], line["seq"])):
-            t = max(t, line["asked"])
-            found.append(_access(t, key, line["who"], "enter", _stamp(line)))
     return found
 
 
