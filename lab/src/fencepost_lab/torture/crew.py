@@ -94,9 +94,8 @@ class Crew:
         path.touch(0o600)  # a URL may have a password
         path.write_text(json.dumps(config))
         command = self.site.command([sys.executable, "-m", "fencepost_lab.torture.nursery", str(path)])
-        self._nursery = spawn(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.folder / "errors").open("ab")
-        )
+        with (self.folder / "errors").open("ab") as errors:
+            self._nursery = spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         assert self._nursery.stdout is not None
         self._reader = threading.Thread(target=self._listen, args=(self._nursery.stdout,), daemon=True)
         self._reader.start()

@@ -106,6 +106,8 @@ def _finish(made: Site, plan: Plan, folder: Path, faults: Faults, stack: ExitSta
     if not made.other:
         other.parent.mkdir(exist_ok=True)
         made.other = made.direct_other = "sqlite://" + quote(str(other))
+    if plan.control or (plan.faults is not None and "client-clock" not in plan.faults):
+        return
     try:
         clock = folder / "clock"
         clock.mkdir()
