@@ -76,5 +76,9 @@ class Board:
         struct.pack_into("=BB", self._memory, at + 8, order.do, order.at)
         struct.pack_into("=Q", self._memory, at, order.number)  # last: from here on it counts
 
+    def withdraw(self, slot: int) -> None:
+        """Take back the order for a slot, unless it was carried out already."""
+        struct.pack_into("=Q", self._memory, _HEAD.size + slot * _SLOT.size, 0)
+
     def close(self) -> None:
         self._memory.close()

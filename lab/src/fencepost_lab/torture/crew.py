@@ -257,6 +257,12 @@ class Crew:
             life.ordered = do
             self.board.give(life.slot, Order(next(self._numbers), do, at))
 
+    def calm(self) -> None:
+        """Give no more orders, and take back those that were not carried out yet."""
+        self.harmless.set()
+        for slot in range(self.plan.workers):
+            self.board.withdraw(slot)
+
     def switch(self, store: int, timeout: float = 30.0) -> bool:
         """Have the workers use another of the stores; whether all that are awake have done so in time."""
         self.board.store = store
@@ -270,7 +276,7 @@ class Crew:
 
     def finish(self, timeout: float = 90.0) -> None:
         """Let everybody finish what it does, and end."""
-        self.harmless.set()
+        self.calm()
         self.board.end()
         end = boottime() + timeout
         while self.running:

@@ -129,10 +129,15 @@ class Fault:
 _REDIS = frozenset({"redis", "redlock", "redis+cluster", "redis+sentinel"})
 
 
-def _client(server: Server) -> Any:
+@contextlib.contextmanager
+def _client(server: Server) -> Iterator[Any]:
     import redis
 
-    return contextlib.closing(redis.Redis(HOST, server.port, decode_responses=True, socket_timeout=10))
+    try:
+        with contextlib.closing(redis.Redis(HOST, server.port, decode_responses=True, socket_timeout=10)) as client:
+            yield client
+    except redis.RedisError as error:
+        raise NotNow(f"Redis answered: {error}") from error
 
 
 # Servers.

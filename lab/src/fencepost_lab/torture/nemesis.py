@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+import sqlite3
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from fencepost.driver import boottime
-from fencepost.errors import ConfigError
+from fencepost.errors import BackendError, ConfigError, NotAcquired
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.history.format import Line
 from fencepost_lab.torture.crew import Crew
@@ -20,6 +22,10 @@ from fencepost_lab.torture.plan import Plan
 from fencepost_lab.torture.site import Site
 
 _RARE = {"migration": 0.35, "starve": 0.35, "hostile": 0.6, "server-kill": 1.5, "partition": 1.5, "clock-jump": 1.5}
+
+
+_FAILURES = (OSError, HTTPException, sqlite3.Error, BackendError, NotAcquired)
+"""How a fault fails whose own questions the store does not answer."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +139,9 @@ class Nemesis:
         assert fault.do is not None
         try:
             proof: dict[str, Any] = fault.do(self.stage)
-        except NotNow as why:
-            self.missed[f"{fault.name}: {why}"] += 1
+        except (NotNow, *_FAILURES) as why:
+            # Whatever was begun was ended. A server that does not come back is another matter: that ends the run.
+            self.missed[f"{fault.name}: {why}"[:120]] += 1
             return
         except Admitted as admitted:
             self.wrong.append(f"hostile: {admitted}")

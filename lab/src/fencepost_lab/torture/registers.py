@@ -392,7 +392,7 @@ class Etcd(Register):
     def _write(self, key: str, access: Access | None, entry: Entry) -> None:
         text = _text(entry.encode())
         token, seq, holder = entry.stamp or (0, 0, "")
-        journal = f"journal/{key}/{token}-{seq}-{holder}"
+        journal = f"journal/{key}|{token}-{seq}-{holder}"
         puts = [{"requestPut": {"key": _text(each), "value": text}} for each in (self._prefix + key, journal)]
         try:
             # Where the guard is off it judges nothing, whatever it is given.
@@ -402,7 +402,7 @@ class Etcd(Register):
             pass
 
     def journal(self, key: str) -> list[Entry]:
-        return [_decoded(each) for each in self._range(f"journal/{key}/", f"journal/{key}0")]
+        return [_decoded(each) for each in self._range(f"journal/{key}|", f"journal/{key}}}")]
 
     def mark(self, key: str) -> Stamp | None:
         return self._guard.mark(key)

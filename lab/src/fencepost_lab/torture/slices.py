@@ -29,6 +29,7 @@ from fencepost_lab.torture.site import Site, site
 from fencepost_lab.torture.worker import PEERS
 
 _SHOWN = 20
+_FIRST = 30.0  # seconds until the first operation, at most, before the faults begin all the same
 Result = dict[str, Any]
 """What a slice found, as JSON has it."""
 
@@ -84,6 +85,8 @@ def _torment(
     nemesis = Nemesis(plan, where, crew, folder, faults, chosen, start)
     nemesis.prepare()
     with crew:
+        while not crew.operations and boottime() < start + _FIRST:  # so that there is something to harm
+            crew.pump()
         nemesis.begin()
         until = inf if plan.seconds is None else start + plan.seconds
         wanted = inf if plan.operations is None else plan.operations
@@ -96,9 +99,9 @@ def _torment(
                     show(Progress(plan, shown - start, crew.operations, crew.counts, nemesis.counts))
         except KeyboardInterrupt:
             stop.append(True)
-        crew.harmless.set()
+        crew.calm()
         ending = _Ending(nemesis)
-        while not ending.wait(0):
+        while not ending.wait(0) or crew.stopped:
             crew.pump()
         calm = boottime() - start
         resting = boottime() + max(1.0, plan.ttl)  # so that there is something to see of what comes after
@@ -233,15 +236,17 @@ def _recorded(told: list[Line]) -> None:
 
     A renewal says what was left of the lease when its answer came; if that was nothing, it came too late, and stays so.
     """
-    until: dict[str, float] = {}
-    for line in sorted(told, key=lambda line: float(line["t"])):
-        if line["ev"] == "renewed":
-            happened = until.get(line["holder"], inf) - line["left"]
-            line["t"] = min(line["t"], happened)
-        elif line["ev"] == "acquired" and line["until"] < line["t"] <= line["until"] + _LATE:
-            line["t"] = line["until"]
+    leases: dict[str, list[Line]] = {}
+    for line in told:
         if line["ev"] in ("acquired", "renewed"):
-            until[line["holder"]] = line["until"]
+            leases.setdefault(line["holder"], []).append(line)
+    for lines in leases.values():
+        first, *renewals = sorted(lines, key=lambda line: (line["ev"], line["until"]))
+        if first["until"] < first["t"] <= first["until"] + _LATE:
+            first["t"] = first["until"]
+        for line, before in zip(renewals, [first, *renewals], strict=False):
+            line["t"] = min(line["t"], before["until"] - (line["left"] or 0.0))
+        first["t"] = min(first["t"], *(line["t"] for line in renewals), first["t"])
 
 
 def _lines(path: Path) -> Iterable[Line]:

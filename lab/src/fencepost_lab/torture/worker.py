@@ -366,6 +366,8 @@ class Worker:
             if seen is None:
                 break
             self.point(At.READ, held)
+            if self.plan.control == "writes":
+                time.sleep(self.dice.uniform(0, 0.02))  # the gap that entering closes: make it wide enough to be met
             if lease is not None and self.dice.random() < 0.1:
                 try:
                     lease.check()
