@@ -51,7 +51,7 @@ class Life:
 
 
 class Crew:
-    """Starts workers and keeps their number; whoever is killed is replaced. ``pump`` hears what they say."""
+    """Starts workers and keeps their number: one that is killed is replaced. ``pump`` hears what they say."""
 
     def __init__(
         self, plan: Plan, site: Site, folder: Path, start: float, faults: Faults, kinds: frozenset[str]

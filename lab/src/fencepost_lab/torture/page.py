@@ -34,7 +34,18 @@ _EACH = 100_000
 
 def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Results without what only one who looks for a fault needs, so that they are small enough to be kept."""
-    wanted = ("plan", "ok", "operations", "seconds", "promises", "violations", "examples", "wrong", "counts", "faults")
+    wanted: tuple[str, ...] = (
+        "plan",
+        "ok",
+        "operations",
+        "seconds",
+        "promises",
+        "violations",
+        "examples",
+        "wrong",
+        "counts",
+        "faults",
+    )
     wanted += ("without", "lost_updates", "overlapping_beliefs", "stale_refused", "served", "left", "memory")
     return [{name: each[name] for name in wanted} for each in results]
 
@@ -62,7 +73,15 @@ def figures(found: list[dict[str, Any]]) -> str:
         f"| pauses that outlived the lease | {share:.1%} | 95% |",
         f"| **violations** | **{total['violations']}** | 0 |",
     ]
-    head = ("store", "operations", "pauses", "kills", "faults of the store", "overlapping beliefs", "stale refused")
+    head: tuple[str, ...] = (
+        "store",
+        "operations",
+        "pauses",
+        "kills",
+        "faults of the store",
+        "overlapping beliefs",
+        "stale refused",
+    )
     head += ("slowest lock after the last fault", "violations")
     lines += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for name, each in stores.items():
@@ -83,10 +102,10 @@ def figures(found: list[dict[str, Any]]) -> str:
             seeds = ", ".join(map(str, shown["seeds"]))
             row = [name, control, shown["operations"], shown["violations"], shown["lost updates"], seeds]
             lines.append(f"| {' | '.join(map(str, row))} |")
-    without = {(control, why): [] for each in stores.values() for control, why in each["without controls"].items()}
+    without: dict[tuple[str, str], list[str]] = {}
     for name, each in stores.items():
         for control, why in each["without controls"].items():
-            without[control, why].append(name)
+            without.setdefault((control, why), []).append(name)
     lines += ["", *(f"- No `{control}` on {', '.join(names)}: {why}." for (control, why), names in without.items())]
     lines += [
         "",
