@@ -715,7 +715,7 @@ def _queues(gathered: Gathered) -> Iterator[Violation]:
     for t, lock, holder, line in gathered.service:
         queue = queues.setdefault(lock, {})
         if line["ev"] == "queued":
-            queue[holder] = line["until"]
+            queue[holder] = inf if line["until"] is None else line["until"]
         elif line["ev"] == "unqueued":
             queue.pop(holder, None)
         elif line["ev"] == "granted":
