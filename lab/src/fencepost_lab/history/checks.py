@@ -150,6 +150,7 @@ class _Journal:
     def __init__(self, name: str, key: Key, head: Line) -> None:
         self._name = name
         self._key = key
+        self._head = head | ({"value": 0} if head.get("counter") else {})
         self._counter = bool(head.get("counter"))
         self._first = int(head.get("version") or 0)
         self._journal = sorted(key.journal, key=lambda each: each.version)
@@ -227,7 +228,7 @@ class _Journal:
             elif not _same(write.value, read.value):
                 what = f"{who} read {read.value!r} in version {version}, which is {write.value!r}"
                 yield violation("unwritten-read", read.t, what)
-        elif self._counter and read.value != 0:
+        elif "value" in self._head and not _same(read.value, self._head["value"]):
             yield violation("unwritten-read", read.t, f"{who} read {read.value!r} before anything was written")
         after = index + there
         if after < len(journal) and journal[after].t < read.asked - SLACK:
@@ -292,18 +293,23 @@ def _clients(name: str, key: Key, head: Line) -> Iterator[Violation]:
     if missing := sorted(needed - set(makers)):
         order, wrong = _filled(name, missing, key, order)
         yield from wrong
+        makers |= {(each.version or 0) + 1: each for each in order if each.outcome == "unknown"}
     yield from _real_time(name, order)
-    yield from _values(order, makers)
+    yield from _seen(key, order)
+    known = {version: each.value for version, each in makers.items()}
+    for value in (head["value"],) if "value" in head else (each.value for each in order if each.version == first):
+        known.setdefault(first, value)
+    yield from _values(order, known)
     yield from _marks(name, order)
     if end is not None:
-        known = max([first, *(each.version + each.write for each in order if each.version is not None)])
-        if end < known:
-            what = f"{name!r} ends in version {end}, and version {known} was acknowledged or read"
+        newest = max([first, *(each.version + each.write for each in order if each.version is not None)])
+        if end < newest:
+            what = f"{name!r} ends in version {end}, and version {newest} was acknowledged or read"
             yield violation("end-differs", (key.end or {})["t"], what)
-        elif end in makers and "value" in (key.end or {}):
-            value, acknowledged = (key.end or {})["value"], makers[end].value
-            if not _same(value, acknowledged):
-                what = f"{name!r} ends as {value!r}, and {acknowledged!r} was acknowledged last"
+        elif end in known and "value" in (key.end or {}):
+            value = (key.end or {})["value"]
+            if not _same(value, known[end]):
+                what = f"{name!r} ends as {value!r}, and version {end} is {known[end]!r}"
                 yield violation("end-differs", (key.end or {})["t"], what)
 
 
@@ -332,6 +338,9 @@ def _filled(name: str, missing: list[int], key: Key, order: list[Access]) -> tup
                 unknown.setdefault(each.version + 1, []).append(each)
             elif each.outcome == "refused":
                 refused[each.version + 1] = each
+    read = {each.version: each.value for each in order if not each.write}
+    if key.end is not None and "value" in key.end and key.end.get("version") is not None:
+        read.setdefault(key.end["version"], key.end["value"])
     places = [_place(each) for each in order]
     ends = _ends(order)
     wrong: list[Violation] = []
@@ -344,7 +353,10 @@ def _filled(name: str, missing: list[int], key: Key, order: list[Access]) -> tup
         fits = [
             each
             for each in candidates
-            if each.asked <= ends[at] + SLACK and _admits(before, each.stamp) and _admits(each.stamp, after)
+            if each.asked <= ends[at] + SLACK
+            and _admits(before, each.stamp)
+            and _admits(each.stamp, after)
+            and (version not in read or _same(read[version], each.value))
         ]
         if fits:
             made.append(min(fits, key=_place)._replace(t=inf, outcome="unknown"))
@@ -399,11 +411,56 @@ def _real_time(name: str, order: list[Access]) -> Iterator[Violation]:
             yield violation("old-read", t, what)
 
 
-def _values(order: list[Access], makers: dict[int, Access]) -> Iterator[Violation]:
+def _seen(key: Key, order: list[Access]) -> Iterator[Violation]:
+    """A client that was refused as stale saw a mark that could be there between its question and its answer."""
+    refused = [each for each in key.accesses if each.seen is not None and each.verdict == Verdict.STALE]
+    if not refused:
+        return
+    # What was admitted is in the order of its stamps: nothing was admitted before a smaller stamp was asked for.
+    admitted = [each for each in order if each.stamp[0] is not None and (each.write or each.stamp[1] is not None)]
+    admitted.sort(key=_stamps)
+    stamps = [_stamps(each) for each in admitted]
+    begun = [-inf]
+    for each in admitted:
+        begun.append(max(begun[-1], each.asked))
+    ends = _ends(admitted)
+    first: dict[int | None, float] = {}  # when each token can have been admitted at the earliest
+    for each in key.accesses:
+        if each.outcome != "refused" or each.attempts > 1:
+            at = bisect_left(stamps, _stamps(each))
+            following = admitted[at] if each.write and at < len(admitted) and stamps[at] != _stamps(each) else None
+            if following is not None and (following.version or 0) <= (each.version or 0):
+                continue  # it was not made: the next one did not see its version
+            earliest = max(each.asked, begun[at])
+            first[each.stamp[0]] = min(earliest, first.get(each.stamp[0], inf))
+    for each in refused:
+        seen = each.seen or 0
+        if first.get(seen, inf) > each.t + SLACK:
+            what = f"token {each.stamp[0]} was refused for mark {seen}, under which nobody can have been admitted yet"
+            yield violation("unused-mark", each.t, what)
+        larger = bisect_right(stamps, (seen, inf))  # those of larger tokens, and when the first of them was over
+        if ends[larger] < each.asked - SLACK:
+            what = f"token {each.stamp[0]} was refused for mark {seen}, after {stamps[larger][0]} had been admitted"
+            yield violation("mark-wrong", each.t, what)
+    refused.sort(key=lambda each: each.t)
+    times, marks = [each.t for each in refused], [0]
+    for each in refused:
+        marks.append(max(marks[-1], each.seen or 0))
+    for each in admitted:
+        mark = marks[bisect_left(times, each.asked - SLACK)]
+        if mark > (each.stamp[0] or 0):
+            what = f"{each.stamp[2]} was admitted under token {each.stamp[0]}, after somebody had seen the mark {mark}"
+            yield violation("stale-write" if each.write else "stale-enter", min(each.t, 1e300), what)
+
+
+def _stamps(each: Access) -> tuple[float, float]:
+    return each.stamp[0] or 0, each.stamp[1] or 0
+
+
+def _values(order: list[Access], known: dict[int, Any]) -> Iterator[Violation]:
     for each in order:
-        maker = None if each.write or each.version is None else makers.get(each.version)
-        if maker is not None and not _same(each.value, maker.value):
-            what = f"{each.stamp[2]} read {each.value!r} in version {each.version}, which is {maker.value!r}"
+        if not each.write and each.version in known and not _same(each.value, known[each.version]):
+            what = f"{each.stamp[2]} read {each.value!r} in version {each.version}, which is {known[each.version]!r}"
             yield violation("unwritten-read", each.t, what)
 
 
@@ -715,7 +772,7 @@ def _queues(gathered: Gathered) -> Iterator[Violation]:
     for t, lock, holder, line in gathered.service:
         queue = queues.setdefault(lock, {})
         if line["ev"] == "queued":
-            queue[holder] = line["until"]
+            queue[holder] = inf if line["until"] is None else line["until"]
         elif line["ev"] == "unqueued":
             queue.pop(holder, None)
         elif line["ev"] == "granted":

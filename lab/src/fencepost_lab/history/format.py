@@ -14,7 +14,7 @@ run          the first line, and only that. format (1), promises (what must hold
              at least one), source (sim, contend...), lock, key, clients, service (its machines), scenario (of a
              simulation), client, fence (of contend);
              journal (false: the resource itself tells nothing, there are no access lines),
-             version (of the resource at the beginning; 0 where there is a journal, else the first that was read),
+             version, value (of the resource at first; version is 0 with a journal, else the first that was read),
              counter (true: the value is 0 at first, and each write makes it one more than its writer read),
              race (two who asked for the lock less than this many seconds apart may be served in either order),
              drift (by this fraction may clocks run faster or slower than the history's),

@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "false-replay": ("data", "an access was called a replay, and the one before it was another"),
     "false-late": ("data", "an access was called late, and no later one of its lease had been admitted"),
     "unissued-mark": ("data", "an access was refused for a mark that nobody had been issued"),
+    "unused-mark": ("data", "an access was refused for a mark under which nobody had made an access"),
     "not-entered": ("inside", "a holder wrote before it had entered"),
     "after-release": ("inside", "a holder began a write after it had given its lease back"),
     "token-repeated": ("order", "one token was granted to two holders"),
@@ -125,6 +126,8 @@ class Access(NamedTuple):
     version: int | None
     outcome: str
     attempts: int
+    verdict: str = ""
+    seen: int | None = None
 
 
 class Refusal(NamedTuple):
@@ -426,10 +429,11 @@ class Gathered:
         t = line["t"]
         asked = line.get("asked")
         asked = t if asked is None else _finite(asked, "asked")
+        verdict, seen = "", None
         if outcome == "refused":
-            seen = line["seen"]
+            verdict, seen = line["verdict"], line["seen"]
             seen = None if seen is None else int(seen)
-            key.refusals.append(Refusal(t, stamp, line["verdict"], seen, False))
+            key.refusals.append(Refusal(t, stamp, verdict, seen, False))
         elif outcome == "unknown":
             self.failures.append((asked, f"{line.get('who')} got no answer from the resource"))
         elif outcome != "done":
@@ -440,7 +444,8 @@ class Gathered:
             what = f"{stamp[2]} began a write at {asked}, after it had given its lease back at {lease.released}"
             self.note("after-release", t, what)
         attempts = line.get("attempts", 1)
-        key.accesses.append(Access(asked, t, stamp, write, line.get("value"), version, outcome, attempts))
+        value = line.get("value")
+        key.accesses.append(Access(asked, t, stamp, write, value, version, outcome, attempts, verdict, seen))
 
     def _access(self, line: Line) -> None:
         if not self.journaled:
