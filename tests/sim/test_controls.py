@@ -44,9 +44,16 @@ def at(browser: Browser, seconds: float) -> None:
         (
             "cut",
             "A is cut off from all",
-            "✂ cut off",
+            "✂ cut off from everything",
             ".band.cut",
-            ("Heal", "A is connected again", "believes it holds"),
+            ("Heal: all", "A is connected again", "believes it holds"),
+        ),
+        (
+            "cutservice",
+            "A is cut off from service",
+            "✂ cut off from the lock service",
+            ".band.cut",
+            ("Heal: the service", "A is connected again", "believes it holds"),
         ),
         ("pause", "A stops for 3 s", "‖ paused", ".band.pause", ("Resume", "A goes on", "believes it holds")),
     ],
