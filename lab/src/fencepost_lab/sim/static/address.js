@@ -72,7 +72,8 @@ export async function openAddress(hash = location.hash) {
 
 /** A scenario of the seeded tests by its number, as they run it or with other fencing. */
 async function openSeed(number, fencing, t) {
-  if (!live()) throw new Error("Python is not running in this page");
+  if (!/^\d{1,19}$/.test(number)) throw new Error("a seed is an integer from 0 up to 2^63");
+  if (!live()) throw new Error("nothing can be run in this copy of the page");
   const given = await seed(number);
   return openScenario({ ...given, settings: { ...given.settings, fencing: fencing ?? given.settings.fencing } }, t);
 }

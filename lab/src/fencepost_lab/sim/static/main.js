@@ -186,6 +186,7 @@ async function follow(hash) {
   awaited = "";
   if (needsEngine(hash) && !engine.live() && state.options.engine === "page" && engine.engine.stage !== "failed") {
     awaited = hash;
+    showEngine();
     return false;
   }
   return openAddress(hash);
