@@ -162,17 +162,17 @@ def test_a_link_that_holds_nothing_good_is_refused_with_the_reason(opened: Brows
         assert opened.run("return document.querySelector('#story').value") == "gc-pause", fragment
 
 
-@pytest.mark.parametrize("t", ["-5", "NaN", "1e999", "x"])
-def test_a_time_that_cannot_be_is_the_start_or_the_end(browser: Browser, page: str, t: str) -> None:
-    browser.open(f"{page}#story=gc-pause&v=7&t={t}")
-    wait_score(browser, accepted="0")
-    assert browser.text("#clock").startswith("0.000")
+def test_a_time_that_cannot_be_is_the_start(opened: Browser) -> None:
+    for t in ("-5", "NaN", "1e999", "x"):
+        opened.run("location.hash = '#story=gc-pause&v=0&t=3'")
+        wait_words(opened, "#clock", "3.000")
+        opened.run(f"location.hash = '#story=gc-pause&v=7&t={t}'")
+        wait_words(opened, "#clock", "0.000")
 
 
 def test_a_large_history_is_drawn(opened: Browser, tmp_path: Path) -> None:
-    """20,000 leases of 20 clients: each end is found without looking at all that came before."""
     told = ['{"t":0,"ev":"run","format":1,"promises":["order"]}']
-    for number in range(20000):
+    for number in range(5000):
         who, t = f"c{number % 20}", number / 10
         lease = f'"who":"{who}","holder":"h{number}","token":{number + 1}'
         told.append(f'{{"t":{t},"ev":"asked","who":"{who}"}}')

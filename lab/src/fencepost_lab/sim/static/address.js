@@ -89,7 +89,7 @@ function save(name, type, body) {
 }
 
 export function saveJSON() {
-  const kept = state.scenario ?? { history: state.model.lines };
+  const kept = state.scenario ?? { history: state.model.given };
   save("fencepost-scenario.json", "application/json", `${JSON.stringify(kept, null, 1)}\n`);
 }
 

@@ -162,7 +162,9 @@ function setUp() {
   });
   click("load", engine.load);
   for (const kind of ["change", "click", "keydown"]) byId("guide").addEventListener(kind, () => { awaited = ""; }); // the reader has chosen something else
-  byId("what").open = byId("stores").open = innerWidth > 860;
+  byId("stores").open = innerWidth > 860;
+  byId("what").open = innerWidth > 860 && stored("what") !== "closed"; // a reader who has closed it knows it
+  byId("what").addEventListener("toggle", () => { if (innerWidth > 860) stored("what", byId("what").open ? "open" : "closed"); });
 }
 
 /** A file may be dropped anywhere; while one is dragged over the page, it says so. */
@@ -210,10 +212,17 @@ function showEngine() {
   byId("load").hidden = !["asked", "failed"].includes(stage);
 }
 
+let stage = "";
 /** Python is there, is loading, or has stopped. */
 async function engineChanged() {
+  const before = stage;
+  ({ stage } = engine.engine);
+  if (stage === "failed" && awaited) {
+    awaited = "";
+    Object.assign(byId("error"), { hidden: false, textContent: "This link cannot be opened: Python is not running in this page." });
+  }
   showEngine();
-  if (!state.model) return;
+  if (!state.model || stage === before) return;
   controls.show();
   controls.showSwitches();
   panels.showLive();

@@ -44,12 +44,12 @@ export function drawArrows(model, frame) {
     if (kind === "lost") group.append(text(x2, y2 + 4, "✗", "fate", { "text-anchor": "middle" }));
     if (said === "") continue;
     const client = arrow.src === "resource" || !model.clients.includes(arrow.src) ? arrow.dst : arrow.src;
-    const key = `${client} ${arrow.src === "resource" || arrow.dst === "resource"} ${arrow.token}`;
-    if (!rows.has(key)) rows.set(key, row(16));
+    const key = `${client} ${arrow.src === "resource" || arrow.dst === "resource"}`;
+    if (!rows.has(key)) rows.set(key, row(5));
     const important = last.includes(kind);
     const near = frame.middle(client) + (arrow.src === "resource" || arrow.dst === "resource" ? 27 : -27);
     const label = `#${arrow.token}`;
-    if (rows.get(key)(x1, 5 * label.length) || important) {
+    if (rows.get(key)(x1, 6.8 * label.length) || important) {
       group.append(text(x1 + 3, near + 4, label, `token ${kind}`));
     }
   }
