@@ -284,6 +284,7 @@ def test_acting_starts_the_clock_if_it_may(browser: Browser, page: str) -> None:
 @pytest.mark.parametrize(
     ("fencing", "outcome"),
     [("off", {"accepted": "2", "corrupted": "1"}), ("enter", {"accepted": "1", "refused": "1", "corrupted": "0"})],
+    ids=["off", "enter"],
 )
 def test_a_holder_cut_off_from_the_service_alone_writes_as_a_zombie(
     browser: Browser, page: str, fencing: str, outcome: dict[str, str]
