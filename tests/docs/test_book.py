@@ -192,6 +192,38 @@ def test_the_recording_moves_only_for_those_who_like_it() -> None:
     assert re.search(r"refused as stale.*the value is ?intact", still)
 
 
+LINES = [
+    (0.0, ""),
+    (2.0, "\x1b[1mPart 1. Fencing off\x1b[0m"),
+    (2.1, "\x1b[2m   0.00 s  \x1b[0m\x1b[1;35mA \x1b[0macquires a lock whose name is so long that the line is broken"),
+    (60.0, "\x1b[1mPart 2. Fencing on\x1b[0m"),
+    (60.1, "\x1b[1;32m  => done\x1b[0m"),
+]
+
+
+def test_a_recording_has_a_screen_for_each_part_and_no_long_gap() -> None:
+    recording = script("recording")
+    first, second = recording.screens(LINES)
+    shown = ["".join(text for _, text in row.spans) for screen in (first, second) for row in screen.rows]
+    assert shown == [
+        "$ make demo",
+        "Part 1. Fencing off",
+        "   0.00 s  A acquires a lock whose name is so long that the",
+        "             line is broken",
+        "Part 2. Fencing on",
+        "  => done",
+    ]
+    assert max(map(len, shown)) <= recording.COLUMNS
+    assert first.rows[2].spans[:2] == [("d", "   0.00 s  "), ("b magenta", "A ")]
+    assert second.rows[0].at == first.until == first.rows[2].at + recording.PAUSE + recording.HOLD
+    assert ElementTree.fromstring(recording.svg([first, second])).get("role") == "img"
+
+
+def test_a_recording_does_not_guess_what_a_control_code_means() -> None:
+    with pytest.raises(SystemExit, match="not a colour"):
+        script("recording").spans("\x1b[2Jcleared")
+
+
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
