@@ -125,7 +125,7 @@ def what_a_lock_does_not_have(locks: fencepost.Locks) -> None:
     locks.lock("a").locked()  # type: ignore[attr-defined]
     locks.lock("a").acquire(timeout=5)  # type: ignore[call-arg]
     locks.lock("a").try_acquire(False)  # type: ignore[call-arg]
-    fencepost.connect(url="redis://")  # type: ignore[call-arg]
+    fencepost.connect(url="redis://")  # type: ignore[call-overload]
 
 
 async def what_an_asyncio_lock_does_not_take(locks: fencepost.aio.Locks) -> None:
