@@ -1,5 +1,6 @@
 """An entry of Django's settings.DATABASES."""
 
+from contextlib import closing
 from typing import Any
 
 from fencepost.address import Address
@@ -34,11 +35,8 @@ def _tell(wrapper: Any) -> dict[str, str]:
     """With what it would open a connection now: also what a test database or a subclass has made of the settings."""
     if not _connects_itself(wrapper):
         return postgres.keywords(_parameters(wrapper))
-    made = wrapper.get_new_connection(wrapper.get_connection_params())
-    try:
+    with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as made:
         return postgres.from_connection(made)
-    finally:
-        made.close()
 
 
 def _parameters(wrapper: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from fencepost.address import Address
@@ -23,7 +24,8 @@ def _tell(client: Any) -> Told:
     if inspect.isawaitable(conninfo) or inspect.isawaitable(kwargs) or _connects_itself(client.connection_class):
         if hasattr(client, "__aenter__"):
             return _told(client, conninfo, kwargs)
-        return postgres.from_connection(client.connection_class.connect(conninfo or "", **(kwargs or {})))
+        with closing(client.connection_class.connect(conninfo or "", **(kwargs or {}))) as made:
+            return postgres.from_connection(made)
     return postgres.keywords(kwargs or {}, conninfo or "")
 
 

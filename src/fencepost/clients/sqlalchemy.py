@@ -1,6 +1,7 @@
 """SQLAlchemy's engines, for Postgres and SQLite."""
 
 import inspect
+from contextlib import closing
 from typing import Any
 
 from fencepost.address import Address
@@ -62,12 +63,14 @@ def _tell(engine: Any) -> Told:
     arguments = _arguments(engine)
     if arguments is None:
         made = engine.pool._creator() if _takes_nothing(engine.pool._creator) else engine.pool._creator(None)
-        return _closing(made)
+        with closing(made):
+            return postgres.from_connection(made)
     cargs, cparams = arguments
     for listener in _events(engine):
         made = listener(engine.dialect, None, cargs, cparams)
         if made is not None:
-            return _closing(made)
+            with closing(made):
+                return postgres.from_connection(made)
     return _keywords(engine, cargs, cparams)
 
 
@@ -77,13 +80,6 @@ def _takes_nothing(creator: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _closing(made: Any) -> postgres.Keywords:
-    try:
-        return postgres.from_connection(made)
-    finally:
-        made.close()
 
 
 def _keywords(engine: Any, cargs: list[Any], cparams: dict[str, Any], *, ask: bool = True) -> Told:

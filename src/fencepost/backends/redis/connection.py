@@ -12,7 +12,7 @@ from hiredis import ProtocolError, ReplyError, pack_command
 
 from fencepost.backends.redis import answers
 from fencepost.backends.redis.answers import Fits
-from fencepost.credentials import Secret, Source
+from fencepost.credentials import LONGEST, Secret, Source
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
 from fencepost.driver.sockets import connect, keep_alive
@@ -54,6 +54,11 @@ class Dial:
     """By which CLIENT LIST shows the connections."""
     login: Source[Secret] | None = None
     """Whom to ask for user and password, if they are not fixed."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that it may take to have a connection: as long as credentials may take, too."""
+        return self.connect_timeout + self.timeout + (0.0 if self.login is None else LONGEST)
 
     async def secret(self) -> Secret | None:
         """Who logs in on the next connection; None: nobody does. BackendError if the caller's function fails."""

@@ -203,7 +203,7 @@ class ThreadNode(Node):
             if listener.up.is_set():
                 return
             listener.start()
-            until = until or time.monotonic() + patience(self.dial.connect_timeout + self.dial.timeout)
+            until = until or time.monotonic() + patience(self.dial.patience)
             listener.settled.clear()
             if listener.refused or (
                 not listener.up.is_set()
