@@ -125,6 +125,17 @@ def from_asyncpg(told: Mapping[str, Any]) -> Told:
     return kept | {"password": password}
 
 
+def from_pg8000(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What pg8000's connect() is given, as libpq's keywords."""
+    known = {"dbname": "database", "host": "host", "port": "port", "user": "user", "password": "password"}
+    known["application_name"] = "application_name"
+    kept = {name: told[theirs] for name, theirs in known.items() if told.get(theirs) is not None}
+    for name in told.keys() - set(known.values()) - {"timeout", "tcp_keepalive"}:
+        if told[name]:
+            raise ConfigError(f"pg8000's {name!r} cannot be copied; give connect() a postgresql:// URL")
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in kept.items()}
+
+
 async def _with_password(kept: dict[str, Any], password: Awaitable[Any]) -> Mapping[str, Any]:
     return kept | {"password": await password}
 

@@ -11,7 +11,7 @@ from fencepost.credentials import Unusable
 from fencepost.driver import Driver
 from fencepost.errors import ConfigError
 
-_DRIVERS = ("psycopg", "psycopg_async", "psycopg2", "asyncpg")
+_DRIVERS = ("psycopg", "psycopg_async", "psycopg2", "asyncpg", "pg8000")
 
 
 def engine(client: Any, driver: Driver) -> Address:
@@ -28,10 +28,10 @@ def engine(client: Any, driver: Driver) -> Address:
     if dialect.name != "postgresql" or dialect.driver not in _DRIVERS:
         raise ConfigError(
             f"this engine is for {dialect.name}+{dialect.driver}; fencepost has locks behind engines for SQLite, and "
-            f"for PostgreSQL with {', '.join(_DRIVERS[::2])} or {_DRIVERS[3]}"
+            f"for PostgreSQL with psycopg, psycopg2, asyncpg or pg8000"
         )
     if _arguments(within) is None:
-        if not driver.blocking:
+        if dialect.is_async:
             raise ConfigError(
                 "this engine opens its connections by a function of its own, which only SQLAlchemy can call; give "
                 "connect() a URL and credentials="
@@ -83,6 +83,8 @@ def _takes_nothing(creator: Any) -> bool:
 
 
 def _keywords(engine: Any, cargs: list[Any], cparams: dict[str, Any], *, ask: bool = True) -> Told:
+    if engine.dialect.driver == "pg8000":
+        return postgres.from_pg8000(cparams)
     if engine.dialect.driver != "asyncpg":
         if len(cargs) > 1 or not all(isinstance(each, str) for each in cargs):
             raise Unusable("passes arguments that cannot be copied")
