@@ -169,7 +169,8 @@ class Source(Generic[T]):
         except (RuntimeError, MemoryError) as error:  # no thread can be started just now
             self._done(asking, error)
 
-    def _on_loop(self, asking: _Asking[T], job: Coroutine[Any, Any, None]) -> None:
+    def _on_loop(self, asking: _Asking[T], job: Coroutine[Any, Any, None]) -> bool:
+        """Have the event loop run the job; False if it is closed."""
         import asyncio
 
         try:
@@ -182,6 +183,8 @@ class Source(Generic[T]):
         except RuntimeError as error:  # its loop is closed
             job.close()
             self._done(asking, error)
+            return False
+        return True
 
     async def _answer(self, asking: _Asking[T]) -> None:
         try:
@@ -191,7 +194,8 @@ class Source(Generic[T]):
                     getattr(answer, "close", lambda: None)()
                     raise Unusable("returned something to await; blocking code needs a plain function")
                 if not self._awaited:  # this is a thread
-                    self._on_loop(asking, self._await(asking, answer))
+                    if not self._on_loop(asking, self._await(asking, answer)):
+                        getattr(answer, "close", lambda: None)()
                     return
                 answer = await answer
             self._done(asking, self._read(answer))

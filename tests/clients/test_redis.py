@@ -19,6 +19,7 @@ from redis.cluster import ClusterNode
 
 import fencepost
 from fencepost import aio
+from fencepost.clients import redis as clients
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import Redis
 from fencepost_lab.servers.processes import HOST
@@ -342,6 +343,22 @@ def tunnelled() -> Any:
 def test_what_cannot_be_copied_is_refused_with_the_next_step(make: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         fencepost.connect(make())
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_options_that_a_newer_redis_py_gives_to_every_client_are_no_hindrance(
+    monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
+    monkeypatch.setattr(clients, "_OURS", frozenset())
+    own = module(face).Redis()
+    unknown = {name for name, value in own.get_connection_kwargs().items() if value} - clients._COPIED
+    assert {"retry", "encoding", "socket_timeout"} <= unknown
+    await Client(face, own).close()
+    await close(own)
+    other = module(face).Redis(encoding="latin-1")
+    with pytest.raises(ConfigError, match="this client has encoding="):
+        Client(face, other)
+    await close(other)
 
 
 def test_asyncio_code_refuses_a_client_that_blocks() -> None:

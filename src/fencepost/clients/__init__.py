@@ -52,6 +52,7 @@ _NEAR = {
     "redis.asyncio.sentinel.Sentinel": "give the client of its master: sentinel.master_for('mymaster')",
     "redis.connection.ConnectionPool": "give redis.Redis(connection_pool=pool)",
     "redis.asyncio.connection.ConnectionPool": "give redis.asyncio.Redis(connection_pool=pool)",
+    "valkey.client.Valkey": "give a valkey:// URL, and credentials= if its password changes",
     "sqlalchemy.engine.base.Connection": "give its engine: connection.engine",
     "sqlalchemy.orm.session.Session": "give its engine: session.get_bind()",
     "sqlalchemy.ext.asyncio.engine.AsyncConnection": "give its engine: connection.engine",

@@ -139,11 +139,20 @@ class _Settings:
             )
         for name, value in self.options.items():
             known = name in _COPIED or name in _OURS or name.startswith(_OURS_TOO)
-            # What an unknown option does not ask for can be left out: so newer versions of redis-py have their options.
-            if known or not value or value is self._default(name):
+            if known or not value or self._usual(name, value):
                 continue
             hint = _HINTS.get(name, "make a client without it, or give connect() a URL")
             raise ConfigError(f"this client has {name}=, which fencepost's connections cannot have; {hint}")
+
+    def _usual(self, name: str, value: Any) -> bool:
+        """Whether every client has an option that we do not know, so that newer versions of redis-py are taken."""
+        from redis import Redis
+        from redis.asyncio import Redis as AsyncRedis
+
+        kind: Any = Redis if self._driver.blocking else AsyncRedis
+        usual = kind().connection_pool.connection_kwargs.get(name, self._default(name))
+        plain = isinstance(value, bool | int | float | str | bytes | list | tuple | dict)
+        return bool(value == usual or (type(value) is type(usual) and not plain))
 
     def _default(self, name: str) -> Any:
         """What a connection has unless told otherwise, which differs between versions of redis-py."""

@@ -308,22 +308,6 @@ class Http:
 
         ``delay`` is how long the server may take on purpose; ``keys`` are those that are asked for, if they are.
         """
-        answers, new = await self._exchange(requests, delay, keys)
-        if self._settings.login is not None and not new and all(answer.status == 403 for answer in answers):
-            self._drop_idle()  # their token may have been replaced since they were opened
-            answers, _ = await self._exchange(requests, delay, keys)
-        for answer in answers:
-            if answer.status == 403:
-                raise self._forbidden()
-            if answer.status not in (200, 404, 409):
-                what = answer.body.decode(errors="replace").strip()[:200]
-                raise self._failure(what or f"HTTP status {answer.status}", ambiguous=answer.status >= 500)
-        return answers
-
-    async def _exchange(
-        self, requests: Sequence[bytes], delay: float, keys: Sequence[str]
-    ) -> tuple[list[Answer], bool]:
-        """The answers, and whether they came over a connection that was opened for these requests."""
         if self._closed:
             raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
         link, new = await self._link(spare=delay > 0)
@@ -347,11 +331,20 @@ class Http:
         except BaseException:
             self._drop(link)
             raise
-        if self._closed or (self._settings.login is not None and any(answer.status == 403 for answer in answers)):
+        if self._closed:
             self._drop(link)
         else:
             self._idle.append(link)
-        return answers, new
+        for answer in answers:
+            if answer.status == 403:
+                if link.token and not new and all(each.status == 403 for each in answers):
+                    self._drop_idle()  # their token may have been replaced since they were opened
+                    return await self.ask(*requests, delay=delay, keys=keys)
+                raise self._forbidden()
+            if answer.status not in (200, 404, 409):
+                what = answer.body.decode(errors="replace").strip()[:200]
+                raise self._failure(what or f"HTTP status {answer.status}", ambiguous=answer.status >= 500)
+        return answers
 
     def _forbidden(self) -> Forbidden:
         hint = "check what credentials= returned" if self._settings.login else "give a token: consul://:TOKEN@host"
