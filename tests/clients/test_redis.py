@@ -1,6 +1,7 @@
 """Redis behind credentials that change, and behind a client of redis-py: its servers, users, TLS and names."""
 
 import asyncio
+import secrets
 import socket
 import ssl
 import subprocess
@@ -93,6 +94,31 @@ async def test_credentials_are_replaced_while_a_listener_is_connected(server: Re
         return found
 
     await goes_on(server.url, face, told, rotate)
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_credentials_are_replaced_in_a_cluster(redis_cluster: Endpoint, face: str) -> None:
+    ports = [int(place.rpartition(":")[2]) for place in redis_cluster.url.partition("://")[2].split(",")]
+    name = f"app-{secrets.token_hex(4)}"
+
+    def everywhere(*command: str) -> list[Any]:
+        answers = []
+        for port in ports:
+            with redis.Redis(port=port) as client:
+                answers.append(client.execute_command(*command))
+        return answers
+
+    def change(password: str) -> tuple[str, str]:
+        everywhere("ACL", "SETUSER", name, "resetpass", "on", f">{password}", "~*", "&*", "+@all")
+        return name, password
+
+    def rotate() -> tuple[str, str]:
+        found = change("next")
+        assert sum(everywhere("CLIENT", "KILL", "USER", name)) >= 2
+        return found
+
+    await goes_on(redis_cluster.url, face, Told(change(ODD)), rotate)
+    everywhere("ACL", "DELUSER", name)
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -267,8 +293,15 @@ async def test_sentinel_s_own_password_is_not_the_master_s(face: str) -> None:
         endpoint = node.transport.endpoint if face == "asyncio" else node.transport._idle[0].endpoint
         assert endpoint == ("127.1", master.port)
         await locks.close()
-        for client in (own, *sentinel.sentinels, *forced.sentinels):
-            await close(client)
+        for each in (own, *sentinel.sentinels, *forced.sentinels):
+            await close(each)
+        with redis.Redis(port=watch.port, password="w4tch") as client:
+            client.execute_command("ACL", "SETUSER", "default", "resetpass", ">m4ster")
+        told = Told("m4ster")
+        locks = Client(face, f"redis+sentinel://{watch.address}/mymaster", credentials=told.on(face))
+        assert await (await locks.acquire("a")).release()
+        assert told.calls == 3, "the sentinel, which asks for a login, the master's role, and the connection"
+        await locks.close()
 
 
 @pytest.mark.parametrize("face", FACES)
