@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import fencepost
 from fencepost import aio
+from fencepost.clients import postgres
 from fencepost.errors import BackendError, ConfigError
 from tests.clients.rotation import Told, goes_on
 from tests.conformance.faces import FACES, Client
@@ -142,6 +143,14 @@ async def test_do_connect_is_heard_for_each_connection(role: Role) -> None:
     assert set(calls) == {ODD, "next"}
 
 
+def test_what_do_connect_adds_and_cannot_be_copied_is_named() -> None:
+    engine = sqlalchemy.create_engine("postgresql+psycopg://h")
+    sqlalchemy.event.listen(engine, "do_connect", lambda dialect, record, cargs, cparams: cparams.update(tunnel=1))
+    said = r"the SQLAlchemy engine of postgresql:// cannot be copied: libpq has no option 'tunnel'"
+    with fencepost.connect(engine) as locks, pytest.raises(BackendError, match=said):
+        locks.acquire("a", timeout=10)
+
+
 @pytest.mark.parametrize("takes_record", [False, True])
 async def test_a_creator_s_connection_is_looked_at_and_closed(role: Role, takes_record: bool) -> None:
     made: list[psycopg.Connection[Any]] = []
@@ -164,6 +173,26 @@ async def test_a_password_that_asyncpg_would_ask_for(role: Role, awaited: bool) 
     )
     await works("asyncio", engine, role)
     assert told.calls >= 1
+
+
+def test_what_other_drivers_are_given_is_said_in_libpq_s_words() -> None:
+    place = {"host": "h", "port": 1, "database": "d", "user": "u", "password": "p"}
+    said = {"host": "h", "port": 1, "dbname": "d", "user": "u", "password": "p"}
+    settings = {"application_name": "a b", "search_path": "a, b", "work_mem": "1MB"}
+    assert postgres.from_asyncpg(place | {"server_settings": settings, "timeout": 3, "ssl": "verify-ca"}) == said | {
+        "application_name": "a b",
+        "options": r"-c search_path=a,\ b -c work_mem=1MB",
+        "sslmode": "verify-ca",
+    }
+    assert postgres.from_asyncpg({"host": ["a", "b"], "port": [1, 2], "ssl": False}) == {
+        "host": "a,b",
+        "port": "1,2",
+        "sslmode": "disable",
+    }
+    assert postgres.from_asyncpg({"ssl": True}) == {"sslmode": "verify-full", "sslrootcert": "system"}
+    assert postgres.from_pg8000(place | {"password": b"p", "timeout": 3, "ssl_context": None}) == said
+    with pytest.raises(ConfigError, match="pg8000's 'ssl_context'"):
+        postgres.from_pg8000(place | {"ssl_context": True})
 
 
 async def _made() -> Any: ...

@@ -2,7 +2,8 @@
 
 import inspect
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fencepost.address import Address
@@ -48,15 +49,26 @@ _OF_ASYNCPG = {
 
 def address(tell: Callable[[], Told], driver: Driver, what: str) -> Address:
     """The address of a client; ``tell`` says with what it would open its next connection."""
-    source = Source(tell, _read, driver, scheme="postgresql", what=what)
+
+    def ask() -> Told:
+        with _readable():
+            return tell()
+
+    def read(told: Any) -> Keywords:
+        with _readable():
+            return keywords(told)
+
+    source = Source(ask, read, driver, scheme="postgresql", what=what)
     return Address("postgresql", given={"conninfo": source})
 
 
-def _read(told: Any) -> Keywords:
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Say what cannot be copied, also where that shows only when a connection is opened."""
     try:
-        return keywords(told)
+        yield
     except ConfigError as error:
-        raise Unusable(f"has what cannot be used: {error}") from None
+        raise Unusable(f"cannot be copied: {error}") from None
 
 
 def keywords(told: Mapping[str, Any], dsn: str = "") -> Keywords:

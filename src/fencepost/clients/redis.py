@@ -203,6 +203,8 @@ class _Settings:
         told = {name: self.options.get(name, self._default(name)) for name in _TLS}
         modes = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
         wish = told["ssl_cert_reqs"]
+        if isinstance(wish, str) and wish not in modes:
+            raise ConfigError(f"the client's ssl_cert_reqs is {' or '.join(modes)}, not {wish!r}")
         mode = ssl.CERT_NONE if wish is None else modes[wish] if isinstance(wish, str) else ssl.VerifyMode(wish)
         try:
             context = ssl.create_default_context()

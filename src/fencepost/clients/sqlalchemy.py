@@ -12,6 +12,7 @@ from fencepost.driver import Driver
 from fencepost.errors import ConfigError
 
 _DRIVERS = ("psycopg", "psycopg_async", "psycopg2", "asyncpg", "pg8000")
+_UNTOLD = "this version of SQLAlchemy does not tell how it connects; give connect() a URL"
 
 
 def engine(client: Any, driver: Driver) -> Address:
@@ -45,13 +46,15 @@ def engine(client: Any, driver: Driver) -> Address:
 
 def _arguments(engine: Any) -> tuple[list[Any], dict[str, Any]] | None:
     """With what it calls its driver's connect(), ``connect_args`` too; None if a function of the user's does that."""
-    creator = engine.pool._creator
+    creator = getattr(engine.pool, "_creator", None)
+    if creator is None:
+        raise ConfigError(_UNTOLD)
     if getattr(creator, "__module__", "") != "sqlalchemy.engine.create":
         return None
     # SQLAlchemy tells it to listeners of `do_connect` alone, and one of ours there would be part of the user's engine.
     known = inspect.getclosurevars(creator).nonlocals
     if "cparams" not in known:
-        raise ConfigError("this version of SQLAlchemy does not tell how it connects; give connect() a URL")
+        raise ConfigError(_UNTOLD)
     return list(known.get("cargs_tup", known.get("cargs", ()))), dict(known["cparams"])
 
 
