@@ -6,7 +6,6 @@ at build time by what ``pages.py`` writes from the code, and links out of ``docs
 
 from __future__ import annotations
 
-import os
 import sys
 import tomllib
 from pathlib import Path
@@ -14,9 +13,9 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
 
-import pages  # noqa: E402
+from docs import pages  # noqa: E402
 
 _PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -27,7 +26,7 @@ version = release = _PROJECT["version"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 root_doc = "index"
-exclude_patterns = ["_static"]
+exclude_patterns = ["_static", "**/__pycache__"]
 # A page that another branch brings is listed before it is here; one that no toctree lists is an error.
 suppress_warnings = ["toc.empty_glob"]
 
@@ -45,6 +44,7 @@ toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 html_title = f"fencepost {version}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["fencepost.css"]
 html_copy_source = False
 html_show_sphinx = False
@@ -65,6 +65,6 @@ copybutton_exclude = ".linenos, .gp, .go"
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", pages.read)
     app.connect("autodoc-process-docstring", pages.docstring)
-    if os.environ.get("FENCEPOST_SITE_SIM", "1") == "1":
-        app.connect("build-finished", pages.simulator)
+    app.connect("build-finished", pages.repair)
+    app.connect("build-finished", pages.simulator)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
