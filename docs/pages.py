@@ -106,20 +106,23 @@ def _module(path: str) -> Iterator[str]:
         if inspect.ismodule(value):
             yield f"`{path}.{name}` is a module.\n"
         elif inspect.isclass(value):
-            base = (
-                "   :inherited-members: Exception, BaseException, Protocol, object, tuple, dict, ABC, Enum, int, str\n"
-            )
-            own = value.__module__.partition(".")[0] == "fencepost"
-            ours = all(
-                each.__module__.startswith(("fencepost", "builtins", "typing", "abc", "enum")) for each in value.__mro__
-            )
-            yield _rst(
-                f".. autoclass:: {path}.{name}\n" + ("   :members:\n" if own else "") + (base if own and ours else "")
-            )
+            yield _rst(f".. autoclass:: {path}.{name}\n{_members(value)}")
         elif inspect.isroutine(value):
             yield _rst(f".. autofunction:: {path}.{name}\n")
         else:
             yield _rst(f".. autodata:: {path}.{name}\n   :no-value:\n")
+
+
+_KNOWN = ("fencepost", "builtins", "typing", "abc", "enum")
+_INHERITED = "   :inherited-members: Exception, BaseException, Protocol, object, tuple, dict, ABC, Enum, int, str\n"
+
+
+def _members(cls: type) -> str:
+    """Which members of a class are shown: ours, and what they inherit unless another package's class is among that."""
+    if not cls.__module__.startswith("fencepost"):
+        return ""
+    inherits = all(each.__module__.startswith(_KNOWN) for each in cls.__mro__)
+    return "   :members:\n" + (_INHERITED if inherits else "")
 
 
 def shown_at(value: object, path: str, name: str) -> str:
@@ -204,7 +207,7 @@ def is_python(lines: list[str]) -> bool:
 def _prose(line: str) -> str:
     parts = re.split(r"(``[^`]+``|`[^`]+`|:\w+:`[^`]+`)", line)
     for number, part in enumerate(parts):
-        if part.startswith("``") or part.startswith(":"):
+        if part.startswith(("``", ":")):
             continue
         if part.startswith("`"):
             parts[number] = f"`{part}`"
@@ -497,7 +500,7 @@ def repair(app: Any, failure: Exception | None) -> None:
     """Make the theme's pages usable without a mouse and without eyes."""
     if failure is None and app.builder.name == "html":
         for page in Path(app.outdir).rglob("*.html"):
-            if (page.parent.name != "sim" and page.name != "report.html") or page.parent.name == "lab":
+            if page.name != "report.html" or page.parent.name == "lab":  # that one is the lab's own page
                 page.write_text(repaired(page.read_text("utf-8")), "utf-8")
 
 

@@ -19,8 +19,13 @@ _ATTRIBUTE = re.compile(r"""\b(id|name|href|src)="([^"]*)\"""")
 _SCRIPT = re.compile(r"<(script|style)\b[^>]*>.*?</\1>", re.DOTALL)
 
 
+def repository() -> str:
+    """The address that the site was built with."""
+    return os.environ.get("FENCEPOST_REPOSITORY", REPOSITORY)
+
+
 def build(shared: Path) -> Path:
-    """The site's folder; the first worker that asks builds it, without a warning. $FENCEPOST_SITE is one that is built."""
+    """The site's folder. The first worker that asks builds it, without a warning; $FENCEPOST_SITE names one."""
     if given := os.environ.get("FENCEPOST_SITE"):
         return Path(given).resolve()
     folder = shared / "site"
@@ -29,7 +34,7 @@ def build(shared: Path) -> Path:
         if not folder.exists():
             making = shared / "site.new"
             command = ("-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", shared / "doctrees")
-            with Child.python(*command, ROOT / "docs", making, env={"FENCEPOST_REPOSITORY": REPOSITORY}) as sphinx:
+            with Child.python(*command, ROOT / "docs", making, env={"FENCEPOST_REPOSITORY": repository()}) as sphinx:
                 sphinx.succeed(250)
             making.rename(folder)
     return folder

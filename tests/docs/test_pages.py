@@ -10,7 +10,9 @@ import pytest
 
 from docs import pages
 from tests import ROOT
+from tests.docs.snippets import blocks
 from tests.docs.text import prose, sentences, words
+from tests.harness.child import Child
 from tests.test_public_api import MODULES
 
 DOCS = ROOT / "docs"
@@ -146,11 +148,38 @@ def test_every_error_is_in_the_troubleshooting_page() -> None:
 
 def test_links_out_of_the_documents_lead_to_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCEPOST_REPOSITORY", "https://example.org/it/")
-    text = "[a](../deploy/compose.yaml) [b](../README.md) [c](redis.md#token) [d](../CONTRIBUTING.md)\n\n```text\n[e](../x)\n```\n"
-    assert pages.text_of("page", text) == (
+    text = "[a](../deploy/compose.yaml) [b](../README.md) [c](redis.md#token) [d](../CONTRIBUTING.md)"
+    assert pages.text_of("page", f"{text}\n\n```text\n[e](../x)\n```\n") == (
         "[a](https://example.org/it/blob/main/deploy/compose.yaml) [b](/index.md) [c](/redis.md#token) "
         "[d](/project/contributing.md)\n\n```text\n[e](../x)\n```\n"
     )
+
+
+README = ROOT / "README.md"
+
+
+def test_the_readme_has_one_order_and_is_short() -> None:
+    text = README.read_text("utf-8")
+    assert len(text.splitlines()) < 120
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
+        "Install",
+        "The example",
+        "Why the lock alone is not enough",
+        "The refused write",
+        "Stores and frameworks",
+        "What it does not do",
+        "Two commands",
+        "More",
+    ]
+
+
+def test_the_readme_s_program_runs_twice_in_a_row(tmp_path: Path) -> None:
+    program = "".join(block.code for block in blocks(README) if block.language == "python")
+    (tmp_path / "program.py").write_text(program)
+    for _ in range(2):
+        with Child.python("program.py", cwd=tmp_path, env={"XDG_STATE_HOME": str(tmp_path)}) as run:
+            run.succeed()
+        assert "stale fencing token for 'account/42'" in "".join(run.output)
 
 
 def test_no_page_is_empty() -> None:

@@ -27,4 +27,4 @@ def sentences(page: Path) -> Iterator[str]:
 
 def words(sentence: str) -> int:
     """How many words a reader counts."""
-    return len(re.findall(r"[\w'’$%-]*\w[\w'’$%-]*", sentence))
+    return len(re.findall(r"[\w'$%-]*\w[\w'$%-]*", sentence))

@@ -13,7 +13,6 @@ from fencepost_lab.sim import lines, parse, run
 from fencepost_lab.sim.chaos import chaos
 from fencepost_lab.sim.seeds import keep, try_seeds
 from fencepost_lab.sim.serve import server
-from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.sim.browser import Browser, serving, wait_score
@@ -142,26 +141,3 @@ def file_server(folder: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{port.number}/"
     finally:
         port.close()
-
-
-def test_the_documents_embed_scenarios_that_play_from_a_file_server(browser: Browser, tmp_path: Path) -> None:
-    with Child.python(ROOT / "scripts" / "docs", tmp_path) as writing:
-        writing.succeed()
-    with file_server(tmp_path) as url:
-        browser.open(f"{url}docs/sim.html")
-        frame = "document.querySelector('iframe').contentDocument"
-        browser.run("document.querySelector('iframe').scrollIntoView()")
-        browser.wait(f"{frame}?.querySelector('[data-score=accepted]')?.innerText === '0'")
-        with browser.inside("iframe"):
-            browser.choose("#speed", "8")
-            browser.click("#play")
-            wait_score(browser, accepted="2", corrupted="1")
-            browser.choose("#story", "write-only")
-            wait_score(browser, accepted="0")
-            browser.click("#finish")
-            wait_score(browser, lost="1")
-            assert browser.run("return document.querySelector('#cards fieldset').disabled") is True
-        browser.open(url)
-        browser.click('a[href="docs/sim.html"]')
-        browser.wait("document.title === 'The simulator'")
-        browser.open("about:blank")
