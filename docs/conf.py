@@ -30,6 +30,7 @@ exclude_patterns = ["_static", "**/__pycache__"]
 # A page that another branch brings is listed before it is here; one that no toctree lists is an error.
 suppress_warnings = ["toc.empty_glob"]
 
+smartquotes = False  # what is quoted is what the program prints
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 6
 
@@ -47,10 +48,12 @@ html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["fencepost.css"]
 html_copy_source = False
+html_use_index = False  # the search is better
+html_domain_indices = False
 html_show_sphinx = False
 # The page itself, and the report of the lab, which is a page of its own.
 html_extra_path = ["lab/report.html"]
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options: dict[str, object] = {"navigation_with_keys": True}
 if REPOSITORY := pages.repository():
     html_theme_options |= {"source_edit_link": f"{REPOSITORY}/edit/main/docs/{{filename}}"}
 

@@ -233,10 +233,18 @@ def commands() -> Iterator[tuple[str, Any, Any]]:
     def walk(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
         context = type(command).context_class(command, info_name=name.rpartition(" ")[2], parent=parent)
         yield name, command, context
-        for each in getattr(command, "list_commands", lambda _: [])(context):
-            yield from walk(command.get_command(context, each), f"{name} {each}", context)
+        for each, found in _inside(command, context).items():
+            yield from walk(found, f"{name} {each}", context)
 
     yield from walk(typer.main.get_command(app), "fencepost", None)
+
+
+def _inside(command: Any, context: Any) -> dict[str, Any]:
+    """The commands of a group, without hidden ones; none, if it is no group."""
+    if not hasattr(command, "list_commands"):
+        return {}
+    found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return {name: each for name, each in found.items() if each is not None and not each.hidden}
 
 
 def _commands() -> Iterator[str]:
@@ -244,15 +252,10 @@ def _commands() -> Iterator[str]:
         yield f"## `{whole}`\n" if whole.count(" ") < 2 else f"### `{whole}`\n"
         yield f"```text\n{' '.join([context.command_path, *command.collect_usage_pieces(context)])}\n```\n"
         yield _help(command.help or "") + "\n"
-        inner = getattr(command, "list_commands", lambda _: [])(context)
-        if inner:
-            rows = (
-                (f"[`{each}`](#{_slug(f'{whole} {each}')})", _summary(command.get_command(context, each)))
-                for each in inner
-            )
-            yield _table(("command", "what it does"), rows)
+        if inner := _inside(command, context):
+            links = [(f"[`{each}`](#{_slug(f'{whole} {each}')})", _summary(found)) for each, found in inner.items()]
+            yield _table(("command", "what it does"), links)
         rows = [_parameter(each, context) for each in command.params if not getattr(each, "hidden", False)]
-        rows = [row for row in rows if "`--help`" not in row[0]]
         if rows:
             yield _table(("argument or option", "meaning"), rows)
         if command.epilog and whole != "fencepost":
@@ -422,10 +425,9 @@ def http() -> str:
             if given:
                 rows = ((f"`{each['name']}`", each["in"], _cell(each.get("description", ""))) for each in given)
                 parts.append(_table(("parameter", "in", "meaning"), rows))
-            rows = (
-                (f"`{code}`", _cell(answer.get("description", ""))) for code, answer in operation["responses"].items()
-            )
-            parts.append(_table(("answer", "when"), rows))
+            answers = operation["responses"].items()
+            said = ((f"`{code}`", _cell(answer.get("description", ""))) for code, answer in answers)
+            parts.append(_table(("answer", "when"), said))
     return "\n".join(parts)
 
 

@@ -24,10 +24,15 @@ def repository() -> str:
     return os.environ.get("FENCEPOST_REPOSITORY", REPOSITORY)
 
 
+def given() -> str:
+    """The folder that `make docs` has built, '' in other runs."""
+    return os.environ.get("FENCEPOST_SITE", "")
+
+
 def build(shared: Path) -> Path:
     """The site's folder. The first worker that asks builds it, without a warning; $FENCEPOST_SITE names one."""
-    if given := os.environ.get("FENCEPOST_SITE"):
-        return Path(given).resolve()
+    if given():
+        return Path(given()).resolve()
     folder = shared / "site"
     with (shared / "site.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

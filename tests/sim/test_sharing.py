@@ -1,19 +1,15 @@
 """What leaves the page and comes back: links, files, kept seeds, and the site that plays from any file server."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from fencepost_lab.servers.processes import Port
 from fencepost_lab.sim import lines, parse, run
 from fencepost_lab.sim.chaos import chaos
 from fencepost_lab.sim.seeds import keep, try_seeds
 from fencepost_lab.sim.serve import server
-from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.sim.browser import Browser, serving, wait_score
 from tests.sim.test_controls import HELD, at, do, open_own
@@ -129,15 +125,3 @@ def test_a_file_that_is_none_of_these_is_explained(browser: Browser, page: str, 
     browser.type("#file", str(tmp_path / "words.json"))
     browser.wait("!document.querySelector('#error').hidden")
     assert "not valid JSON" in browser.text("#error")
-
-
-@contextmanager
-def file_server(folder: Path) -> Iterator[str]:
-    """``python -m http.server``, as a person would start it."""
-    port = Port()
-    try:
-        with Child.python("-u", "-m", "http.server", "-b", "127.0.0.1", "-d", folder, port.number) as child:
-            child.heard("Serving HTTP")
-            yield f"http://127.0.0.1:{port.number}/"
-    finally:
-        port.close()
