@@ -71,7 +71,6 @@ ONE_WORD = {
     r"sequencers?|sequence tokens?": "token, seq",
     r"reigns?|mandates?": "term",
     r"theatre": "say what it does not protect",
-    r"pattern [A-D]": "name the guard",
 }
 """The glossary's one word for each thing, instead of these. The glossary itself names the words of others."""
 SYNONYMS = re.compile(rf"\b({'|'.join(ONE_WORD)})\b")
