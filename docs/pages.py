@@ -99,13 +99,13 @@ def _module(path: str) -> Iterator[str]:
     yield _rst(f".. automodule:: {path}\n   :no-members:\n")
     for name in module.__all__:
         value = getattr(module, name)
+        if inspect.ismodule(value):
+            continue  # it has a heading of its own
         home = shown_at(value, path, name)
         if home != f"{path}.{name}":
             yield f"`{path}.{name}` is [`{home}`](#{home}).\n"
             continue
-        if inspect.ismodule(value):
-            yield f"`{path}.{name}` is a module.\n"
-        elif inspect.isclass(value):
+        if inspect.isclass(value):
             yield _rst(f".. autoclass:: {path}.{name}\n{_members(value)}")
         elif inspect.isroutine(value):
             yield _rst(f".. autofunction:: {path}.{name}\n")
@@ -127,8 +127,6 @@ def _members(cls: type) -> str:
 
 def shown_at(value: object, path: str, name: str) -> str:
     """The one full name under which the reference describes a name that several modules may offer."""
-    if inspect.ismodule(value):
-        return f"{path}.{name}"
     for module in API:
         offered = importlib.import_module(module)
         for other in offered.__all__:
