@@ -4,14 +4,17 @@ import json
 import os
 import secrets
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+import fencepost
 from fencepost.errors import ConfigError
-from fencepost_lab.drill import Target, checked, scrape
+from fencepost_lab.drill import Drill, Evidence, Tail, Target, checked, scrape
 from fencepost_lab.servers.freeze import is_stopped
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint
@@ -120,3 +123,56 @@ def test_nobody_is_frozen_without_a_yes(staging: Staging) -> None:
             assert drill.wait() == 2
             assert "say --yes" in drill.errors
         assert not is_stopped(victim.pid)
+
+
+class Counters(BaseHTTPRequestHandler):
+    """A metrics endpoint whose counter of refusals grows by one with each look."""
+
+    looks = 0
+
+    def do_GET(self) -> None:
+        type(self).looks += 1
+        text = f'# HELP x\nfencepost_fencing_reject_total{{class="a",verdict="stale"}} {self.looks}.0\nother 1\n'
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_counter_that_grows_is_evidence(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Counters) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            name = 'fencepost_fencing_reject_total{class="a",verdict="stale"}'
+            assert scrape(url) == {name: 1.0}
+            evidence = Evidence("a", token=1, successor=2)
+            with fencepost.connect(f"sqlite://{tmp_path / 'locks.db'}") as locks:
+                Drill(locks, "a", Target(1), [], [url])._watch(evidence, {url: {name: 1.0}})
+        finally:
+            server.shutdown()
+            thread.join()
+    assert evidence.outcome == "refused"
+    assert evidence.lines == [f"REFUSED: {url} has {name} +1 since the freeze"]
+
+
+def test_an_audit_log_is_read_from_its_end_on_also_after_it_was_rotated(tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    log.write_text('{"kind":"old"}\n')
+    tail = Tail(log)
+    assert tail.read() == []
+    with log.open("a") as file:
+        file.write('{"kind":"a"}\nnot json\n{"kind":')
+    assert tail.read() == [{"kind": "a"}]
+    with log.open("a") as file:
+        file.write('"b"}\n')
+    assert tail.read() == [{"kind": "b"}]
+    log.rename(tmp_path / "audit.1")
+    assert tail.read() == []
+    log.write_text('{"kind":"c"}\n')
+    assert tail.read() == [{"kind": "c"}]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Tail(tmp_path / "none")

@@ -129,31 +129,53 @@ def test_every_store_says_which_faults_it_cannot_meet_and_why() -> None:
         checked("redis", "oracle:x")
 
 
-def test_a_summary_fails_where_a_control_showed_nothing() -> None:
-    def result(control: str, violations: int) -> dict[str, Any]:
-        return {
-            "plan": Plan(store="sqlite", control=control).data(),
-            "ok": bool(violations) == bool(control),
-            "operations": 10,
-            "seconds": 1.0,
-            "promises": ["data"],
-            "violations": violations,
-            "examples": [],
-            "wrong": [],
-            "counts": {"pauses": 2},
-            "faults": {"migration": 1, "restore": 3},
-            "without": {},
-            "lost_updates": 0,
-            "overlapping_beliefs": 1,
-            "stale_refused": 1,
-            "served": 0.1,
-            "left": {"locks": 0},
-            "memory": {"samples": [], "growth": 0},
-        }
+def result(control: str, violations: int) -> dict[str, Any]:
+    """What a slice found, as it is kept."""
+    return {
+        "plan": Plan(store="sqlite", control=control).data(),
+        "ok": bool(violations) == bool(control),
+        "operations": 10,
+        "seconds": 1.0,
+        "promises": ["data"],
+        "violations": violations,
+        "examples": [],
+        "wrong": [],
+        "counts": {"pauses": 2},
+        "faults": {"migration": 1, "restore": 3},
+        "without": {"flushall": "it has no such command"},
+        "lost_updates": 0,
+        "overlapping_beliefs": 1,
+        "stale_refused": 1,
+        "served": 0.1,
+        "left": {"locks": 0},
+        "memory": {"samples": [[0.5, 1000], [1.0, 1000]], "growth": 0},
+    }
 
+
+def test_a_summary_fails_where_a_control_showed_nothing() -> None:
     good = campaign.summarise([result("off", 4), result("", 0)])
     assert good["ok"]
     assert (good["total"]["migrations"], good["total"]["losses of state"]) == (2, 3)
     assert not campaign.summarise([result("off", 0), result("", 0)])["ok"]
     assert not campaign.summarise([result("off", 4), result("", 1)])["ok"]
     assert not campaign.summarise([])["ok"]
+
+
+@pytest.mark.slow
+def test_the_page_is_written_from_what_was_kept(tmp_path: Path) -> None:
+    run, kept, doc = tmp_path / "run", tmp_path / "kept.json", tmp_path / "torture.md"
+    run.mkdir()
+    lines = [json.dumps(each) for each in (result("off", 4), result("", 0))]
+    (run / "slices.jsonl").write_text("\n".join([*lines, lines[0][:40]]))  # the last one was not written to its end
+    doc.write_text("before\n<!-- figures -->\nof yesterday\n<!-- end of figures -->\nafter\n")
+    for source, options in ((run, ["--keep", kept]), (kept, [])):
+        with Child.python("-m", "fencepost_lab.torture.page", source, "--page", doc, *options) as child:
+            child.succeed()
+        text = doc.read_text()
+        assert text.startswith("before\n<!-- figures -->")
+        assert text.endswith("<!-- end of figures -->\nafter\n")
+        assert "of yesterday" not in text
+        assert "| sqlite | 10 (short) | 2 |" in text
+        assert "| operations | 10 | 1,000,000 (not reached) |" in text
+        assert "| sqlite | off | 10 | 4 | 0 | 0 |" in text
+    assert (tmp_path / "torture-memory.svg").read_text().startswith("<?xml")

@@ -24,13 +24,19 @@ _SLICE = 4000
 _CONTROL = 1500
 _TRIES = 4  # slices that a control gets to show violations
 
-WHY_NOT = {
-    "noseq": "its values are written in one transaction each, which leaves nothing under way to arrive later",
-    "redis-py": "it is a lock of Redis",
-    "set-nx": "it is a lock of Redis",
-    "noholder": "its tokens do not repeat here: nothing takes its state back",
-}
-"""Why a control is not run on a store that cannot show it."""
+_REDIS_KIN = ("redlock", "redis+cluster", "redis+sentinel")
+
+
+def _why_not(control: str, store: str) -> str:
+    """Why a control is not run on a store."""
+    if control in ("redis-py", "set-nx"):
+        return "it is a lock of one Redis"
+    if store in _REDIS_KIN:
+        shown = "its values have the guard of redis, where this is shown"
+        return shown if control == "noseq" else f"{shown}; its tokens follow the clock, so that none repeats"
+    if control == "noseq":
+        return "its values are written in a transaction of this host's own file: nothing under way arrives later"
+    return "nothing here takes its state back, so that no token repeats" if store != "consul" else "not built"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,9 @@ def controls(plan: Plan) -> tuple[list[str], dict[str, str]]:
         can.append("noholder")
     if redis:
         can += ["noseq", "redis-py", "set-nx"]
-    return [each for each in CONTROLS if each in can], {each: WHY_NOT[each] for each in CONTROLS if each not in can}
+    return [each for each in CONTROLS if each in can], {
+        each: _why_not(each, plan.store) for each in CONTROLS if each not in can
+    }
 
 
 def kept(out: Path) -> list[Result]:
@@ -240,7 +248,9 @@ def _of(results: list[Result]) -> dict[str, Any]:
         "overlapping beliefs": sum(each["overlapping_beliefs"] for each in product),
         "stale refused": sum(each["stale_refused"] for each in product),
         "faults": dict(sorted(faults.items())),
-        "without": {} if not product else last["without"],
+        "without": {
+            name: why for name, why in last["without"].items() if all(name in each["without"] for each in product)
+        },
         "longest until served": max((each["served"] for each in product), default=0.0),
         "left": {what: sum(each["left"].get(what, 0) for each in product) for what in last["left"]},
         "growth": max((each["memory"]["growth"] for each in product), default=0),

@@ -111,21 +111,25 @@ class Fault:
             return ""
         if not site.ours:
             return "the store is not ours to harm"
+        if self.name in site.without:
+            return site.without[self.name]
+        if self.needs in _WORDS and not getattr(site, self.needs) and _WORDS[self.needs] in site.without:
+            return site.without[_WORDS[self.needs]]
         if self.stores is not None and site.store not in self.stores:
             return self.instead
         if self.needs and not getattr(site, self.needs):
-            wanted = {"proxies": "network", "clocks": "clocks", "client_clock": "client clock", "disk": "disk-full"}
             reasons = {
                 "servers": "it has no server: it is a file",
                 "proxies": "it has no network: it is a file",
                 "guard_proxies": "its values are written inside a transaction of this host's own file",
-                "clocks": "its server takes no wall clock from a preloaded library",
+                "clocks": "only Redis, Redlock and Postgres are started under a wall clock of their own",
                 "disk": "only the embedded store is put on a disk that can be filled",
             }
-            return site.without.get(wanted.get(self.needs, ""), reasons.get(self.needs, f"no {self.needs}"))
+            return reasons.get(self.needs, f"no {self.needs}")
         return ""
 
 
+_WORDS = {"proxies": "network", "clocks": "clocks", "client_clock": "client clock"}
 _REDIS = frozenset({"redis", "redlock", "redis+cluster", "redis+sentinel"})
 
 
@@ -813,8 +817,7 @@ _CATALOGUE = (
         lost_tail,
         "state",
         frozenset({"redis", "redlock", "redis+cluster"}),
-        "an acknowledged write is on disk before the answer; a shorter log is a damaged disk, which it refuses or "
-        "repairs from the others",
+        "it syncs its log before it answers: what is acknowledged is not in a tail that can be lost",
         loses=True,
     ),
     Fault(
@@ -836,7 +839,7 @@ _CATALOGUE = (
         restore,
         "state",
         frozenset({"sqlite", "redis", "redlock", "redis+cluster", "postgres", "consul"}),
-        "a restore replaces all its servers, and is not done while clients are connected",
+        "not built: its restore stops all servers and starts them from a snapshot",
         loses=True,
     ),
     Fault("partition", "nothing passes, either way", partition, "network", needs="proxies"),

@@ -41,19 +41,23 @@ def after(plan: Plan, site: Site, url: str, workers: list[dict[str, Any]]) -> di
     left |= {"workers": len(workers), "locks": len(held)}
     if site.ours:
         found: dict[str, int] = {}
+        names: list[str] = []
 
         def clean() -> bool:
             found.clear()
-            found.update(_inside(site))
+            names.clear()
+            found.update(_inside(site, names))
             return not any(found.values())
 
         if not wait_until(clean, timeout=patience, poll=0.1):
-            wrong += [f"leak: {count} {what} left in {site.store}" for what, count in found.items() if count]
+            wrong += [
+                f"leak: {count} {what} left in {site.store} {names[:3]}" for what, count in found.items() if count
+            ]
         left |= found
     return {"wrong": wrong, "left": left}
 
 
-def _inside(site: Site) -> dict[str, int]:
+def _inside(site: Site, names: list[str]) -> dict[str, int]:
     """What the store itself has of locks, waiters and sessions, without fencepost's help."""
     match site.store:
         case "sqlite":
@@ -69,8 +73,9 @@ def _inside(site: Site) -> dict[str, int]:
     found = {"keys": 0, "channels": 0}
     for server in site.servers.values():
         keys, channels = _redis(server)
-        found["keys"] += keys
+        found["keys"] += len(keys)
         found["channels"] += channels
+        names += keys
     return found
 
 
@@ -109,7 +114,7 @@ def _consul(server: Server) -> dict[str, int]:
     return {"sessions": len(http_json(server.port, "GET", "/v1/session/list"))}
 
 
-def _redis(server: Server) -> tuple[int, int]:
+def _redis(server: Server) -> tuple[list[str], int]:
     import redis
 
     client: Any = redis.Redis(HOST, server.port, decode_responses=True)
@@ -117,6 +122,6 @@ def _redis(server: Server) -> tuple[int, int]:
         # The namespace's own counter, and base, stay: they are what tokens grow from.
         # Who left a queue while its request was under way is remembered for a minute: that ends by itself.
         ours = [key for key in client.scan_iter(count=1000) if "torture/" in key]
-        keys = [key for key in ours if not (key.endswith("\x1fgone") and client.pttl(key) > 0)]
+        keys = [key for key in ours if not ("\x1fgone" in key and client.pttl(key) > 0)]
         channels = [each for each in client.pubsub_channels() if not each.startswith("__")]  # those of Sentinel's own
-    return len(keys), len(channels)
+    return keys, len(channels)

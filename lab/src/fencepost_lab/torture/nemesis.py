@@ -16,6 +16,7 @@ from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError, NotAcquired
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.history.format import Line
+from fencepost_lab.servers.redis_groups import Watched
 from fencepost_lab.torture.crew import Crew
 from fencepost_lab.torture.faults import CATALOGUE, Admitted, Fault, NotNow, Stage
 from fencepost_lab.torture.plan import Plan
@@ -35,10 +36,13 @@ class Menu:
     client: frozenset[str]
     drawn: tuple[Fault, ...]
     without: dict[str, str]
+    fails_over: bool = False
+    """Whether a server that is silent is replaced by one that may not have its last writes."""
 
     @property
     def loses(self) -> bool:
-        return any(each.loses for each in self.drawn)
+        silent = ("server-kill", "server-pause")
+        return any(each.loses or (self.fails_over and each.name in silent) for each in self.drawn)
 
     @property
     def shifts(self) -> bool:
@@ -64,7 +68,7 @@ def menu(plan: Plan, site: Site) -> Menu:
             drawn.append(fault)
     if plan.control:
         drawn = [each for each in drawn if each.name in _CONTROLLED.get(plan.control, ())]
-    return Menu(frozenset(client), tuple(drawn), without)
+    return Menu(frozenset(client), tuple(drawn), without, isinstance(site.group, Watched))
 
 
 _CONTROLLED = {

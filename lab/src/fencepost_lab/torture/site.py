@@ -192,6 +192,9 @@ def _redis_sentinel(plan: Plan, folder: Path, faults: Faults, stack: ExitStack) 
     made.group = stack.enter_context(Watched(args=("--save", "")))
     made.servers = {"a": made.group.servers[0], "b": made.group.servers[1]}
     made.url = made.direct = made.group.url
+    made.without["lost-tail"] = made.without["restore"] = (
+        "it is started without a file here; a lagging failover loses more"
+    )
     made.without["network"] = "the sentinels tell clients the servers' own addresses, so no proxy is in between"
     _values_in_redis(made, faults, stack)
     return made
