@@ -36,6 +36,8 @@ def _why_not(control: str, store: str) -> str:
         return shown if control == "noseq" else f"{shown}; its tokens follow the clock, so that none repeats"
     if control == "noseq":
         return "its values are written in a transaction of this host's own file: nothing under way arrives later"
+    if store == "postgres":
+        return "its tokens follow the clock, so that none repeats when its tables are put back"
     return "nothing here takes its state back, so that no token repeats" if store != "consul" else "not built"
 
 
@@ -80,7 +82,7 @@ def controls(plan: Plan) -> tuple[list[str], dict[str, str]]:
     if "://" in plan.store:
         return [], dict.fromkeys(CONTROLS, "the store is not ours: nothing is corrupted there on purpose")
     can = ["off", "writes"]
-    if redis or plan.store in ("sqlite", "postgres"):
+    if redis or plan.store == "sqlite":
         can.append("noholder")
     if redis:
         can += ["noseq", "redis-py", "set-nx"]
