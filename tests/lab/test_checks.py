@@ -374,4 +374,4 @@ def test_who_was_refused_for_a_mark_proves_that_it_was_there() -> None:
     ]
     head = {"journal": False, "version": 0}
     assert only("data", history, **head) == ("kept", set())
-    assert only("data", [*history, wrote(4, "A", 1, 2, 1)], **head) == ("broken", {"stale-write"})
+    assert "stale-write" in only("data", [*history, wrote(4, "A", 1, 2, 1)], **head)[1]
