@@ -275,3 +275,103 @@ def test_a_refused_read_is_held_to_the_rule_as_a_refused_write_is() -> None:
     assert check([*leases, refused(1, "A", 2)]).ok
     for wrong in (refused(1, "A", 7), refused(2, "B", 1)):
         assert {each.check for each in check([*leases, wrong]).violations} == {"data"}, wrong
+
+
+def only(promise: str, history: list[Line], **head: Any) -> tuple[str, set[str]]:
+    """The state of one promise, and the kinds of what broke it."""
+    report = check([RUN | {"promises": [promise], **head}, *history])
+    return report.states()[promise], {each.kind for each in report.violations}
+
+
+def test_waiters_that_asked_far_apart_are_served_in_that_order() -> None:
+    turns = [acquired(5, "A", 2, asked=1.0), acquired(6, "B", 1, asked=1.5)]
+    assert only("turns", turns)[0] == "not checked"
+    assert only("turns", turns, race=1.0) == ("kept", set())
+    assert only("turns", turns, race=0.1) == ("broken", {"overtaken"})
+    stopped = [{"t": 2, "ev": "fault", "do": "pause", "who": "A"}, {"t": 4, "ev": "fault", "do": "resume", "who": "A"}]
+    assert only("turns", [*stopped, *turns], race=0.1) == ("kept", set())
+
+
+def test_shares_exclude_holders_and_each_other_beyond_their_limit() -> None:
+    shares = [acquired(1 + n / 10, who, n + 1, until=9, limit=2) for n, who in enumerate("ABC")]
+    assert only("exclusion", shares[:2]) == ("kept", set())
+    assert only("exclusion", shares) == ("broken", {"overlap"})
+    assert only("exclusion", [shares[0], acquired(2, "D", 9, until=8)]) == ("broken", {"overlap"})
+    assert only("exclusion", [shares[0], over(1.5, "A"), acquired(2, "D", 9, until=8)]) == ("kept", set())
+
+
+def test_a_killed_holder_holds_nothing() -> None:
+    kill = {"t": 2, "ev": "fault", "do": "kill", "who": "A"}
+    leases = [acquired(1, "A", 1, until=9), kill, acquired(3, "B", 2, until=9)]
+    assert only("exclusion", leases) == ("kept", set())
+    assert only("exclusion", [leases[0], leases[2]]) == ("broken", {"overlap"})
+
+
+def test_clocks_of_other_rates_are_allowed_for() -> None:
+    leases = [acquired(1, "A", 1, until=6.2), acquired(6, "B", 2, until=11)]
+    assert only("exclusion", leases) == ("broken", {"overlap"})
+    assert only("exclusion", leases, drift=0.05) == ("kept", set())
+
+
+def test_an_epoch_has_one_leader() -> None:
+    def leads(t: float, who: str, token: int, leader: str) -> Line:
+        return {"t": t, "ev": "leader", "who": who, "token": token, "leader": leader}
+
+    assert only("epoch", [leads(1, "o", 1, "A"), leads(2, "p", 1, "A"), leads(3, "o", 2, "B")]) == ("kept", set())
+    assert only("epoch", [leads(1, "o", 1, "A"), leads(2, "p", 1, "B")]) == ("broken", {"two-leaders"})
+    assert only("epoch", [leads(1, "o", 2, "B"), leads(2, "o", 1, "A")]) == ("broken", {"epoch-fell"})
+
+
+def test_after_the_last_fault_a_lock_that_is_asked_for_is_served() -> None:
+    def fault(t: float, do: str) -> Line:
+        return {"t": t, "ev": "fault", "do": do, "who": "store"}
+
+    down, up = fault(1, "pause"), fault(5, "resume")
+    asks = {"t": 2.0, "ev": "asked", "who": "A"}
+    served, late = acquired(7, "A", 1, asked=2.0), acquired(30, "A", 1, asked=2.0)
+    assert only("live", [down, asks, up, served]) == ("kept", set())
+    assert only("live", [down, asks, up, late]) == ("broken", {"not-served"})
+    assert only("live", [down, asks, up, {"t": 30, "ev": "note", "text": ""}]) == ("broken", {"not-served"})
+    assert only("live", [down, asks, served])[0] == "not checked", "the fault did not end"
+    assert only("live", [down, up])[0] == "not checked", "nobody asked"
+    failed = {"t": 31, "ev": "failed", "who": "B", "asked": 30.0, "why": "BackendError"}
+    assert only("live", [down, asks, up, served, failed]) == ("broken", {"still-failing"})
+    held = acquired(7, "A", 1, asked=2.0, until=60.0)
+    waits = [{"t": 8.0, "ev": "asked", "who": "B"}, {"t": 40, "ev": "note", "text": ""}]
+    assert only("live", [down, asks, up, held, *waits])[0] == "kept", "it is held all that time"
+
+
+def test_an_access_that_was_sent_and_not_answered_may_have_been_made() -> None:
+    sent = {
+        "t": 1.5,
+        "ev": "sent",
+        "who": "A",
+        "do": "write",
+        "token": 1,
+        "seq": 2,
+        "holder": "A1",
+        "value": 1,
+        "base": 0,
+    }
+    read = {
+        "t": 4, "ev": "read", "who": "B", "token": 2, "seq": 1, "holder": "B1", "asked": 3.5, "value": 1, "version": 1,
+    }  # fmt: skip
+    history = [acquired(1, "A", 1), acquired(3, "B", 2), read]
+    head = {"journal": False, "version": 0}
+    assert only("data", history, **head) == ("broken", {"unwritten-read"})
+    assert only("data", sorted([sent, *history], key=lambda line: line["t"]), **head) == ("kept", set())
+
+
+def test_who_was_refused_for_a_mark_proves_that_it_was_there() -> None:
+    """B entered without an answer, A was refused for it: then no later write of A's can have been admitted."""
+    enters = {"ev": "read", "token": 2, "seq": 1, "who": "B", "holder": "B1", "asked": 1.5, "t": 1.8}
+    refused = {"ev": "read", "token": 1, "seq": 1, "who": "A", "holder": "A1", "asked": 2.0, "t": 2.5}
+    history = [
+        acquired(1, "A", 1),
+        acquired(1.2, "B", 2),
+        enters | {"outcome": "unknown"},
+        refused | {"outcome": "refused", "verdict": "stale", "seen": 2},
+    ]
+    head = {"journal": False, "version": 0}
+    assert only("data", history, **head) == ("kept", set())
+    assert "stale-write" in only("data", [*history, wrote(4, "A", 1, 2, 1)], **head)[1]

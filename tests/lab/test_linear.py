@@ -18,7 +18,7 @@ from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import Line
 from fencepost_lab.history.linear import Operation, judge, linearizable
 
-SAMPLE = 150
+SAMPLE = 600
 
 
 class Run:
