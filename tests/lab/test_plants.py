@@ -83,7 +83,7 @@ def put(history: History, *new: Line) -> History:
 
 
 def last(history: History) -> float:
-    return max(each["t"] for each in history if each["ev"] in ("access", "wrote", "read", "releasing"))
+    return max(float(each["t"]) for each in history if each["ev"] in ("access", "wrote", "read", "releasing"))
 
 
 def answered(history: History, access: Line) -> Line | None:
