@@ -115,9 +115,16 @@ class Backend(ABC):
     """One store. All threads or tasks of a ``Locks`` share it.
 
     Raises BackendError when the store fails, ``ambiguous`` if what was asked may have happened.
+
+        class Mine(Backend):
+            promises = Promises(...)
+
+            async def take(self, name, holder, ttl, *, queue, limit=None): ...
     """
 
     scheme: ClassVar[str]
+    credentials: ClassVar[bool] = False
+    """Whether it logs in, and asks ``address.login.get()`` for user and password before each new connection."""
     promises: Promises
     """The class's, unless this very store is known to promise something else."""
 
