@@ -54,6 +54,9 @@ class Lease(BaseLease):
     """A lease held by asyncio code. ``async with lease:`` releases it at the end; it can be entered once.
 
     Losing the lease cancels the block, which then raises LeaseLost unless it raised something else itself.
+
+        async with await locks.acquire("account/42", ttl=15) as lease:
+            await work(lease.token)
     """
 
     __slots__ = ()
@@ -217,7 +220,16 @@ class Lock:
 
 
 class Locks:
-    """The locks of one store, for the tasks of one event loop."""
+    """The locks of one store, for the tasks of one event loop.
+
+    For example::
+
+        locks = fencepost.aio.connect("redis://localhost:6379/0")
+        async with locks.lock("account/42"):
+            ...
+        print(await locks.status("account/42"))
+        await locks.close()
+    """
 
     def __init__(self, core: Core[Lease], keys: Keys | None = None) -> None:
         self._core = core
@@ -466,6 +478,10 @@ def connect(
     ``queue_limit`` bounds how many may wait for one lock; with ``keys`` its leases carry signed tokens. Nothing is
     contacted before the first lock. Raises ConfigError for a URL that is empty or leads nowhere, and for a client that
     cannot be copied.
+
+        async with fencepost.aio.connect("redis://localhost:6379/0") as locks:
+            async with locks.lock("account/42", ttl=15, timeout=5) as lease:
+                print(lease.token)
     """
     driver = Asyncio()
     lease = Lease if keys is None else keys.signing(Lease)

@@ -115,6 +115,11 @@ class Backend(ABC):
     """One store. All threads or tasks of a ``Locks`` share it.
 
     Raises BackendError when the store fails, ``ambiguous`` if what was asked may have happened.
+
+        class Mine(Backend):
+            promises = Promises(...)
+
+            async def take(self, name, holder, ttl, *, queue, limit=None): ...
     """
 
     scheme: ClassVar[str]

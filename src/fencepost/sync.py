@@ -73,6 +73,11 @@ class Lease(BaseLease):
     """A lease held by blocking code. ``with lease:`` releases it at the end; it can be entered once.
 
     Leaving the block raises LeaseLost if the lease was lost during it and the block itself raised nothing.
+
+        with locks.acquire("account/42", ttl=15) as lease:
+            for row in rows:
+                lease.check(margin=2)
+                work(row)
     """
 
     __slots__ = ()
@@ -231,7 +236,16 @@ class Lock:
 
 
 class Locks:
-    """The locks of one store. Share it between threads; after a fork, parent and child each have their own."""
+    """The locks of one store. Share it between threads; after a fork, parent and child each have their own.
+
+    For example::
+
+        locks = fencepost.connect("redis://localhost:6379/0")
+        with locks.lock("account/42"):
+            ...
+        print(locks.status("account/42"))
+        locks.close()
+    """
 
     def __init__(self, core: Core[Lease], keys: Keys | None = None) -> None:
         self._core = core
@@ -480,6 +494,10 @@ def connect(
     password. ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with ``keys``
     its leases carry signed tokens. Nothing is contacted before the first lock. Raises ConfigError for a URL that is
     empty or leads nowhere, and for a client that cannot be copied.
+
+        with fencepost.connect("redis://localhost:6379/0") as locks:
+            with locks.lock("account/42", ttl=15, timeout=5) as lease:
+                print(lease.token)
     """
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)

@@ -28,10 +28,14 @@ _SLOW = (
     "flask",
     "fleet",
     "lab",
+    "reference/history",
     "resource",
     "rollout",
     "run",
     "sqlalchemy",
+    "start/choosing",
+    "start/install",
+    "start/tutorial",
     "testing",
 )
 SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}

@@ -39,7 +39,13 @@ _COLON = re.compile(r"(?<![:\w\\]):(?=\w)")  # what text() would take for a para
 
 
 class Migrations:
-    """The lock of a run of migrations; given as ``on_version_apply``, it admits each step in the step's transaction."""
+    """The lock of a run of migrations; given as ``on_version_apply``, it admits each step in the step's transaction.
+
+    For example::
+
+        with migrations_lock(connection) as migrations:
+            context.configure(connection=connection, on_version_apply=migrations)
+    """
 
     def __init__(self, name: str, lease: Lease) -> None:
         self.name = name
@@ -131,12 +137,23 @@ def guard(
 
 
 def unguard(op: Any, table: str) -> None:
-    """Take the triggers off a table, in a downgrade; its marks and its epochs stay."""
+    """Take the triggers off a table, in a downgrade; its marks and its epochs stay.
+
+    For example::
+
+        def downgrade():
+            unguard(op, "account")
+    """
     _execute(op, removal(_dialect(op), table))
 
 
 def include_name(name: str | None, type_: str, parent_names: object) -> bool:
-    """For ``context.configure(include_name=...)``: autogenerate neither drops nor compares what is fencepost's."""
+    """For ``context.configure(include_name=...)``: autogenerate neither drops nor compares what is fencepost's.
+
+    For example::
+
+        context.configure(connection=connection, include_name=include_name)
+    """
     return not (type_ == "table" and (name or "").startswith("fencepost_")) and (type_, name) != ("schema", "fencepost")
 
 

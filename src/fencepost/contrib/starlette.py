@@ -251,6 +251,8 @@ def guard(
     Each path is written as its route has it, and each of its fields names its convertor, ``int``, ``uuid`` or ``str``;
     or the same thing, written in two ways, would have two marks. The endpoint admits the stamp in its own transaction:
     it finds it by ``fenced``. See `fencepost.guards.asgi.Fence` for the options.
+
+        guard(app, {"/accounts/{id}": "account/{id}"})
     """
     app.add_middleware(asgi.Fence, key=_routes(paths), marks=marks, hooks=hooks, policy=policy)
 
