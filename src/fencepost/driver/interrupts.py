@@ -6,6 +6,7 @@ store granted a lock and before anybody remembers it. ``protected`` holds such h
 cancelled ``await`` of asyncio code. All this concerns the main thread only: no handler ever runs in another one.
 """
 
+import functools
 import os
 import signal
 import threading
@@ -110,6 +111,18 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
         raise raised.error from None
     except BaseException:
         _undo(undo, result)
+        raise
+
+
+def see_through(leave: Callable[[list[bool]], T]) -> T:
+    """As ``protected``, to leave a block: also if an interrupt comes before that has begun; ``leave`` notes when it
+    begins."""
+    begun: list[bool] = []
+    try:
+        return protected(functools.partial(leave, begun))
+    except BaseException:
+        if not begun:
+            protected(functools.partial(leave, begun))
         raise
 
 
