@@ -1,4 +1,7 @@
-"""What a forked child renews of its parent's: connections that both would use, gates that a thread may have held."""
+"""What a forked child renews of its parent's: connections that both would use, gates that a thread may have held.
+
+On Windows no process forks, and nothing is registered.
+"""
 
 import os
 import weakref
@@ -8,6 +11,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _renewals: "weakref.WeakKeyDictionary[Any, Callable[[Any], object]]" = weakref.WeakKeyDictionary()
+
+
+def at_fork(
+    *,
+    before: Callable[[], object] = lambda: None,
+    after_in_parent: Callable[[], object] = lambda: None,
+    after_in_child: Callable[[], object],
+) -> None:
+    """As ``os.register_at_fork``, where there is one."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 
 
 def in_child(owner: T, renew: Callable[[T], object]) -> None:
@@ -20,4 +34,4 @@ def _forked() -> None:
         renew(owner)
 
 
-os.register_at_fork(after_in_child=_forked)
+at_fork(after_in_child=_forked)

@@ -7,7 +7,6 @@ cancelled ``await`` of asyncio code. All this concerns the main thread only: no 
 """
 
 import functools
-import os
 import signal
 import threading
 
@@ -18,6 +17,8 @@ from _thread import interrupt_main
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
+
+from fencepost.driver.fork import at_fork
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -245,4 +246,4 @@ def _after_fork() -> None:
     _pending.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)

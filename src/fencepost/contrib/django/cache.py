@@ -53,7 +53,7 @@ class CacheLock:
         elif blocking_timeout is not None:
             options = options | {"timeout": blocking_timeout}
         # Ctrl-C that comes once it is held, and before the caller knows, gives it back.
-        return protected(functools.partial(self._try, options), lambda held: held and self.release())
+        return protected(functools.partial(self._try, options), lambda held: self.release() if held else None)
 
     def release(self) -> None:
         """Give the lock back; LeaseLost if it was lost meanwhile, ConfigError if it is not held here."""

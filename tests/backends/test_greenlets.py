@@ -1,4 +1,4 @@
-"""Every store in a program that gevent has patched."""
+"""Every store in a program that gevent, or eventlet, has patched. `scripts/greenlets` runs the whole suite there."""
 
 import secrets
 from pathlib import Path
@@ -13,11 +13,12 @@ MORE = {"consul_server": "?session_ttl_min=500ms"}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gevent", "eventlet"])
 @pytest.mark.parametrize("store", ["memory", "sqlite", *SERVERS])
 def test_greenlets_wait_renew_lose_and_are_ended_without_stopping_each_other(
-    request: pytest.FixtureRequest, store: str, tmp_path: Path
+    request: pytest.FixtureRequest, kind: str, store: str, tmp_path: Path
 ) -> None:
     urls = {"memory": "memory://", "sqlite": f"sqlite://{tmp_path}/locks.db"}
     url = urls.get(store) or request.getfixturevalue(store).url + MORE.get(store, "")
-    with Child.python("-m", "tests.programs.in_gevent", url, f"gevent-{secrets.token_hex(4)}", 2) as child:
+    with Child.python("-m", "tests.programs.in_greenlets", kind, url, f"{kind}-{secrets.token_hex(4)}", 2) as child:
         child.succeed()
