@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from fencepost import check, registry
 from fencepost.backend import Backend, Status
 from fencepost.driver import Driver
-from fencepost.driver.fork import at_fork
+from fencepost.driver.fork import at_fork, look_for_silent_forks
 from fencepost.driver.scope import Closed, Scope, Visit
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
@@ -169,6 +169,7 @@ class Core(Generic[L]):
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         self.reentrant: ReentrantLeases[L] = ReentrantLeases()
         _cores.add(self)
+        look_for_silent_forks()
 
     def _ttl(self, ttl: float | timedelta) -> float:
         seconds = check.ttl(ttl)

@@ -19,7 +19,10 @@ else:
 
         eventlet.monkey_patch()
 
+import os  # noqa: E402
+import traceback  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from typing import NoReturn  # noqa: E402
 
 import fencepost  # noqa: E402
 from fencepost import sync  # noqa: E402
@@ -91,6 +94,28 @@ def main(url: str, name: str, ttl: float) -> None:
         short = locks.acquire(name, renew=False)
         assert ticks.during(lambda: short.ended.wait(10 * ttl)), "its loss is told"
         assert short.lost
+
+        held = locks.acquire(name, timeout=60)
+        pid = os.fork()
+        if pid == 0:
+            in_child(locks, held)
+        assert os.waitpid(pid, 0)[1] == 0, "the child did what it should"
+        assert held.release(), "it stayed the parent's"
+
+
+def in_child(locks: sync.Locks, held: sync.Lease) -> NoReturn:
+    """A forked child has connections of its own, and none of its parent's leases."""
+    status = 1
+    try:
+        if KIND == "eventlet":
+            eventlet.hubs.use_hub()  # it does not do so itself, and would share its parent's
+        assert held.lost
+        assert locks.acquire(f"{held.name}-child", timeout=60).release()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 if __name__ == "__main__":
