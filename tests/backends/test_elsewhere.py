@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.child import Child
 
-SERVERS = ["redis_server", "postgres_server", "etcd_server"]
+SERVERS = ["redis_server", "postgres_server", "etcd_server", "zookeeper_server"]
 
 
 def run(system: str, url: str) -> None:

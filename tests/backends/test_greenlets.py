@@ -22,3 +22,36 @@ def test_greenlets_wait_renew_lose_and_are_ended_without_stopping_each_other(
     url = urls.get(store) or request.getfixturevalue(store).url + MORE.get(store, "")
     with Child.python("-m", "tests.programs.in_greenlets", kind, url, f"{kind}-{secrets.token_hex(4)}", 2) as child:
         child.succeed()
+
+
+SILENT = """
+import socket, threading
+import fencepost
+
+silent = socket.create_server(("127.0.0.1", 0))  # connections are accepted by the kernel, and nobody answers
+said = []
+
+def ask():
+    url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0?timeout=300ms"
+    with fencepost.connect(url) as locks:
+        try:
+            locks.acquire("a")
+        except fencepost.BackendError as error:
+            said.append(error)
+
+greenlet = threading.Thread(target=ask, daemon=True)
+greenlet.start()
+greenlet.join(20)
+assert said, "it waits without end"
+"""
+PATCH = {
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+    "eventlet": "import warnings; warnings.simplefilter('ignore'); import eventlet; eventlet.monkey_patch()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PATCH)
+def test_a_greenlet_gives_up_a_server_that_does_not_answer(kind: str) -> None:
+    with Child.python("-c", PATCH[kind] + SILENT) as child:
+        child.succeed()

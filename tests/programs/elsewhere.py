@@ -26,6 +26,7 @@ CLIENTS = {
     "redis": "hiredis",
     "postgresql": "psycopg",
     "etcd": "hpack",
+    "zookeeper": "kazoo.client",
 }
 TAKEN: dict[str, dict[ModuleType, str]] = {
     "windows": {

@@ -56,7 +56,7 @@ class _Select:
             try:
                 # Windows tells of a connection that failed among the exceptional ones only.
                 readable, writable, failed = select.select(readers, writers, writers, left)
-            except (OSError, ValueError):  # one of them was closed: whoever reads it notices
+            except (OSError, ValueError):  # one of them was closed: the next read notices
                 return list(self._wanted.items())
             ready = dict.fromkeys(readable, READABLE)
             for number in {*writable, *failed}:
