@@ -53,10 +53,17 @@ NAP = 2.0
 class Signal(Protocol):
     """A flag that can be waited for. ``set`` may be called from any thread."""
 
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
-    def is_set(self) -> bool: ...
-    async def wait(self, timeout: float | None = None) -> bool: ...
+    def set(self) -> None:
+        """Set it, and wake those who wait."""
+
+    def clear(self) -> None:
+        """Take it back."""
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or so many seconds have passed; whether it is."""
 
 
 class Driver(Protocol):
@@ -70,14 +77,24 @@ class Driver(Protocol):
     def nap(self) -> float:
         """The longest wait for a deadline in one piece: waits do not count the time that the machine is suspended."""
 
-    def now(self) -> float: ...
-    def signal(self) -> Signal: ...
-    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None: ...
+    def now(self) -> float:
+        """Seconds on the clock that deadlines are counted on."""
+
+    def signal(self) -> Signal:
+        """A signal to wait for, of this kind."""
+
+    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a job in the background: on a thread, or as a task."""
+
     def later(self, call: Callable[[], None]) -> None:
         """Make a call soon, although what runs now was cancelled; never, if its event loop ends."""
 
-    async def sleep(self, seconds: float) -> None: ...
-    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T: ...
+    async def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds."""
+
+    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Make a call that blocks; what it returns."""
+
     async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
         """Run a clean-up that the caller's cancellation cannot reach; stay for ``grace`` seconds at most."""
 
@@ -87,7 +104,8 @@ class Driver(Protocol):
         Blocking code cannot be stopped from outside: there, a backend asks ``scope.patience`` how long to wait.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what runs in the background."""
 
 
 def abandoned(signal: Signal) -> bool:

@@ -93,7 +93,13 @@ class _Lock:
 
 
 class FileGuard(cas.Guard):
-    """The guarded files of one folder, which is made if it is missing. ``path`` says where a resource's is."""
+    """The guarded files of one folder, which is made if it is missing. ``path`` says where a resource's is.
+
+    For example::
+
+        guard = FileGuard("/srv/reports")
+        guard.write("daily", b"...", lease)
+    """
 
     source = "file"
 

@@ -30,6 +30,8 @@ class Audit:
     that were refused, or passed against the rule, and of overrides and resets; all of them; or none. A
     kill of the process loses none of them. ``kinds`` chooses what is written. Raises ConfigError if the
     file cannot be written; later a line that could not be written is logged, as of any hook that fails.
+
+        locks = fencepost.connect("redis://localhost", hooks=[Audit("audit.jsonl")])
     """
 
     def __init__(
@@ -98,7 +100,12 @@ class Audit:
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The facts of each line, in order; torn lines, such as a crash leaves, are passed over."""
+    """The facts of each line, in order; torn lines, such as a crash leaves, are passed over.
+
+    For example::
+
+        refused = [line for line in read("audit.jsonl") if line.get("enforced")]
+    """
     with open(path, "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError):

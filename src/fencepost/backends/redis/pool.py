@@ -14,7 +14,8 @@ from hiredis import Reader, ReplyError
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import GARBAGE, NOTHING, Dial, Endpoint, Locate, astray, fitting, garbled
-from fencepost.driver import interrupts
+from fencepost.credentials import Secret
+from fencepost.driver import interrupts, run
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import deadline, patience
 from fencepost.driver.sockets import READABLE, limit, poller
@@ -40,7 +41,8 @@ class Socket:
         "raw",
     )
 
-    def __init__(self, dial: Dial, endpoint: Endpoint) -> None:
+    def __init__(self, dial: Dial, endpoint: Endpoint, secret: Secret | None = None) -> None:
+        secret = secret or run(dial.secret())
         try:
             self.raw = dial.socket(endpoint)
         except OSError as error:
@@ -57,7 +59,7 @@ class Socket:
         self._poll = poller()
         try:
             self._poll.register(self.raw, READABLE)
-            dial.welcomed(endpoint, self.calls(dial.greeting(), dial.greets()))
+            dial.welcomed(endpoint, self.calls(dial.greeting(secret), dial.greets()), secret)
         except BaseException as error:
             self.raw.close()
             if isinstance(error, OSError):
@@ -209,8 +211,11 @@ class Pool:
             self.drop(connection)
         return None
 
-    async def open(self) -> Socket:
-        """One more connection, for the caller alone; its turn has to come if there are many."""
+    async def open(self, secret: Secret | None = None) -> Socket:
+        """One more connection, for the caller alone; its turn has to come if there are many.
+
+        It logs in with ``secret``, or with what the credentials are then.
+        """
         with self._room:
             while self._opened >= _MOST:
                 self._queued += 1
@@ -229,7 +234,7 @@ class Pool:
                     )
             self._opened += 1
         try:
-            connection = Socket(self._dial, await self._locate())
+            connection = Socket(self._dial, await self._locate(), secret)
             self._sockets.add(connection)
             return connection
         except BaseException as error:

@@ -18,6 +18,9 @@ class CacheLock:
 
     As a block it raises NotAcquired where redis-py raises LockError, and LeaseLost where it raises LockNotOwnedError.
     There is no ``extend`` and no ``reacquire``: the lease is renewed in the background.
+
+        with cache_lock("report", timeout=10) as lock:
+            print(lock.owned())
     """
 
     def __init__(
