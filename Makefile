@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix versions check format setup servers bench torture storm reign model docs lab lock clean
+.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -36,6 +36,9 @@ matrix: servers ## What quick does and the conformance suite, on every Python fr
 
 versions: setup servers ## The conformance suite on every server version that can be downloaded; takes an hour (ARGS="--only redis 6.2")
 	@scripts/versions $(ARGS)
+
+greenlets: setup servers ## The conformance suite in a program that gevent, and then eventlet, has patched (ARGS="eventlet -k loss")
+	@scripts/greenlets $(ARGS)
 
 check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .
