@@ -54,11 +54,9 @@ class Page:
 
 
 def pages(site: Path) -> dict[Path, Page]:
-    """Every page of the site but the simulator's and the report, which are pages of their own."""
-    own = {site / "sim" / "index.html", site / "report.html"}
-    return {
-        path: _read(path) for path in sorted(site.rglob("*.html")) if path not in own and "_static" not in path.parts
-    }
+    """Every page of the site but the simulator's, which is a page of its own."""
+    apart = {site / "sim", site / "_static"}
+    return {path: _read(path) for path in sorted(site.rglob("*.html")) if not apart & set(path.parents)}
 
 
 def _read(path: Path) -> Page:
