@@ -63,6 +63,7 @@ torture: setup servers ## Pauses, kills and interrupts at full size, simulated w
 	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py
 	$(PY) -m fencepost sim --seeds 10000
 	$(PY) -m fencepost sim --seeds 2000 --calm
+	$(PY) -m tests.sim.in_page --seeds 200
 	$(PY) -m fencepost fleet sim --seeds 50
 	$(PY) -m fencepost fleet sim --seeds 1000 --members 24 --hosts 5 --partitions 30
 	$(PY) -m tests.fleet.run --backend redis

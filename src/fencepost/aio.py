@@ -3,10 +3,10 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
@@ -22,8 +22,15 @@ from fencepost.signing import Keys
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
+if TYPE_CHECKING:
+    from fencepost.clients.kinds import AsyncClient
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Secret: TypeAlias = str | bytes | tuple[str, str]
+Credentials: TypeAlias = Callable[[], Secret | Awaitable[Secret]]
+"""Tells the password or token for a new connection, or user and password; it may have to be awaited."""
 
 
 def _check_work(work: Callable[..., object]) -> None:
@@ -426,20 +433,51 @@ class Locks:
         await self.close()
 
 
+@overload
 def connect(
     url: str | None = None,
     /,
     *,
+    credentials: Credentials | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+) -> Locks: ...
+@overload
+def connect(
+    client: "AsyncClient",
+    /,
+    *,
+    options: Mapping[str, str | int | float | bool] | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+) -> Locks: ...
+def connect(
+    source: "str | AsyncClient | None" = None,
+    /,
+    *,
+    credentials: Credentials | None = None,
+    options: Mapping[str, str | int | float | bool] | None = None,
     ttl: float | timedelta = 15.0,
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
 ) -> Locks:
-    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
+    """The locks behind a URL; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
 
-    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with
-    ``keys`` its leases carry signed tokens. Nothing is contacted before the first lock. Raises
-    ConfigError for a URL that is empty or leads nowhere.
+    Or behind a client that you have: a client of redis.asyncio, an SQLAlchemy AsyncEngine, psycopg's
+    AsyncConnectionPool, Django's ``connections["default"]``, a kazoo client. Its addresses, TLS settings and
+    credentials are copied, and the connections are fencepost's own: closing either leaves the other open. ``options``
+    are then what a URL has behind its ``?``, such as ``{"prefix": "jobs:"}``.
+
+    ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
+    password; a coroutine function is awaited, and any other runs on a thread. ``ttl`` is for leases that name none;
+    ``queue_limit`` bounds how many may wait for one lock; with ``keys`` its leases carry signed tokens. Nothing is
+    contacted before the first lock. Raises ConfigError for a URL that is empty or leads nowhere, and for a client that
+    cannot be copied.
 
         async with fencepost.aio.connect("redis://localhost:6379/0") as locks:
             async with locks.lock("account/42", ttl=15, timeout=5) as lease:
@@ -447,7 +485,7 @@ def connect(
     """
     driver = Asyncio()
     lease = Lease if keys is None else keys.signing(Lease)
-    backend = registry.connect(url, driver)
+    backend = registry.connect(source, driver, credentials, options)
     return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
 
 

@@ -123,6 +123,8 @@ class Backend(ABC):
     """
 
     scheme: ClassVar[str]
+    credentials: ClassVar[bool] = False
+    """Whether it logs in, and asks ``address.login.get()`` for user and password before each new connection."""
     promises: Promises
     """The class's, unless this very store is known to promise something else."""
 

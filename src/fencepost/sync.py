@@ -3,10 +3,10 @@
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
@@ -24,8 +24,14 @@ from fencepost.signing import Keys
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
+if TYPE_CHECKING:
+    from fencepost.clients.kinds import Client
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Credentials: TypeAlias = Callable[[], str | bytes | tuple[str, str]]
+"""Tells the password or token for a new connection, or user and password."""
 
 # What returns before its work is done.
 _OUTLIVING = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -444,20 +450,50 @@ class Locks:
         self.close()
 
 
+@overload
 def connect(
     url: str | None = None,
     /,
     *,
+    credentials: Credentials | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+) -> Locks: ...
+@overload
+def connect(
+    client: "Client",
+    /,
+    *,
+    options: Mapping[str, str | int | float | bool] | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+) -> Locks: ...
+def connect(
+    source: "str | Client | None" = None,
+    /,
+    *,
+    credentials: Credentials | None = None,
+    options: Mapping[str, str | int | float | bool] | None = None,
     ttl: float | timedelta = 15.0,
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
 ) -> Locks:
-    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
+    """The locks behind a URL; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
 
-    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with
-    ``keys`` its leases carry signed tokens. Nothing is contacted before the first lock. Raises
-    ConfigError for a URL that is empty or leads nowhere.
+    Or behind a client that you have: a redis-py client, an SQLAlchemy engine, a psycopg pool, Django's
+    ``connections["default"]``, a kazoo client. Its addresses, TLS settings and credentials are copied, and the
+    connections are fencepost's own: closing either leaves the other open. ``options`` are then what a URL has behind
+    its ``?``, such as ``{"prefix": "jobs:"}``.
+
+    ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
+    password. ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with ``keys``
+    its leases carry signed tokens. Nothing is contacted before the first lock. Raises ConfigError for a URL that is
+    empty or leads nowhere, and for a client that cannot be copied.
 
         with fencepost.connect("redis://localhost:6379/0") as locks:
             with locks.lock("account/42", ttl=15, timeout=5) as lease:
@@ -465,7 +501,7 @@ def connect(
     """
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)
-    backend = registry.connect(url, driver)
+    backend = registry.connect(source, driver, credentials, options)
     return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
 
 

@@ -30,7 +30,7 @@ def corrupt(browser: Browser, page: str) -> None:
     open_own(browser, page, *HELD, stop, {"at": 7, "who": "B", "do": "write"}, t=10, fencing="off")
     do(browser, "A", "write")
     at(browser, 11)
-    wait_score(browser, accepted="2", corrupted="1", mark="off")
+    wait_score(browser, accepted="2", corrupted="1", mark="2")
 
 
 def test_a_copied_link_holds_the_whole_scenario(browser: Browser, page: str, tmp_path: Path) -> None:
@@ -124,4 +124,4 @@ def test_a_file_that_is_none_of_these_is_explained(browser: Browser, page: str, 
     (tmp_path / "words.json").write_text("words")
     browser.type("#file", str(tmp_path / "words.json"))
     browser.wait("!document.querySelector('#error').hidden")
-    assert "not valid JSON" in browser.text("#error")
+    assert "words.json, line 1: is not a line of a history" in browser.text("#error")

@@ -36,7 +36,6 @@ __all__ = ["Migrations", "guard", "include_name", "migrations_lock", "prepare", 
 
 _GUARDED = ("postgresql", "sqlite")
 _COLON = re.compile(r"(?<![:\w\\]):(?=\w)")  # what text() would take for a parameter
-_LIBPQ = ("psycopg", "psycopg2", "psycopg_async")
 
 
 class Migrations:
@@ -110,15 +109,13 @@ def migrations_lock(
 def _connected(connection: Connection, url: str | None) -> Locks:
     if url is not None or "FENCEPOST_URL" in os.environ or connection.dialect.name != "postgresql":
         return connect(url)
-    own = connection.engine.url
-    if own.query and connection.dialect.driver not in _LIBPQ:
+    try:
+        return connect(connection.engine)
+    except ConfigError as error:
         raise ConfigError(
-            f"the options of a URL for {connection.dialect.driver} mean nothing to fencepost's own connection; name "
-            f"the locks: migrations_lock(connection, 'postgresql://...'), or set $FENCEPOST_URL"
-        )
-    # What the migrations' own session is set to, such as its search_path, is nothing to the locks.
-    address = own.set(drivername="postgresql").difference_update_query(["options"])
-    return connect(address.render_as_string(hide_password=False))
+            f"the locks cannot be in the migrated database: {error}; name them: migrations_lock(connection, "
+            f"'postgresql://...'), or set $FENCEPOST_URL"
+        ) from None
 
 
 def prepare(op: Any) -> None:

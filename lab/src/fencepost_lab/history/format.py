@@ -94,15 +94,20 @@ def load(path: Path) -> Iterator[Line]:
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
     with file:
-        for number, text in enumerate(file, 1):
-            try:
-                line = json.loads(text)
-            except ValueError:
-                line = None
-            if (
-                not isinstance(line, dict)
-                or not isinstance(line.get("ev"), str)
-                or type(line.get("t")) not in (int, float)
-            ):
-                raise ConfigError(f"{path}:{number} is not a line of a history: a JSON object with t and ev")
-            yield line
+        yield from _parsed(file, str(path))
+
+
+def parse_lines(text: str | bytes, name: str) -> Iterator[Line]:
+    """The lines of a history that is in memory; ConfigError naming the first one that is none."""
+    return _parsed(text.encode().splitlines() if isinstance(text, str) else text.splitlines(), name)
+
+
+def _parsed(given: Iterable[bytes], name: str) -> Iterator[Line]:
+    for number, text in enumerate(given, 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or not isinstance(line.get("ev"), str) or type(line.get("t")) not in (int, float):
+            raise ConfigError(f"{name}:{number} is not a line of a history: a JSON object with t and ev")
+        yield line

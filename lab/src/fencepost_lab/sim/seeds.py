@@ -4,10 +4,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +103,9 @@ def try_many(
     progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Run ``seeds`` seeds from ``first`` on, on all cores."""
+    from concurrent.futures import ProcessPoolExecutor  # Python in a browser has no processes, and no such modules
+    from multiprocessing import get_context
+
     total = Tally()
     batches = [range(start, min(start + _BATCH, first + seeds)) for start in range(first, first + seeds, _BATCH)]
     job = partial(try_seeds, fencing=fencing, calm=calm)

@@ -65,6 +65,7 @@ class Redis(Backend):
     """
 
     scheme = "redis"
+    credentials = True
     promises = Promises(
         reach="everybody who reaches the server",
         fair=True,
@@ -536,7 +537,13 @@ class Cluster(Redis):
 
     def _servers(self) -> Single:
         return Masters(
-            self.driver, self.dial, self.options.endpoints, _channel(), self._waiters.hear, self._waiters.lost
+            self.driver,
+            self.dial,
+            self.options.endpoints,
+            _channel(),
+            self._waiters.hear,
+            self._waiters.lost,
+            self.address.given.get("remap"),
         )
 
 
@@ -546,7 +553,16 @@ class Sentinel(Redis):
     scheme = "redis+sentinel"
 
     def _servers(self) -> Single:
-        locate = sentinel(self.driver, self.dial, self.options.endpoints, self.options.service)
+        given: Address | None = self.address.given.get("sentinel")
+        apart = None if given is None else dial(given, replace(self.options, db=0, tls=given.given["tls"]), ())
+        locate = sentinel(
+            self.driver,
+            self.dial,
+            self.options.endpoints,
+            self.options.service,
+            apart,
+            self.address.given.get("remap"),
+        )
         return Single(self.driver, self.dial, locate, _channel(), self._waiters.hear, self._waiters.lost)
 
 

@@ -15,7 +15,8 @@ from hiredis import Reader, ReplyError
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import GARBAGE, NOTHING, Dial, Endpoint, Locate, astray, fitting, garbled
-from fencepost.driver import interrupts
+from fencepost.credentials import Secret
+from fencepost.driver import interrupts, run
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import deadline, patience
 from fencepost.errors import BackendError
@@ -28,7 +29,8 @@ class Socket:
 
     __slots__ = ("_feed", "_gets", "_limit", "_more", "_poll", "_recv", "_send", "_timeout", "endpoint", "raw")
 
-    def __init__(self, dial: Dial, endpoint: Endpoint) -> None:
+    def __init__(self, dial: Dial, endpoint: Endpoint, secret: Secret | None = None) -> None:
+        secret = secret or run(dial.secret())
         try:
             self.raw = dial.socket(endpoint)
         except OSError as error:
@@ -45,7 +47,7 @@ class Socket:
         self._poll = select.poll()
         try:
             self._poll.register(self.raw, select.POLLIN)
-            dial.welcomed(endpoint, self.calls(dial.greeting(), dial.greets()))
+            dial.welcomed(endpoint, self.calls(dial.greeting(secret), dial.greets()), secret)
         except BaseException as error:
             self.raw.close()
             if isinstance(error, OSError):
@@ -191,8 +193,11 @@ class Pool:
             self.drop(connection)
         return None
 
-    async def open(self) -> Socket:
-        """One more connection, for the caller alone; its turn has to come if there are many."""
+    async def open(self, secret: Secret | None = None) -> Socket:
+        """One more connection, for the caller alone; its turn has to come if there are many.
+
+        It logs in with ``secret``, or with what the credentials are then.
+        """
         with self._room:
             while self._opened >= _MOST:
                 self._queued += 1
@@ -211,7 +216,7 @@ class Pool:
                     )
             self._opened += 1
         try:
-            connection = Socket(self._dial, await self._locate())
+            connection = Socket(self._dial, await self._locate(), secret)
             self._sockets.add(connection)
             return connection
         except BaseException as error:
