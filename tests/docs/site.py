@@ -9,6 +9,7 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import docs.pages
 from tests import ROOT
 from tests.harness.child import Child
 
@@ -20,8 +21,8 @@ _SCRIPT = re.compile(r"<(script|style)\b[^>]*>.*?</\1>", re.DOTALL)
 
 
 def repository() -> str:
-    """The address that the site was built with."""
-    return os.environ.get("FENCEPOST_REPOSITORY", REPOSITORY)
+    """The address that the site was built with; '' if none is decided."""
+    return docs.pages.repository() if given() else REPOSITORY
 
 
 def given() -> str:
