@@ -165,6 +165,8 @@ class Core(Generic[L]):
         self._lease = lease
         self._holders = holders
         self._closed = False
+        self._unsure: list[L] = []
+        """Leases whose release was interrupted while these locks were being closed."""
         self._waits = Scope()
         self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
@@ -566,7 +568,12 @@ class Core(Generic[L]):
         until = self.driver.now() + PARTING
         for scope in (self._waits, *self._scopes):
             await scope.end(self.driver, max(until - self.driver.now(), 0.0))
-        await self._release_all([*self._renewals])
+        try:
+            await self._release_all([*self._renewals])
+        except Exception:
+            await self.driver.apart(self._leave_unsure(), GRACE)
+            raise
+        await self._leave_unsure()
         self._renewals.close()
         await self.backend.close()
         self.driver.close()
@@ -620,9 +627,7 @@ class Core(Generic[L]):
                 self._settle(lease, None, Reason.CLOSED)
                 if not isinstance(error, GeneratorExit):  # else the event loop is gone, and the body with it
                     self._cancel_body(lease)
-            if not isinstance(error, GeneratorExit):
-                # Cancelled or interrupted: see it through where that does not reach.
-                await self.driver.apart(self._leave_all(mine), GRACE)
+            self._unsure += mine
             raise
         unasked = []
         for lease, answer in zip(mine, answers, strict=True):
@@ -640,9 +645,12 @@ class Core(Generic[L]):
             self._cancel_body(lease)
         return unasked if failed else None
 
-    async def _leave_all(self, leases: Sequence[L]) -> None:
-        for lease in leases:
+    async def _leave_unsure(self) -> None:
+        """Make sure that nothing is held whose release was interrupted."""
+        while self._unsure:
+            lease = self._unsure[-1]
             await self._leave(lease.name, lease.holder)
+            self._unsure.pop()
 
     def _cancel_body(self, lease: L) -> None:
         if lease._body is not None:

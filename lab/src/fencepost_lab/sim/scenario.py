@@ -70,6 +70,8 @@ class Settings:
     """How often a client repeats a write whose answer did not come."""
     go_on: bool = False
     """A client whose write got no answer reads again, and goes on under the same lease."""
+    fickle: bool = False
+    """A client's repeated write has another value under the same stamp: a broken program, which the guard refuses."""
     offsets: bool = False
     """Clocks start at random readings."""
     shuffle: bool = False

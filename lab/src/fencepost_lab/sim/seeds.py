@@ -86,6 +86,7 @@ def try_seeds(seeds: Iterable[int], *, fencing: str = "enter", calm: bool = Fals
         report = check_trace(trace, weakened=fencing != "enter", calm=calm)
         tally.seeds += 1
         tally.counts.update(report.counts)
+        tally.counts.update(f"{state}:{promise}" for promise, state in report.states().items())
         if not report.ok:
             tally.failures.append(Failure(scenario, report.violations))
             if stop:

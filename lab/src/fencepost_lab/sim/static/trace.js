@@ -72,7 +72,7 @@ function spans(model) {
     const same = (span) => span.holder === holder;
     const his = (span) => span.who === who;
     if (line.ev === "asked") open(model.waits, { who, start: t });
-    if (["acquired", "timeout", "failed"].includes(line.ev)) close(model.waits, t, his);
+    if (["acquired", "timeout", "failed", "cancelled"].includes(line.ev)) close(model.waits, t, his);
     if (line.ev === "acquired") open(model.beliefs, { who, holder, token: shown(line.token), start: t, untils: [[t, line.until]] });
     if (line.ev === "renewed") model.beliefs.findLast(same)?.untils.push([t, line.until]);
     if (line.ev === "lost" || line.ev === "releasing") close(model.beliefs, t, same, { how: line.ev, why: line.why });
