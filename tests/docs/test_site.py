@@ -83,9 +83,9 @@ def too_wide(browser: Browser, width: int) -> list[str]:
 
 
 def test_the_search_finds_a_page_and_code_can_be_copied(browser: Browser, site_url: str) -> None:
-    browser.open(f"{site_url}search.html?q=lock_renew_slack_ratio")
+    browser.open(f"{site_url}search.html?q=FencingTokenClash")
     browser.wait("document.querySelectorAll('#search-results li a').length > 0")
-    assert "Metrics" in browser.text("#search-results")
+    assert "Runbook" in browser.text("#search-results")
     browser.open(f"{site_url}start/tutorial.html")
     browser.wait("document.querySelectorAll('button.copybtn').length >= 5")
 
