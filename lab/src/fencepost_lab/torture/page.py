@@ -47,7 +47,9 @@ def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "faults",
     )
     wanted += ("without", "lost_updates", "overlapping_beliefs", "stale_refused", "served", "left", "memory")
-    return [{name: each[name] for name in wanted} for each in results]
+    found = [{name: each[name] for name in wanted} for each in results]
+    # Of what a worker said when it broke, the first line: the rest names folders of the machine.
+    return [each | {"wrong": [text.splitlines()[0][:120] for text in each["wrong"]]} for each in found]
 
 
 def results(path: Path) -> list[dict[str, Any]]:
