@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix versions check format setup servers bench torture storm reign model docs lab lock clean
+.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -36,6 +36,9 @@ matrix: servers ## What quick does and the conformance suite, on every Python fr
 
 versions: setup servers ## The conformance suite on every server version that can be downloaded; takes an hour (ARGS="--only redis 6.2")
 	@scripts/versions $(ARGS)
+
+greenlets: setup servers ## The conformance suite in a program that gevent, and then eventlet, has patched (ARGS="eventlet -k loss")
+	@scripts/greenlets $(ARGS)
 
 check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .
@@ -84,7 +87,7 @@ lab: setup servers ## Run every experiment in full, and write the report into do
 docs: setup servers ## Build the site into out/site without a warning, check its links, and look at it in Chromium
 	rm -rf out/site
 	$(PY) -m sphinx -W --keep-going -q -b html -d out/doctrees docs out/site
-	FENCEPOST_SITE=out/site $(PY) -m pytest -q tests/docs/test_site.py tests/docs/test_pages.py tests/docs/test_links.py $(ARGS)
+	FENCEPOST_SITE=out/site $(PY) -m pytest -q tests/docs/test_site.py tests/docs/every_page.py tests/docs/test_pages.py tests/docs/test_links.py $(ARGS)
 	@echo 'to read it: python3 -m http.server -b 127.0.0.1 -d out/site'
 
 lock: ## Regenerate requirements/*.lock (UPGRADE=1 takes the newest versions)

@@ -51,8 +51,6 @@ html_copy_source = False
 html_use_index = False  # the search is better
 html_domain_indices = False
 html_show_sphinx = False
-# The page itself, and the report of the lab, which is a page of its own.
-html_extra_path = ["lab/report.html"]
 html_theme_options: dict[str, object] = {"navigation_with_keys": True}
 if REPOSITORY := pages.repository():
     html_theme_options |= {"source_edit_link": f"{REPOSITORY}/edit/main/docs/{{filename}}"}

@@ -66,8 +66,6 @@ def _link(link: re.Match[str], folder: Path) -> str:
     opening, path, anchor, end = link.groups()
     target = (folder / path).resolve()
     anchor = anchor or ""
-    if target == DOCS / "lab" / "report.html":
-        return f"{opening}/{target.relative_to(DOCS)}{end}"
     if target.is_relative_to(DOCS) and target.suffix in {".md", ".svg", ".png"}:
         return f"{opening}/{target.relative_to(DOCS).as_posix()}{anchor}{end}"
     if target == ROOT / "README.md":
@@ -500,8 +498,7 @@ def repair(app: Any, failure: Exception | None) -> None:
     """Make the theme's pages usable without a mouse and without eyes."""
     if failure is None and app.builder.name == "html":
         for page in Path(app.outdir).rglob("*.html"):
-            if page.name != "report.html" or page.parent.name == "lab":  # that one is the lab's own page
-                page.write_text(repaired(page.read_text("utf-8")), "utf-8")
+            page.write_text(repaired(page.read_text("utf-8")), "utf-8")
 
 
 def repaired(html: str) -> str:

@@ -6,7 +6,6 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 import functools
 import inspect
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from weakref import WeakValueDictionary
 from fencepost import check, registry
 from fencepost.backend import Backend, Hold, Status
 from fencepost.driver import Driver
+from fencepost.driver.fork import at_fork, look_for_silent_forks
 from fencepost.driver.scope import Closed, Scope, Visit
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
@@ -172,6 +172,7 @@ class Core(Generic[L]):
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         self.reentrant: ReentrantLeases[L] = ReentrantLeases()
         _cores.add(self)
+        look_for_silent_forks()
 
     def _ttl(self, ttl: float | timedelta) -> float:
         seconds = check.ttl(ttl)
@@ -675,4 +676,4 @@ def _after_fork() -> None:
         core.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)

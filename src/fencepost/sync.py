@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeAlias, Type
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
 from fencepost.driver import call, call_or_undo
-from fencepost.driver.interrupts import Again, on_main_thread, protected
+from fencepost.driver.interrupts import Again, on_main_thread, protected, see_through
 from fencepost.driver.scope import Closed
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
@@ -119,7 +119,7 @@ class Lease(BaseLease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool | None:
-        lost = _see_through(self._leave)
+        lost = see_through(self._leave)
         if lost and error is None:
             raise lost
         return None
@@ -128,17 +128,6 @@ class Lease(BaseLease):
         begun.append(True)
         ambient.pop(self)
         return call(self._core.finish, self)
-
-
-def _see_through(leave: Callable[[list[bool]], LeaseLost | None]) -> LeaseLost | None:
-    """Leave a block, also if an interrupt comes before that has begun; ``leave`` notes when it begins."""
-    begun: list[bool] = []
-    try:
-        return protected(functools.partial(leave, begun))
-    except BaseException:
-        if not begun:
-            protected(functools.partial(leave, begun))
-        raise
 
 
 class Lock:
@@ -205,7 +194,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = _see_through(self._leave)
+        lost = see_through(self._leave)
         if lost and error is None:
             raise lost
 
@@ -529,7 +518,7 @@ class Term(Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
-        _see_through(self._leave)
+        see_through(self._leave)
         return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
 
 

@@ -9,6 +9,7 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import docs.pages
 from tests import ROOT
 from tests.harness.child import Child
 
@@ -20,8 +21,8 @@ _SCRIPT = re.compile(r"<(script|style)\b[^>]*>.*?</\1>", re.DOTALL)
 
 
 def repository() -> str:
-    """The address that the site was built with."""
-    return os.environ.get("FENCEPOST_REPOSITORY", REPOSITORY)
+    """The address that the site was built with; '' if none is decided."""
+    return docs.pages.repository() if given() else REPOSITORY
 
 
 def given() -> str:
@@ -54,11 +55,9 @@ class Page:
 
 
 def pages(site: Path) -> dict[Path, Page]:
-    """Every page of the site but the simulator's and the report, which are pages of their own."""
-    own = {site / "sim" / "index.html", site / "report.html"}
-    return {
-        path: _read(path) for path in sorted(site.rglob("*.html")) if path not in own and "_static" not in path.parts
-    }
+    """Every page of the site but the simulator's, which is a page of its own."""
+    apart = {site / "sim", site / "_static"}
+    return {path: _read(path) for path in sorted(site.rglob("*.html")) if not apart & set(path.parents)}
 
 
 def _read(path: Path) -> Page:

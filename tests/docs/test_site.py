@@ -6,20 +6,18 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.docs.site import broken, given, outside, pages, repository
+from tests.docs.site import broken, outside, pages, repository
 from tests.sim.browser import Browser, wait_score
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.browser]  # the simulator inside comes from the same place
 
 KINDS = [
     "index.html",
-    "start/glossary.html",
     "start/tutorial.html",
     "reference/api-6-hooks.html",
-    "reference/exits.html",
     "redis.html",
 ]
-"""One page of each kind: prose, a list of words, programs, docstrings, a generated table, wide tables."""
+"""One page of each kind: prose, programs, docstrings, wide tables."""
 SCREENS = {"phone": (360, 740, "light"), "dark": (1280, 900, "dark")}
 
 
@@ -49,7 +47,8 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
 def test_a_page_names_the_version_and_where_to_edit_it(site: Path) -> None:
     text = (site / "redis.html").read_text("utf-8")
     assert "fencepost 0.1.0" in text
-    assert f'href="{repository()}/edit/main/docs/redis.md"' in text
+    assert ("/edit/main/docs/redis.md" in text) is bool(repository())
+    assert f"{repository()}/edit/main/docs/redis.md" in text or not repository()
 
 
 def violations(browser: Browser, axe: str) -> list[str]:
@@ -65,7 +64,7 @@ def violations(browser: Browser, axe: str) -> list[str]:
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-def test_a_page_keeps_nobody_out(browser: Browser, site_url: str, axe: str, screen: str) -> None:
+def test_a_page_fits_the_screen_and_keeps_nobody_out(browser: Browser, site_url: str, axe: str, screen: str) -> None:
     width, height, scheme = SCREENS[screen]
     browser.looks(width, height, prefers_color_scheme=scheme)
     found = {}
@@ -73,35 +72,29 @@ def test_a_page_keeps_nobody_out(browser: Browser, site_url: str, axe: str, scre
         browser.open(site_url + page)
         ground = browser.run("return getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") is (scheme == "light")
-        found[page] = violations(browser, axe)
+        found[page] = [*too_wide(browser, width), *violations(browser, axe)]
     assert {page: faults for page, faults in found.items() if faults} == {}
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_no_page_scrolls_sideways(browser: Browser, site: Path, site_url: str, width: int) -> None:
-    """Of every kind, or, in ``make docs``, every page."""
-    browser.looks(width, 800)
-    wide = {}
-    for page in sorted(path.relative_to(site).as_posix() for path in pages(site)) if given() else KINDS:
-        browser.open(site_url + page)
-        wide[page] = browser.run("return document.documentElement.scrollWidth")
-    assert len(wide) >= len(KINDS)
-    assert {name: pixels for name, pixels in wide.items() if pixels > width} == {}
+def too_wide(browser: Browser, width: int) -> list[str]:
+    """Whether one has to scroll sideways."""
+    wide = browser.run("return document.documentElement.scrollWidth")
+    return [f"{wide} pixels wide"] if wide > width else []
 
 
 def test_the_search_finds_a_page_and_code_can_be_copied(browser: Browser, site_url: str) -> None:
-    browser.open(f"{site_url}search.html?q=lock_renew_slack_ratio")
+    browser.open(f"{site_url}search.html?q=FencingTokenClash")
     browser.wait("document.querySelectorAll('#search-results li a').length > 0")
-    assert "Metrics" in browser.text("#search-results")
+    assert "Runbook" in browser.text("#search-results")
     browser.open(f"{site_url}start/tutorial.html")
     browser.wait("document.querySelectorAll('button.copybtn').length >= 5")
 
 
 def test_a_reader_gets_from_the_first_page_to_the_simulator_and_plays(browser: Browser, site_url: str) -> None:
+    browser.looks(1280, 1000, prefers_reduced_motion="reduce")  # or a click meets a page that still scrolls
     browser.open(site_url)
-    link = """article a[href="sim.html"]"""
-    browser.run(f"document.querySelector('{link}').scrollIntoView({{block: 'center', behavior: 'instant'}})")
-    browser.click(link)
+    assert browser.run("return getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+    browser.click('article a[href="sim.html"]')
     browser.wait("document.title.startsWith('The simulator')")
     frame = "document.querySelector('iframe').contentDocument"
     browser.run("document.querySelector('iframe').scrollIntoView()")

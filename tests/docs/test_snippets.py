@@ -23,11 +23,13 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 _SLOW = (
     "advise",
     "contend",
+    "cron",
     "django",
     "fastapi",
     "flask",
     "fleet",
     "lab",
+    "prefork",
     "reference/history",
     "resource",
     "rollout",

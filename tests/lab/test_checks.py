@@ -360,3 +360,18 @@ def test_an_access_that_was_sent_and_not_answered_may_have_been_made() -> None:
     head = {"journal": False, "version": 0}
     assert only("data", history, **head) == ("broken", {"unwritten-read"})
     assert only("data", sorted([sent, *history], key=lambda line: line["t"]), **head) == ("kept", set())
+
+
+def test_who_was_refused_for_a_mark_proves_that_it_was_there() -> None:
+    """B entered without an answer, A was refused for it: then no later write of A's can have been admitted."""
+    enters = {"ev": "read", "token": 2, "seq": 1, "who": "B", "holder": "B1", "asked": 1.5, "t": 1.8}
+    refused = {"ev": "read", "token": 1, "seq": 1, "who": "A", "holder": "A1", "asked": 2.0, "t": 2.5}
+    history = [
+        acquired(1, "A", 1),
+        acquired(1.2, "B", 2),
+        enters | {"outcome": "unknown"},
+        refused | {"outcome": "refused", "verdict": "stale", "seen": 2},
+    ]
+    head = {"journal": False, "version": 0}
+    assert only("data", history, **head) == ("kept", set())
+    assert "stale-write" in only("data", [*history, wrote(4, "A", 1, 2, 1)], **head)[1]

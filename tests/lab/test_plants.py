@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent / "histories"
 _TOKENS = ("token", "mark", "seen", "above")
 
 
-SEEDS = (21, 38, 45, 93)
+SEEDS = (21, 45, 131, 152)
 """The first that promise everything, and in which enough happened."""
 
 
@@ -83,7 +83,7 @@ def put(history: History, *new: Line) -> History:
 
 
 def last(history: History) -> float:
-    return max(each["t"] for each in history if each["ev"] in ("access", "wrote", "read", "releasing"))
+    return max(float(each["t"]) for each in history if each["ev"] in ("access", "wrote", "read", "releasing"))
 
 
 def answered(history: History, access: Line) -> Line | None:
@@ -604,7 +604,9 @@ def unanswered(h: History, *, made: bool) -> History:
 
 def unanswered_at_last(h: History) -> History | None:
     access, wrote = list(acknowledged(h))[-1]
-    if access is not applied(h)[-1] or [each for each in of(h, "read") if each.get("version") == access["version"]]:
+    judged = [each for each in of(h, "access", holder=access["holder"]) if each["seq"] == access["seq"]]
+    seen = [each for each in of(h, "read") if each.get("version") == access["version"]]
+    if access is not applied(h)[-1] or seen or len(judged) > 1:
         return None
     wrote["outcome"] = "unknown"
     return ended(drop(h, access), access["version"] - 1)

@@ -179,7 +179,7 @@ FAULTS: dict[str, Fault] = {
         "take",
         'kept = await self._all("remember", name, value, token, token=token, enough="remembered")',
         'kept = [("remembered",)] * 5',
-        11,
+        12,
         "order",
     ),
     "a release always says that it was done": Fault(

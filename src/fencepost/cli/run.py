@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fencepost.cli.options import Backend, Duration, store
+from fencepost.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -31,7 +32,10 @@ def run(
     after the grace period. If this program itself is killed, so is the command (Linux).
     """
     import asyncio
+    import os
 
+    if not hasattr(os, "killpg"):
+        raise ConfigError("fencepost run needs a Unix system, to signal the command; hold the lock from Python here")
     from fencepost.cli.holding import hold
 
     if no_wait and timeout is not None:

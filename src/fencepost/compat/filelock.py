@@ -172,12 +172,12 @@ def _mint(path: str, mode: int | None) -> int | None:
     beside = f"{path}.fence"
     try:
         # Never through a link that another user may have put there.
-        file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        file = os.open(beside, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         _warn(beside, error)
         return None
     try:
-        if mode is not None and os.fstat(file).st_uid == os.geteuid():
+        if mode is not None and hasattr(os, "geteuid") and os.fstat(file).st_uid == os.geteuid():
             os.fchmod(file, mode)
         last = os.read(file, 64).strip()
         known = int(last) if last.isdigit() else 0

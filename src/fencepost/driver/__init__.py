@@ -22,9 +22,12 @@ Ts = TypeVarTuple("Ts")
 def _boot_clock() -> Callable[[], float]:
     """Seconds since the host booted, which wall-clock jumps do not move.
 
-    It counts suspend, as CLOCK_MONOTONIC does not on Linux: a lease must not survive a closed lid. In a time namespace
-    the clock is set off: processes in several of them share the embedded store, so take that away.
+    It counts suspend, as CLOCK_MONOTONIC does not on Linux: a lease must not survive a closed lid. (That of macOS does,
+    while ``time.monotonic`` does not there; on Windows it is the other way round.) In a time namespace the clock is set
+    off: processes in several of them share the embedded store, so take that away.
     """
+    if not hasattr(time, "clock_gettime"):
+        return time.monotonic
     clock = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
     offset = _clock_offset()
     return (lambda: clock() - offset) if offset else clock

@@ -91,12 +91,12 @@ class Audit:
             return False
 
     def _open(self) -> None:
-        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        # O_BINARY is needed, and there, on Windows only. Python closes the file on exec, where that is a thing.
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o640)
         if self._file >= 0:
             os.close(self._file)
         self._file = file
-        size = os.fstat(file).st_size
-        self._torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        self._torn = os.fstat(file).st_size > 0 and os.lseek(file, -1, os.SEEK_END) >= 0 and os.read(file, 1) != b"\n"
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

@@ -267,7 +267,7 @@ def _clients(name: str, key: Key, head: Line) -> Iterator[Violation]:
 
     The versions are the order. An access that saw or replaced version n comes before the write that made n + 1, and
     those that saw one version are in the order of their stamps, as the rule admits them. What is left to look at is
-    whether that order can be: nobody's stamp falls, nothing comes before what had ended when it began, and each
+    whether that order can be: no stamp falls, nothing comes before what had ended when it began, and each
     version was written by somebody.
     """
     done = [each for each in key.accesses if each.outcome == "done" and each.version is not None]

@@ -27,7 +27,7 @@ fencepost.zip is the source of fencepost and its simulator, under the Apache Lic
 
 
 def files() -> dict[str, bytes]:
-    """Every file that Python inside the page is made of, by its name; ConfigError if Pyodide cannot be had.
+    """Every file that Python inside the page is made of, by its name; ConfigError if Pyodide cannot be downloaded.
 
     What npm's package holds is taken from the cache, and downloaded into it if it is not there.
     """

@@ -346,10 +346,11 @@ class Http:
                 raise self._failure(what or f"HTTP status {answer.status}", ambiguous=answer.status >= 500)
         return answers
 
-    def _forbidden(self) -> Forbidden:
-        hint = "check what credentials= returned" if self._settings.login else "give a token: consul://:TOKEN@host"
+    def _forbidden(self) -> BackendError:
+        if self._settings.login is not None:  # a waiter outlives the moment in which a token is replaced
+            return self._failure("its ACL refuses this; check what credentials= returned", ambiguous=False)
         return Forbidden(
-            f"Consul at {self.servers}: its ACL refuses this; {hint}",
+            f"Consul at {self.servers}: its ACL refuses this; give a token: consul://:TOKEN@host",
             backend="consul",
             ambiguous=False,
         )

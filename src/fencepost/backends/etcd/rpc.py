@@ -151,16 +151,23 @@ class Rpc:
                 self._anonymous = True  # as etcd's own client does, until etcd asks for a login
                 return
             if "invalid user" in words or "authentication failed" in words:
-                source = "the URL" if self._address.login is None else f"what credentials= returned for {user!r}"
-                hint = f"etcd rejected the credentials; check user and password in {source}"
-                raise BackendError(hint, backend="etcd", ambiguous=False) from None
+                hint = "etcd rejected the credentials; check user and password in "
+                if self._address.login is None:
+                    raise BackendError(f"{hint}the URL", backend="etcd", ambiguous=False) from None
+                # A waiter outlives the moment in which a password is replaced.
+                raise Outage(
+                    f"{hint}what credentials= returned for {user!r}", backend="etcd", ambiguous=False
+                ) from None
             raise
 
     async def _credentials(self) -> tuple[str, str]:
         login: Source[Secret] | None = self._address.login
         if login is None:
             return self._address.user or "", self._address.password or ""
-        found = await login.get()
+        try:
+            found = await login.get()
+        except BackendError as error:
+            raise Outage(str(error), backend="etcd", ambiguous=False) from error.__cause__
         user = found.user or self._address.user
         if not user:
             login.fail("returned no user, and etcd has no default one; return (user, password), or name it in the URL")

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import select
 from collections.abc import Generator, Sequence
 from functools import partial
 from importlib import resources
@@ -10,7 +11,7 @@ from types import UnionType
 from typing import Any, TypeAlias
 
 import psycopg
-from psycopg import errors
+from psycopg import errors, waiting
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus
 
@@ -158,7 +159,11 @@ class BlockingLink(psycopg.Connection[Any]):
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         try:
-            return interruptible(partial(super().wait, _bounded(gen, within(self.patience)), *args, **options))
+            bounded = _bounded(gen, within(self.patience))
+            if hasattr(select, "poll"):
+                return interruptible(partial(super().wait, bounded, *args, **options))
+            # With eventlet, psycopg would wait in C and stop all other greenlets; on Windows this is its own way.
+            return interruptible(partial(waiting.wait_selector, bounded, self.pgconn.socket, *args, **options))
         except psycopg.Error as error:
             raise _cause(error) from None
 

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import secrets
-import select
 import socket
 from collections.abc import Callable, Collection
 from contextlib import closing
@@ -16,6 +15,7 @@ from fencepost.driver import Driver, Signal, abandoned, boottime
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience as within
 from fencepost.driver.service import Run, Service
+from fencepost.driver.sockets import READABLE, poller
 from fencepost.driver.threads import Blocking, Flag
 from fencepost.errors import BackendError
 
@@ -340,9 +340,9 @@ class Waker:
 
     def wait(self, timeout: float, descriptor: int) -> None:
         """Return once ``descriptor`` can be read, or has been closed, or it is woken; or after ``timeout``."""
-        poll = select.poll()
+        poll = poller()
         for each in (self._here.fileno(), descriptor):
-            poll.register(each, select.POLLIN)
+            poll.register(each, READABLE)
         poll.poll(max(timeout, 0.0) * 1000)
 
     def close(self) -> None:

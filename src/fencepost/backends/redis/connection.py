@@ -3,7 +3,6 @@
 import re
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
@@ -15,7 +14,7 @@ from fencepost.backends.redis.answers import Fits
 from fencepost.credentials import LONGEST, Secret, Source
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
-from fencepost.driver.sockets import connect, keep_alive
+from fencepost.driver.sockets import connect, keep_alive, limit
 from fencepost.errors import BackendError
 
 Endpoint = tuple[str, int | None]
@@ -107,8 +106,10 @@ class Dial:
         return BackendError(f"Redis at {spell(endpoint)}: {clipped(why)}", backend=self.scheme, ambiguous=ambiguous)
 
     def socket(self, endpoint: Endpoint) -> socket.socket:
-        """A connected blocking socket, whose timeouts the kernel keeps: they cost no system call of their own."""
+        """A connected blocking socket. Where the kernel can keep its timeouts it does, which costs no system call."""
         host, port = endpoint
+        if port is None and not hasattr(socket, "AF_UNIX"):
+            self.fail(endpoint, "this system has no Unix sockets; give host and port", ambiguous=False)
         raw = socket.socket(socket.AF_UNIX) if port is None else connect(host, port, patience(self.connect_timeout))
         try:
             if port is None:
@@ -119,11 +120,7 @@ class Dial:
                 keep_alive(raw)
                 if self.tls is not None:
                     raw = self.tls.wrap_socket(raw, server_hostname=host)
-            if self.tls is None:
-                raw.settimeout(None)
-                limit(raw, self.timeout)
-            else:
-                raw.settimeout(self.timeout)
+            raw.settimeout(None if self.tls is None and limit(raw, self.timeout) else self.timeout)
         except BaseException:
             raw.close()
             raise
@@ -179,9 +176,3 @@ def astray() -> OSError:
 def spell(endpoint: Endpoint) -> str:
     host, port = endpoint
     return host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def limit(raw: socket.socket, seconds: float) -> None:
-    pair = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pair)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pair)

@@ -6,14 +6,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from hiredis import PushNotification, ReplyError
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.answers import pong, subscribed
-from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, astray, limit, pack
+from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, astray, pack
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
 from fencepost.credentials import Secret
@@ -296,8 +295,7 @@ class Listener:
         self.refused = False
         self.up.set()
         self.settled.set()
-        allow = partial(limit, connection.raw) if node.dial.tls is None else connection.raw.settimeout
-        allow(_LISTEN)
+        connection.allow(_LISTEN)
         silent, owed = False, 0  # PINGs that were not answered yet; messages may come before an answer
         while run.current:
             try:
@@ -306,12 +304,12 @@ class Listener:
                 if silent:
                     return
                 silent, owed = True, owed + 1
-                allow(_ANSWER)
+                connection.allow(_ANSWER)
                 connection.post(pack(("PING",)))
                 continue
             if silent:
                 silent = False
-                allow(_LISTEN)
+                connection.allow(_LISTEN)
             if push.__class__ is PushNotification:
                 node.hear(node, push)
             elif owed and pong(push):

@@ -104,7 +104,7 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # as uvloop's is in all but its class
         raw = transport.get_extra_info("socket")
-        if raw.family != socket.AF_UNIX:
+        if raw.family != getattr(socket, "AF_UNIX", None):
             keep_alive(raw)
         reader = Reader(notEnoughData=NOTHING)
         self._feed, self._gets = reader.feed, reader.gets

@@ -1,7 +1,6 @@
 """Several servers asked at once: written to all of them, then read as the answers come."""
 
 import asyncio
-import select
 import threading
 from collections.abc import Sequence
 from time import monotonic
@@ -16,6 +15,7 @@ from fencepost.credentials import Secret
 from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.reply import Reply
+from fencepost.driver.sockets import READABLE, poller
 from fencepost.errors import BackendError
 
 Asked = Sequence[tuple[Node, Endpoint, Sequence[bytes], Sequence[Fits]]]
@@ -47,7 +47,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
     connections: list[Socket | BackendError | None] = [None] * len(asked)
     answers: list[list[Any] | BackendError | None] = [None] * len(asked)
     waiting: dict[int, int] = {}
-    poll = select.poll()
+    poll = poller()
     try:
         for index, pool in enumerate(pools):
             connections[index] = pool.spare()
@@ -69,7 +69,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 answers[index] = _broken(pools[index], connection, error)
                 continue
             waiting[connection.raw.fileno()] = index
-            poll.register(connection.raw, select.POLLIN)
+            poll.register(connection.raw, READABLE)
         while waiting and (left := until - monotonic()) > 0:
             for number, _ in interruptible(poll.poll, left * 1000):
                 poll.unregister(number)

@@ -1,7 +1,6 @@
 """A ZooKeeper session: kazoo's connection, whose answers reach blocking and asyncio code alike."""
 
 import logging
-import select
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from kazoo.protocol.states import KazooState
 from fencepost.backends.zookeeper.address import Settings
 from fencepost.driver import Driver, Signal, boottime, run
 from fencepost.driver.scope import patience
+from fencepost.driver.sockets import READABLE, WRITABLE, poller
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -101,11 +101,11 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
     def select(self, readers: Any, writers: Any, _: object, timeout: float | None = None) -> Any:
         """As kazoo's, but without a descriptor of its own: a process that is out of them would lose its session."""
-        poll = select.poll()
+        poll = poller()
         for each in readers:
-            poll.register(each, select.POLLIN)
+            poll.register(each, READABLE)
         for each in writers:
-            poll.register(each, select.POLLOUT)
+            poll.register(each, WRITABLE)
         ready = {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
         return (
             [each for each in readers if each.fileno() in ready],

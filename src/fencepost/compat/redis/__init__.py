@@ -19,7 +19,7 @@ try:
 
     from fencepost.compat import minting
 except ModuleNotFoundError as error:
-    raise ConfigError(f"fencepost.compat.redis needs {error.name!r}: pip install 'fencepost[redis]'") from error
+    raise ConfigError(f"fencepost.compat.redis needs {error.name!r}: pip install 'fencepost[redis-py]'") from error
 
 from fencepost.driver import boottime, run
 

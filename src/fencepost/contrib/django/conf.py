@@ -1,7 +1,6 @@
 """The setting ``FENCEPOST``, and what it describes: the locks of this process, and how far its guards go."""
 
 import difflib
-import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from fencepost import check
+from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
 from fencepost.guards.policy import Policy
@@ -192,7 +192,7 @@ def _forked() -> None:
 
 
 setting_changed.connect(_changed, dispatch_uid="fencepost")
-os.register_at_fork(after_in_child=_forked)
+at_fork(after_in_child=_forked)
 
 
 class _Current:
