@@ -54,16 +54,16 @@ class Renewals(Generic[L]):
 
     def watch(self, lease: L) -> None:
         """Watch a lease from now on; RuntimeError or MemoryError if that needs a thread and none can be started."""
-        self._leases[lease.holder] = weakref.ref(lease)
-        self._timer.set(lease.holder, lease._due, lease.ttl / _TOGETHER)
-        if self._unknown and (why := self._unknown.pop(lease.holder, None)) is not None:
-            self._reports.append((lease.holder, why))
+        self._leases[lease._stored] = weakref.ref(lease)
+        self._timer.set(lease._stored, lease._due, lease.ttl / _TOGETHER)
+        if self._unknown and (why := self._unknown.pop(lease._stored, None)) is not None:
+            self._reports.append((lease._stored, why))
         if self._reports:  # it may have been this one's, before it was set
-            self._timer.post(lease.holder)
+            self._timer.post(lease._stored)
 
     def forget(self, lease: L) -> None:
-        self._leases.pop(lease.holder, None)
-        self._timer.drop(lease.holder)
+        self._leases.pop(lease._stored, None)
+        self._timer.drop(lease._stored)
 
     def close(self) -> None:
         self._timer.close()
@@ -73,7 +73,8 @@ class Renewals(Generic[L]):
         now = self._driver.now
         sent = now()
         try:
-            answers = await self._backend.renew([Hold(each.name, each.holder, each.token, each.ttl) for each in leases])
+            holds = [Hold(each.name, each._stored, each.token, each.ttl) for each in leases]
+            answers = await self._backend.renew(holds)
         except Exception as error:
             if strict:
                 raise
@@ -99,7 +100,7 @@ class Renewals(Generic[L]):
                 # Try again soon, though not at once, until the deadline passes.
                 lease._due = min(lease.deadline, now() + lease.ttl / 10)
                 self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
-            self._timer.offer(lease.holder, lease._due, lease.ttl / _TOGETHER)
+            self._timer.offer(lease._stored, lease._due, lease.ttl / _TOGETHER)
         if strict and Renewal.UNKNOWN in answers and not any(lease._reason for lease in leases):
             raise BackendError(
                 "the store did not say whether the lease is renewed; its deadline stands",
@@ -177,7 +178,7 @@ class Renewals(Generic[L]):
             # Somebody cancelled all tasks, or the event loop has ended, and these leases are still held.
             for lease in batch:
                 lease._due = min(lease._due, self._driver.now())
-                self._timer.post(lease.holder)
+                self._timer.post(lease._stored)
             if not isinstance(error, GeneratorExit):
                 self._driver.later(self._start_again)
             raise

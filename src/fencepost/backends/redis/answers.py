@@ -48,6 +48,10 @@ def _released(reply: Any) -> bool:
     return bool(reply) and len(reply) % 2 == 0 and all(map(_text, reply)) and all(map(_digits, reply[1::2]))
 
 
+def _left(reply: Any) -> bool:
+    return _bit(reply) or _text(reply)
+
+
 def _seen(reply: Any) -> bool:
     if reply is None:
         return True
@@ -62,7 +66,7 @@ SCRIPTS: Mapping[str, Fits] = {
     "claim": lambda reply: _stamped(reply) or (_number(reply) and reply == 0),
     "release": _released,
     "renew": _bit,
-    "leave": _bit,
+    "leave": _left,
     "break_lock": _seen,
     "status": _seen,
     "bump": _bit,
