@@ -6,7 +6,7 @@ import typer
 
 from fencepost.cli import exits
 from fencepost.cli.loader import Loader
-from fencepost.cli.text import complain
+from fencepost.cli.text import complain, in_words
 from fencepost.errors import FencepostError
 
 COMMANDS = {
@@ -39,7 +39,7 @@ class Root(Loader):
         try:
             return super().invoke(ctx)
         except FencepostError as error:
-            complain(str(error))
+            complain(in_words(error))
             raise typer.Exit(exits.code(error)) from None
 
 
@@ -48,6 +48,7 @@ app = typer.Typer(
     epilog=exits.table(),
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
