@@ -188,7 +188,7 @@ def test_there_are_at_most_twenty_classes(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_function_that_fails_costs_no_count(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
-    hook = Metrics(registry, classes=lambda name: {"a": 1}[name])  # type: ignore[return-value]
+    hook = Metrics(registry, classes=lambda name: {"a": 1}[name])  # type: ignore[arg-type,return-value]
     for name in ("a", "b"):  # a number, and an error
         hook(Event(kind="attempt", name=name, source="redis"))
     labels = {"backend": "redis", "class": "other"}

@@ -14,6 +14,7 @@ COMMANDS = {
     "ls": "fencepost.cli.locks:ls",
     "show": "fencepost.cli.locks:show",
     "watch": "fencepost.cli.locks:watch",
+    "top": "fencepost.cli.top:top",
     "break": "fencepost.cli.locks:break_lock",
     "bump": "fencepost.cli.locks:bump",
     "migrate": "fencepost.cli.migrate:migrate",
