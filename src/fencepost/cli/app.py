@@ -21,6 +21,7 @@ COMMANDS = {
     "fleet": "fencepost.cli.fleet:app",
     "backends": "fencepost.cli.stores:backends",
     "doctor": "fencepost.cli.stores:doctor",
+    "completion": "fencepost.cli.completion:completion",
     "resource": "fencepost.cli.resource:app",
     "guard": "fencepost.cli.guard:app",
     "saga": "fencepost.cli.saga:app",
