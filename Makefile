@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix versions check format setup servers bench torture storm reign model docs lab lock clean
+.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -37,6 +37,9 @@ matrix: servers ## What quick does and the conformance suite, on every Python fr
 versions: setup servers ## The conformance suite on every server version that can be downloaded; takes an hour (ARGS="--only redis 6.2")
 	@scripts/versions $(ARGS)
 
+greenlets: setup servers ## The conformance suite in a program that gevent, and then eventlet, has patched (ARGS="eventlet -k loss")
+	@scripts/greenlets $(ARGS)
+
 check: setup ## Lint, formatting and strict types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -63,6 +66,7 @@ torture: setup servers ## Pauses, kills and interrupts at full size, simulated w
 	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py
 	$(PY) -m fencepost sim --seeds 10000
 	$(PY) -m fencepost sim --seeds 2000 --calm
+	$(PY) -m tests.sim.in_page --seeds 200
 	$(PY) -m fencepost fleet sim --seeds 50
 	$(PY) -m fencepost fleet sim --seeds 1000 --members 24 --hosts 5 --partitions 30
 	$(PY) -m tests.fleet.run --backend redis
@@ -80,8 +84,11 @@ model: setup ## Check the rule itself with TLC, and that its three controls fail
 lab: setup servers ## Run every experiment in full, and write the report into docs/lab
 	@.venv/bin/fencepost lab run all --out docs/lab $(ARGS); held=$$?; .venv/bin/fencepost lab report --from docs/lab && exit $$held
 
-docs: setup ## Write the documents as a site, the guided scenarios to be played inside (ARGS="FOLDER")
-	$(PY) scripts/docs $(ARGS)
+docs: setup servers ## Build the site into out/site without a warning, check its links, and look at it in Chromium
+	rm -rf out/site
+	$(PY) -m sphinx -W --keep-going -q -b html -d out/doctrees docs out/site
+	FENCEPOST_SITE=out/site $(PY) -m pytest -q tests/docs/test_site.py tests/docs/every_page.py tests/docs/test_pages.py tests/docs/test_links.py $(ARGS)
+	@echo 'to read it: python3 -m http.server -b 127.0.0.1 -d out/site'
 
 lock: ## Regenerate requirements/*.lock (UPGRADE=1 takes the newest versions)
 	scripts/lock

@@ -15,7 +15,7 @@ PER_LEASE = 5
 
 def history() -> Iterator[Line]:
     """Leases one after the other, each with one guarded increment."""
-    yield {"t": 0.0, "ev": "run", "format": 1, "source": "bench", "lock": "l", "key": "k"}
+    yield {"t": 0.0, "ev": "run", "format": 1, "source": "bench", "lock": "l", "key": "k", "promises": ["data"]}
     for number in range(1, EVENTS // PER_LEASE + 1):
         t = round(number / 10_000, 6)
         lease = {"t": t, "who": f"client-{number % 50}", "token": number, "holder": f"{number:032x}"}

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {"fencepost": ROOT / "src" / "fencepost", "fencepost_lab": ROOT / "lab" / "src" / "fencepost_lab"}
 
 FACTS = {"rule", "errors", "check"}
-LOWER = FACTS | {"lease", "events", "address", "driver", "ambient", "signing", "holders"}
+LOWER = FACTS | {"lease", "events", "address", "driver", "credentials", "ambient", "signing", "holders"}
 CORE = LOWER | {"backend", "registry", "locks", "renewals"}
 FACES = CORE | {"sync", "aio"}
 LIBRARY = {"*"}
@@ -32,8 +32,10 @@ ARROWS: dict[str, set[str]] = {
     "naming": FACTS,
     "signing": FACTS | {"lease"},
     "address": FACTS,
+    "credentials": FACTS | {"driver"},
+    "clients": LOWER | {"clients"},
     "backend": LOWER,
-    "registry": LOWER | {"backend"},
+    "registry": LOWER | {"backend", "clients"},
     "backends": LOWER | {"backend", "sql", "backends"},
     "sql": LOWER | {"sql"},
     "guards": LOWER | {"sql", "guards"},
@@ -44,8 +46,8 @@ ARROWS: dict[str, set[str]] = {
     "renewals": LOWER | {"backend"},
     "locks": LOWER | {"backend", "registry", "renewals"},
     "election": CORE,
-    "sync": CORE | {"election", "naming"},
-    "aio": CORE | {"election", "naming"},
+    "sync": CORE | {"election", "naming", "clients.kinds"},
+    "aio": CORE | {"election", "naming", "clients.kinds"},
     "": FACES,
     "fleet": FACES | {"fleet"},
     "contrib": LIBRARY,

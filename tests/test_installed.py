@@ -85,6 +85,18 @@ def install(wheels: dict[str, Path], tmp_path: Path) -> Callable[..., Run]:
     return make
 
 
+def test_pip_installs_both_into_an_empty_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+    place = tmp_path / "venv"
+    venv.create(place, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(place / "bin" / "python")]
+    subprocess.run([*pip, "install", "-q", "--no-index", *wheels.values()], check=True, capture_output=True)
+    listed = subprocess.run([*pip, "list", "--format", "freeze"], check=True, capture_output=True, text=True).stdout
+    version = metadata.version("fencepost")
+    assert listed.splitlines() == [f"fencepost=={version}", f"fencepost-lab=={version}"]
+    program = subprocess.run([place / "bin" / "fencepost", "demo"], capture_output=True, text=True, cwd=tmp_path)
+    assert (program.returncode, "pip install 'fencepost[cli]'" in program.stderr) == (2, True), program.stderr
+
+
 def test_the_library_alone_has_its_core_and_names_the_extra_for_the_rest(install: Callable[..., Run]) -> None:
     python = install("fencepost")
     program = (

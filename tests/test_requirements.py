@@ -5,6 +5,8 @@ import re
 import tomllib
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from fencepost.cli.loader import LAB
 from fencepost_lab.servers.programs import PROGRAMS
 from tests import ROOT
@@ -70,10 +72,45 @@ def test_all_places_name_the_same_python_versions() -> None:
 
 
 def test_whatever_ci_and_the_scripts_fetch_is_pinned() -> None:
-    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
-    used = re.findall(r"uses: (.*)", workflow)
+    workflows = [path.read_text("utf-8") for path in (ROOT / ".github" / "workflows").iterdir()]
+    used = re.findall(r"uses: (.*)", "\n".join(workflows))
     assert used
     assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each)] == []
     lock = (ROOT / "scripts" / "lock").read_text("utf-8")
     assert re.search(r"^uv=\d+\.\d+\.\d+$", lock, re.MULTILINE)
     assert all(program.sha256 for program in PROGRAMS.values() if program.npm)
+
+
+INTERNAL = {
+    "psycopg": r"from psycopg(\.generators import|\.pq import| import .*\bwaiting\b)",
+    "kazoo": r"from kazoo\.(protocol|handlers)",
+    "uvicorn": r"from uvicorn\.protocols",
+}
+"""What the library uses that is not the public face of its package, and may change in any release of it."""
+
+
+def test_whatever_is_not_a_public_face_is_used_within_bounds_and_tried_with_the_newest_each_week() -> None:
+    extras = settings("pyproject.toml")["project"]["optional-dependencies"]
+    asked = [Requirement(each) for extra in extras.values() for each in extra]
+    sources = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")]
+    for package, pattern in INTERNAL.items():
+        assert any(re.search(pattern, source) for source in sources), f"{package}: drop it from the list, and its bound"
+        bounds = [each.specifier for each in asked if each.name == package]
+        assert bounds
+        assert all(any(part.operator in ("<", "<=") for part in each) for each in bounds), package
+    workflow = (ROOT / ".github" / "workflows" / "newest.yml").read_text("utf-8")
+    assert "scripts/newest" in workflow
+    assert "schedule:" in workflow
+
+
+def test_each_extra_brings_what_its_code_imports_and_nothing_for_others() -> None:
+    extras = settings("pyproject.toml")["project"]["optional-dependencies"]
+    asked = {name: {Requirement(each).name for each in extra} for name, extra in extras.items()}
+    assert asked["redis"] == {"hiredis"}
+    assert asked["redlock"] == {"fencepost"}
+    stores = "\n".join(path.read_text("utf-8") for path in (ROOT / "src" / "fencepost" / "backends").rglob("*.py"))
+    assert "hiredis" in stores
+    assert not re.search(r"^\s*(import|from) redis\b", stores, re.MULTILINE), "then the extra must bring redis-py"
+    (uvloop,) = [Requirement(each) for each in extras["service"] if each.startswith("uvloop")]
+    assert uvloop.marker is not None
+    assert not uvloop.marker.evaluate({"sys_platform": "win32"})

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from tests.docs.text import prose
+
 ROOT = Path(__file__).parent.parent
 INSTEAD = {
     r"anew": "again",
@@ -54,3 +56,63 @@ def test_the_check_finds_what_it_looks_for() -> None:
     ]
     assert WORDS.search("a recommended amendment renews forever") is None
     assert len(texts()) > 300
+
+
+ONE_WORD = {
+    r"doorm[ae]n|gatekeepers?": "guard",
+    r"place in (the|its|a) (queue|line)|(stand|stands|wait|waits) in line|waiting list|wait list": "queue entry, queue",
+    r"high-?water marks?|watermarks?": "mark",
+    r"fence tokens?|lock tokens?|lock ids?|fencing (ids?|numbers?)|lock versions?": "token",
+    r"lock owners?|lock holders?|owner of the lock": "holder",
+    r"lease times?|lease timeouts?|lock timeouts?|expiry times?|expiration times?|TTLs?": "ttl",
+    r"acquire timeouts?|acquisition timeouts?|wait timeouts?": "timeout",
+    r"watchdogs?|heartbeats?|auto-?extend\w*": "renewal, renew",
+    r"ghosts?|undead": "zombie",
+    r"sequencers?|sequence tokens?": "token, seq",
+    r"reigns?|mandates?": "term",
+    r"theatre": "say what it does not protect",
+}
+"""The glossary's one word for each thing, instead of these. The glossary itself names the words of others."""
+SYNONYMS = re.compile(rf"\b({'|'.join(ONE_WORD)})\b")
+GLOSSARY = ROOT / "docs" / "start" / "glossary.md"
+DESIGN = {
+    "lock", "lease", "token", "holder", "ttl", "deadline", "timeout", "lost", "backend",
+    "resource", "guard", "stamp", "seq", "mark", "verdict", "admit", "stale", "late",
+    "clash", "replay", "missing", "election", "term", "listener", "pool", "channel", "session",
+    "queue", "waiter",
+}  # fmt: skip
+"""The words that the design fixes; each has an entry."""
+
+
+def pages() -> list[Path]:
+    """What readers of the site read, without the lab's report, which is made in one run, and the book's quotations."""
+    found = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return sorted(path for path in found if path != GLOSSARY and ROOT / "docs" / "lab" not in path.parents)
+
+
+def test_each_thing_has_one_word() -> None:
+    odd = [
+        f"{path.relative_to(ROOT)}: {match[0]!r}; say {better(match[0])}"
+        for path in pages()
+        for match in SYNONYMS.finditer(re.sub(r"(`+).*?\1", "", prose(path), flags=re.DOTALL))
+    ]
+    assert not odd, "\n".join(odd)
+
+
+def better(word: str) -> str:
+    return next(other for pattern, other in ONE_WORD.items() if re.fullmatch(pattern, word))
+
+
+def test_the_glossary_has_every_word_of_the_design() -> None:
+    entries = re.findall(r"^([a-z, ]+)\n: ", GLOSSARY.read_text("utf-8"), re.MULTILINE)
+    known = {word.strip() for entry in entries for word in entry.split(",")}
+    assert DESIGN - known == set()
+
+
+def test_a_synonym_would_be_found() -> None:
+    assert [match[0] for match in SYNONYMS.finditer("The doorman keeps a high-water mark for each lock holder.")] == [
+        "doorman",
+        "high-water mark",
+        "lock holder",
+    ]
+    assert SYNONYMS.search("a holder, its mark and the ttl") is None

@@ -30,6 +30,10 @@ class Address:
     password: str | None = field(default=None, repr=False)
     path: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
+    login: Any = field(default=None, repr=False, compare=False)
+    """A ``credentials.Source`` to ask for user and password before each new connection; None if they are fixed."""
+    given: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Of an address that was read from a client: what no URL can say, by the names that the store's backend knows."""
 
     def options(self, **parsers: Callable[[str], Any]) -> dict[str, Any]:
         """The URL's options, each parsed by its own parser; ConfigError for one that is not known."""
@@ -43,6 +47,11 @@ class Address:
             except ValueError as error:
                 raise ConfigError(f"option {key}={value!r} of {self.scheme}://: {error}") from None
         return parsed
+
+    def check_given(self, options: Iterable[str]) -> None:
+        """ConfigError for options beside a client that the client itself has said."""
+        if self.given and (twice := sorted(self.params.keys() & set(options))):
+            raise ConfigError(f"options= has {twice[0]!r}, which is copied from the client: set it there")
 
     def check_hosts(self) -> None:
         """ConfigError for a host that no server can have, as of a URL that was put together wrongly."""

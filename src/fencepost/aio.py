@@ -4,10 +4,10 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
@@ -23,8 +23,15 @@ from fencepost.signing import Keys
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
+if TYPE_CHECKING:
+    from fencepost.clients.kinds import AsyncClient
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Secret: TypeAlias = str | bytes | tuple[str, str]
+Credentials: TypeAlias = Callable[[], Secret | Awaitable[Secret]]
+"""Tells the password or token for a new connection, or user and password; it may have to be awaited."""
 
 
 def _check_work(work: Callable[..., object]) -> None:
@@ -48,6 +55,9 @@ class Lease(BaseLease):
     """A lease held by asyncio code. ``async with lease:`` releases it at the end; it can be entered once.
 
     Losing the lease cancels the block, which then raises LeaseLost unless it raised something else itself.
+
+        async with await locks.acquire("account/42", ttl=15) as lease:
+            await work(lease.token)
     """
 
     __slots__ = ()
@@ -208,7 +218,16 @@ class Lock:
 
 
 class Locks:
-    """The locks of one store, for the tasks of one event loop."""
+    """The locks of one store, for the tasks of one event loop.
+
+    For example::
+
+        locks = fencepost.aio.connect("redis://localhost:6379/0")
+        async with locks.lock("account/42"):
+            ...
+        print(await locks.status("account/42"))
+        await locks.close()
+    """
 
     def __init__(self, core: Core[Lease], keys: Keys | None = None) -> None:
         self._core = core
@@ -411,26 +430,64 @@ class Locks:
         await self.close()
 
 
+@overload
 def connect(
     url: str | None = None,
     /,
     *,
+    credentials: Credentials | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+    label: str | None = None,
+) -> Locks: ...
+@overload
+def connect(
+    client: "AsyncClient",
+    /,
+    *,
+    options: Mapping[str, str | int | float | bool] | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+    label: str | None = None,
+) -> Locks: ...
+def connect(
+    source: "str | AsyncClient | None" = None,
+    /,
+    *,
+    credentials: Credentials | None = None,
+    options: Mapping[str, str | int | float | bool] | None = None,
     ttl: float | timedelta = 15.0,
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
     label: str | None = None,
 ) -> Locks:
-    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
+    """The locks behind a URL; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
 
-    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with
-    ``keys`` its leases carry signed tokens. ``label`` is what others are told of this process when it holds or waits:
-    its command, pid, user and host unless given here or in $FENCEPOST_LABEL; nothing if it is empty. Nothing is
-    contacted before the first lock. Raises ConfigError for a URL that is empty or leads nowhere.
+    Or behind a client that you have: a client of redis.asyncio, an SQLAlchemy AsyncEngine, psycopg's
+    AsyncConnectionPool, Django's ``connections["default"]``, a kazoo client. Its addresses, TLS settings and
+    credentials are copied, and the connections are fencepost's own: closing either leaves the other open. ``options``
+    are then what a URL has behind its ``?``, such as ``{"prefix": "jobs:"}``.
+
+    ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
+    password; a coroutine function is awaited, and any other runs on a thread. ``ttl`` is for leases that name none;
+    ``queue_limit`` bounds how many may wait for one lock; with ``keys`` its leases carry signed tokens. ``label`` is
+    what others are told of this process when it holds or waits: its command, pid, user and host unless given here or in
+    $FENCEPOST_LABEL; nothing if it is empty. Nothing is
+    contacted before the first lock. Raises ConfigError for a URL that is empty or leads nowhere, and for a client that
+    cannot be copied.
+
+        async with fencepost.aio.connect("redis://localhost:6379/0") as locks:
+            async with locks.lock("account/42", ttl=15, timeout=5) as lease:
+                print(lease.token)
     """
     driver = Asyncio()
     lease = Lease if keys is None else keys.signing(Lease)
-    backend = registry.connect(url, driver)
+    backend = registry.connect(source, driver, credentials, options)
     return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks, label=label), keys)
 
 

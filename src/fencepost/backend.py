@@ -117,9 +117,16 @@ class Backend(ABC):
     """One store. All threads or tasks of a ``Locks`` share it.
 
     Raises BackendError when the store fails, ``ambiguous`` if what was asked may have happened.
+
+        class Mine(Backend):
+            promises = Promises(...)
+
+            async def take(self, name, holder, ttl, *, queue, limit=None): ...
     """
 
     scheme: ClassVar[str]
+    credentials: ClassVar[bool] = False
+    """Whether it logs in, and asks ``address.login.get()`` for user and password before each new connection."""
     promises: Promises
     """The class's, unless this very store is known to promise something else."""
 
@@ -183,6 +190,21 @@ class Backend(ABC):
 
         False, and nothing changed, if it was not.
         """
+
+    async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
+        """Release many, when locks are closed: for each what ``release`` says or raises, in the order of ``holds``.
+
+        None for those that were not asked for, because the store failed before. Override it where many can be
+        released in one round trip.
+        """
+        answers: list[bool | BackendError | None] = []
+        for hold in holds:
+            try:
+                answers.append(await self.release(hold.name, hold.holder, hold.token))
+            except BackendError as error:
+                answers.append(error)
+                break
+        return answers + [None] * (len(holds) - len(answers))
 
     async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
         """Have the lock expire so many seconds from now, although nobody renews it and its holder may close or end.

@@ -1,7 +1,6 @@
 """A lease, as its holder knows it: what was granted, until when, and the stamps made under it."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from fencepost import check
 from fencepost.driver import Driver, Signal, wait_until
+from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError, LeaseLost
 from fencepost.rule import Stamp
 
@@ -78,7 +78,7 @@ def _forked() -> None:
     _forks += 1
 
 
-os.register_at_fork(after_in_child=_forked)
+at_fork(after_in_child=_forked)
 
 
 @dataclass(frozen=True, slots=True)

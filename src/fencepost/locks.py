@@ -6,7 +6,6 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 import functools
 import inspect
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
@@ -17,8 +16,9 @@ from typing import Any, Generic, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from fencepost import ambient, check, registry
-from fencepost.backend import Backend, Status
+from fencepost.backend import Backend, Hold, Status
 from fencepost.driver import Driver
+from fencepost.driver.fork import at_fork, look_for_silent_forks
 from fencepost.driver.scope import Closed, Scope, Visit
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
@@ -67,6 +67,7 @@ GRACE = 0.5
 PARTING = 2.0
 # An acquire is over this long after its timeout, whatever the store does: the first part is for the store to answer.
 _ANSWER, _OVERTIME = 0.7, 0.9
+_BATCH = 200  # leases that closing releases in one go
 
 HINTS = {
     "release": "what acquire() returned is a lease, and lease.release() gives it back; 'with lock:' does both",
@@ -193,11 +194,14 @@ class Core(Generic[L]):
         self._own_label = label is None  # which tells the pid: a forked child has another one
         self._suffix = None if label is None else suffix(label)
         self._closed = False
+        self._unsure: list[L] = []
+        """Leases whose release was interrupted while these locks were being closed."""
         self._waits = Scope()
         self._scopes: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         self.reentrant: ReentrantLeases[L] = ReentrantLeases()
         _cores.add(self)
+        look_for_silent_forks()
 
     def _ttl(self, ttl: float | timedelta) -> float:
         seconds = check.ttl(ttl)
@@ -480,16 +484,22 @@ class Core(Generic[L]):
                     lease._reason = Reason.UNCONFIRMED
                 self._done_releasing(lease)
         if released:
-            if self._hooked:
-                held = self.driver.now() - lease.since
-                self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
-            return True
-        if known is Reason.UNCONFIRMED:
-            return False  # the first try may well have done it
+            self._tell_release(lease)
+        elif known is None:
+            self._tell_replaced(lease)
+        elif known is not Reason.UNCONFIRMED:  # else the first try may well have done it
+            self.emit("not_owner", lease.name, token=lease.token, holder=lease.holder)
+        return released
+
+    def _tell_release(self, lease: L) -> None:
+        if self._hooked:
+            held = self.driver.now() - lease.since
+            self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
+
+    def _tell_replaced(self, lease: L) -> None:
+        """A lease that was thought to be held was not, when it was released."""
         self.emit("not_owner", lease.name, token=lease.token, holder=lease.holder)
-        if known is None:
-            self._renewals.lost(lease)
-        return False
+        self._renewals.lost(lease)
 
     async def _released(self, lease: L, known: Reason | None, reason: Reason, keep: float) -> bool:
         """What the store answers to the release of a lease that ``known`` says is over, or that ends for ``reason``."""
@@ -646,43 +656,89 @@ class Core(Generic[L]):
         until = self.driver.now() + PARTING
         for scope in (self._waits, *self._scopes):
             await scope.end(self.driver, max(until - self.driver.now(), 0.0))
-        await self._release_all([*self._renewals])
+        try:
+            await self._release_all([*self._renewals])
+        except Exception:
+            await self.driver.apart(self._leave_unsure(), GRACE)
+            raise
+        await self._leave_unsure()
         self._renewals.close()
         await self.backend.close()
         self.driver.close()
 
     async def _release_all(self, leases: Sequence[L]) -> None:
         """Release; once the store has failed, all the others together get one more chance, for a bounded time."""
-        for at, lease in enumerate(leases):
-            if not await self._end_by_closing(lease):
-                others = leases[at + 1 :]
-                await self.driver.apart(self._release_each(others), PARTING)
-                for each in others:
-                    if each._end(Reason.CLOSED):
-                        _log.warning("%r was not released before closing; its ttl will free it", each.name)
+        left = [*leases]
+        while left:
+            batch, left = left[:_BATCH], left[_BATCH:]
+            unasked = await self._close_leases(batch)
+            if unasked is not None:
+                left = [*unasked, *left]
+                await self.driver.apart(self._release_each(left), PARTING)
+                for each in left:
+                    if self._closing(each):
+                        self._settle(each, None, Reason.CLOSED)
+                    elif not each._end(Reason.CLOSED):
+                        continue
+                    _log.warning("%r was not released before closing; its ttl will free it", each.name)
                     self._cancel_body(each)
                 return
 
     async def _release_each(self, leases: Sequence[L]) -> None:
         for lease in leases:
-            if lease._reason is None:  # else closing has not waited for it
-                await self._end_by_closing(lease)
+            if lease._reason is None or self._closing(lease):  # else closing has not waited for it
+                await self._close_leases([lease])
 
-    async def _end_by_closing(self, lease: L) -> bool:
-        """Release a lease and cancel its body, whatever became of the release; False if the store failed."""
-        released = True
+    def _closing(self, lease: L) -> bool:
+        """Whether closing has begun to release it, and has had no answer for it."""
+        return lease._reason is Reason.CLOSED and lease._releasing is not None
+
+    async def _close_leases(self, leases: Sequence[L]) -> Sequence[L] | None:
+        """Release leases and cancel their bodies; if the store failed, those that it was not asked for."""
+        claim = self._renewals, threading.get_ident()
+        mine = []
+        failed = False
+        for lease in leases:
+            lease._holds = 0
+            if self._closing(lease) or (known := lease._claim_release(Reason.CLOSED, claim)) is None:
+                self._renewals.forget(lease)
+                mine.append(lease)
+            elif known is not Reason.CLOSED:  # lost or released just now, by another thread or task
+                await self._release_quietly(lease, Reason.CLOSED)
+                self._cancel_body(lease)
         try:
-            await self.release(lease, Reason.CLOSED)
-        except BackendError as error:
-            _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
-            released = False
-        except GeneratorExit:
-            raise  # the event loop is gone, and the body with it
-        except BaseException:
-            self._cancel_body(lease)
+            answers = await self.backend.release_all(
+                [Hold(lease.name, lease._stored, lease.token, lease.ttl) for lease in mine]
+            )
+        except BaseException as error:
+            for lease in mine:
+                self._settle(lease, None, Reason.CLOSED)
+                if not isinstance(error, GeneratorExit):  # else the event loop is gone, and the body with it
+                    self._cancel_body(lease)
+            self._unsure += mine
             raise
-        self._cancel_body(lease)
-        return released
+        unasked = []
+        for lease, answer in zip(mine, answers, strict=True):
+            if answer is None:
+                unasked.append(lease)
+                continue
+            if isinstance(answer, BackendError):
+                _log.warning("release of %r failed; its ttl will free it: %s", lease.name, answer)
+                failed = True
+            self._settle(lease, None, Reason.CLOSED if answer else Reason.REPLACED)
+            if answer is True:
+                self._tell_release(lease)
+            elif answer is False:
+                self._tell_replaced(lease)
+            self._cancel_body(lease)
+        return unasked if failed else None
+
+    async def _leave_unsure(self) -> None:
+        """Make sure that nothing is held whose release was interrupted."""
+        while self._unsure:
+            lease = self._unsure[-1]
+            await self._leave(lease.name, lease._stored)
+            self._unsure.pop()
 
     def _cancel_body(self, lease: L) -> None:
         if lease._body is not None:
@@ -709,4 +765,4 @@ def _after_fork() -> None:
         core.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)

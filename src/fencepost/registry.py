@@ -4,9 +4,11 @@ import functools
 import importlib
 import logging
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from fencepost.address import hint, parse
+from fencepost.address import Address, hint, parse
 from fencepost.backend import Backend
 from fencepost.driver import Driver
 from fencepost.errors import ConfigError
@@ -91,11 +93,50 @@ def sharing() -> list[str]:
     return list(found.values())
 
 
-def connect(url: str | None, driver: Driver) -> Backend:
-    """The backend behind ``url``, else $FENCEPOST_URL, else the embedded SQLite file; not yet connected.
+def connect(
+    source: Any,
+    driver: Driver,
+    credentials: Callable[[], Any] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Backend:
+    """The backend behind ``source``, a URL or a client; not yet connected. ConfigError if that cannot be.
+
+    ``credentials`` is asked before each new connection for what a URL would have as its password; ``options`` are for a
+    client what follows the ? of a URL.
+    """
+    if source is None or isinstance(source, str):
+        if options is not None:
+            raise ConfigError("options= is for a client; write the options of a URL behind its ?")
+        address = _parse(source)
+    else:
+        from fencepost import clients
+
+        address = replace(clients.address(source, driver), params=_params(options or {}))
+        if credentials is not None:
+            raise ConfigError("a client brings its own credentials; set them there, or give connect() a URL")
+    backend = find(address.scheme)
+    if credentials is not None:
+        from fencepost.credentials import Source, secret
+
+        if not backend.credentials:
+            raise ConfigError(f"{address.scheme}:// has nobody to log in; leave credentials= out")
+        if address.password is not None:
+            raise ConfigError("the URL has a password, and credentials= tells one too: leave one of them out")
+        login = Source(credentials, secret, driver, scheme=address.scheme, what="credentials=")
+        address = replace(address, login=login)
+    return backend(address, driver)
+
+
+def _params(options: Mapping[str, object]) -> dict[str, str]:
+    """Options as a URL would have them."""
+    return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
+def _parse(url: str | None) -> Address:
+    """The address in ``url``, else $FENCEPOST_URL, else that of the embedded SQLite file; ConfigError if it is empty.
 
     The file is this user's on this host, so that an unset variable in production would exclude nobody elsewhere: a
-    WARNING says so, once per process. ConfigError for an empty URL.
+    WARNING says so, once per process.
     """
     if url is None:
         url = os.environ.get("FENCEPOST_URL")
@@ -105,8 +146,7 @@ def connect(url: str | None, driver: Driver) -> Backend:
         raise ConfigError("the URL is empty; leave it out for $FENCEPOST_URL or the embedded SQLite file")
     if url is None:
         warn_of_default()
-    address = parse(url or "sqlite:")
-    return find(address.scheme)(address, driver)
+    return parse(url or "sqlite:")
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import logging
 import sys
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.backend import Backend, Hold, Renewal
@@ -15,7 +15,8 @@ from fencepost.events import Kind
 from fencepost.lease import BaseLease, Reason
 
 _log = logging.getLogger("fencepost")
-_SLICE = 250  # leases that an event loop sees to in one step
+_SLICE = 100  # leases that an event loop sees to in one step
+_QUEUED = 64  # steps of the event loop that answers wait for those that came before them, at the most
 _UNKNOWN = 1000  # reports to keep of holders that are not known
 _TOGETHER = 30  # the part of its ttl by which a lease may be renewed early, together with others
 
@@ -25,6 +26,13 @@ class Emit(Protocol):
 
 
 L = TypeVar("L", bound=BaseLease)
+
+
+class Flight(Generic[L]):
+    """Leases whose renewal is on its way: one key of the timer for the first of their deadlines."""
+
+    def __init__(self, leases: list[L]) -> None:
+        self.leases = leases
 
 
 class Renewals(Generic[L]):
@@ -42,8 +50,9 @@ class Renewals(Generic[L]):
         self._reports: deque[tuple[str, str]] = deque()
         self._unknown: dict[str, str] = {}
         """What was reported of holders whose acquire is on its way back."""
+        self._answered = 0  # batches whose answers are being taken in, or wait for their step of the event loop
         most = sys.maxsize if driver.blocking else _SLICE
-        self._timer: Timer[str] = Timer(driver, self._see_to, "fencepost-renewals", most=most)
+        self._timer: Timer[str | Flight[L]] = Timer(driver, self._see_to, "fencepost-renewals", most=most)
         backend.report = self._report
 
     def __iter__(self) -> Iterator[L]:
@@ -81,32 +90,51 @@ class Renewals(Generic[L]):
             if not isinstance(error, BackendError):
                 _log.exception("renewing failed")
             answers = [Renewal.UNKNOWN] * len(leases)
-        for lease, answer in zip(leases, answers, strict=True):
-            if lease._reason:
-                continue
-            if answer is Renewal.LOST:
-                self._lose(lease, Reason.GONE)
-                continue
-            slack = (lease.deadline - now()) / lease.ttl
-            if slack <= 0:
-                # Even if the store has extended it since: its holder may have seen it as lost.
-                self._lose(lease, Reason.EXPIRED)
-                continue
-            if answer is Renewal.RENEWED:
-                lease.deadline = max(lease.deadline, sent + lease.ttl)
-                lease._schedule(sent)
-                self._emit("renewed", lease.name, token=lease.token, holder=lease.holder, ratio=slack)
-            else:
-                # Try again soon, though not at once, until the deadline passes.
-                lease._due = min(lease.deadline, now() + lease.ttl / 10)
-                self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
-            self._timer.offer(lease._stored, lease._due, lease.ttl / _TOGETHER)
+        await self._take_in(leases, answers, sent)
         if strict and Renewal.UNKNOWN in answers and not any(lease._reason for lease in leases):
             raise BackendError(
                 "the store did not say whether the lease is renewed; its deadline stands",
                 backend=self._backend.scheme,
                 ambiguous=True,
             )
+
+    async def _take_in(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> None:
+        """Note what the store said. An event loop does so for one batch in a step, even if many come at once."""
+        before, self._answered = self._answered, self._answered + 1
+        try:
+            if not self._driver.blocking:
+                for _ in range(min(before, _QUEUED)):
+                    await self._driver.sleep(0.0)
+            self._note(leases, answers, sent)
+        finally:
+            self._answered -= 1
+
+    def _note(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> None:
+        now = self._driver.now()
+        due: list[tuple[str | Flight[L], float, float]] = []
+        for lease, answer in zip(leases, answers, strict=True):
+            if lease._reason:
+                continue
+            if answer is Renewal.LOST:
+                self._lose(lease, Reason.GONE)
+                continue
+            ttl = lease.ttl
+            slack = (lease.deadline - now) / ttl
+            if slack <= 0:
+                # Even if the store has extended it since: its holder may have seen it as lost.
+                self._lose(lease, Reason.EXPIRED)
+                continue
+            if answer is Renewal.RENEWED:
+                if sent + ttl > lease.deadline:
+                    lease.deadline = sent + ttl
+                lease._schedule(sent)
+                self._emit("renewed", lease.name, token=lease.token, holder=lease.holder, ratio=slack)
+            else:
+                # Try again soon, though not at once, until the deadline passes.
+                lease._due = min(lease.deadline, now + ttl / 10)
+                self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
+            due.append((lease._stored, lease._due, ttl / _TOGETHER))
+        self._timer.offer_all(due)
 
     def lost(self, lease: L) -> None:
         """Tell the world, and the body that runs under the lease, that it was lost."""
@@ -123,16 +151,19 @@ class Renewals(Generic[L]):
         self._reports.append((holder, why))
         self._timer.post(holder)
 
-    async def _see_to(self, holders: list[str]) -> None:
+    async def _see_to(self, keys: list[str | Flight[L]]) -> None:
         """End what is over, and renew what is due, each server's leases apart."""
-        for batch in self._look(holders):
+        for batch in self._look(keys):
+            flight = Flight(batch)
+            self._timer.park([(lease._stored, lease.deadline) for lease in batch])
+            self._timer.offer(flight, min(lease.deadline for lease in batch))
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
-            job = self._renew_apart(batch)
+            job = self._renew_apart(flight)
             try:
                 self._driver.spawn(job, "fencepost-renewal")
             except (RuntimeError, MemoryError):  # no other thread can be started just now
                 job.close()
-                await self._renew_apart(batch)
+                await self._renew_apart(flight)
         self._hear()
 
     def _hear(self) -> None:
@@ -147,41 +178,57 @@ class Renewals(Generic[L]):
             elif (lease := ref()) is not None:
                 self._lose(lease, Reason.GONE, why)
 
-    def _look(self, holders: list[str]) -> Iterable[list[L]]:
+    def _look(self, keys: list[str | Flight[L]]) -> Iterable[list[L]]:
         """End what is over; what is to be renewed now, by server. Nothing that is waited in keeps a lease alive."""
         self._hear()
         now = self._driver.now()
         homes: dict[Hashable, list[L]] = {}
-        for holder in holders:
-            ref = self._leases.get(holder)
+        later: list[tuple[str | Flight[L], float, float]] = []
+        home = self._backend.home
+        for key in keys:
+            if isinstance(key, Flight):
+                self._watch_flight(key, now)
+                continue
+            ref = self._leases.get(key)
             if ref is None:
                 continue
             lease = ref()
             if lease is None or lease._reason:
                 if lease is None:
                     _log.warning("a lease was dropped without release; it is not renewed, its ttl frees it")
-                self._leases.pop(holder, None)
+                self._leases.pop(key, None)
             elif now >= lease.deadline:
                 self._lose(lease, Reason.EXPIRED)
+            elif lease._due - now <= lease.ttl / _TOGETHER and lease._due < lease.deadline:
+                homes.setdefault(home(lease.name), []).append(lease)
             else:
-                if lease._due - now <= lease.ttl / _TOGETHER and lease._due < lease.deadline:
-                    homes.setdefault(self._backend.home(lease.name), []).append(lease)
-                    self._timer.offer(holder, lease.deadline)
-                else:
-                    self._timer.offer(holder, lease._due)
+                later.append((key, lease._due, 0.0))
+        if later:
+            self._timer.offer_all(later)
         return homes.values()
 
-    async def _renew_apart(self, batch: list[L]) -> None:
+    def _watch_flight(self, flight: Flight[L], now: float) -> None:
+        """End those of its leases whose deadline has passed, and look again at the next one's."""
+        for lease in flight.leases:
+            if not lease._reason and now >= lease.deadline:
+                self._lose(lease, Reason.EXPIRED)
+        first = min((lease.deadline for lease in flight.leases if not lease._reason), default=None)
+        if first is not None:
+            self._timer.offer(flight, first)
+
+    async def _renew_apart(self, flight: Flight[L]) -> None:
         try:
-            await self.renew(batch)
+            await self.renew(flight.leases)
         except BaseException as error:
             # Somebody cancelled all tasks, or the event loop has ended, and these leases are still held.
-            for lease in batch:
+            for lease in flight.leases:
                 lease._due = min(lease._due, self._driver.now())
                 self._timer.post(lease._stored)
             if not isinstance(error, GeneratorExit):
                 self._driver.later(self._start_again)
             raise
+        finally:
+            self._timer.drop(flight)
 
     def _start_again(self) -> None:
         self._timer.ensure()

@@ -32,6 +32,8 @@ class Stamp(NamedTuple):
     Each access of a lease takes a seq of its own, an enter as well as a write. A bare token, from a client that
     sends nothing else, is ``Stamp(token, 1, "")`` and stands for one write; it enters with a seq of 0, which
     raises the mark to the token and leaves that one write open.
+
+        Stamp(token=33, seq=2, holder="b1946ac92492d234")
     """
 
     token: int
@@ -45,6 +47,9 @@ def judge(mark: Stamp | None, offer: Stamp) -> Verdict:
     A bare offer names no holder, so it proves neither a replay nor a clash: at the mark's own token
     it is simply stale, unless all that the mark's holder did so far was to enter. A late access was overtaken by a
     later one of its lease; whether it was made before that is not known.
+
+        assert judge(Stamp(34), Stamp(33)) is Verdict.STALE
+        assert judge(Stamp(33), Stamp(34)) is Verdict.ADMIT
     """
     if mark is None or offer.token > mark.token:
         return Verdict.ADMIT

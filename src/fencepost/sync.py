@@ -4,15 +4,15 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 from fencepost import ambient, election, holders, registry
 from fencepost.backend import Status
 from fencepost.driver import call, call_or_undo
-from fencepost.driver.interrupts import Again, on_main_thread, protected
+from fencepost.driver.interrupts import Again, on_main_thread, protected, see_through
 from fencepost.driver.scope import Closed
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
@@ -25,8 +25,14 @@ from fencepost.signing import Keys
 __all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
+if TYPE_CHECKING:
+    from fencepost.clients.kinds import Client
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Credentials: TypeAlias = Callable[[], str | bytes | tuple[str, str]]
+"""Tells the password or token for a new connection, or user and password."""
 
 # What returns before its work is done.
 _OUTLIVING = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -68,6 +74,11 @@ class Lease(BaseLease):
     """A lease held by blocking code. ``with lease:`` releases it at the end; it can be entered once.
 
     Leaving the block raises LeaseLost if the lease was lost during it and the block itself raised nothing.
+
+        with locks.acquire("account/42", ttl=15) as lease:
+            for row in rows:
+                lease.check(margin=2)
+                work(row)
     """
 
     __slots__ = ()
@@ -109,7 +120,7 @@ class Lease(BaseLease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool | None:
-        lost = _see_through(self._leave)
+        lost = see_through(self._leave)
         if lost and error is None:
             raise lost
         return None
@@ -118,17 +129,6 @@ class Lease(BaseLease):
         begun.append(True)
         ambient.pop(self)
         return call(self._core.finish, self)
-
-
-def _see_through(leave: Callable[[list[bool]], LeaseLost | None]) -> LeaseLost | None:
-    """Leave a block, also if an interrupt comes before that has begun; ``leave`` notes when it begins."""
-    begun: list[bool] = []
-    try:
-        return protected(functools.partial(leave, begun))
-    except BaseException:
-        if not begun:
-            protected(functools.partial(leave, begun))
-        raise
 
 
 class Lock:
@@ -191,7 +191,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = _see_through(self._leave)
+        lost = see_through(self._leave)
         if lost and error is None:
             raise lost
 
@@ -222,7 +222,16 @@ class Lock:
 
 
 class Locks:
-    """The locks of one store. Share it between threads; after a fork, parent and child each have their own."""
+    """The locks of one store. Share it between threads; after a fork, parent and child each have their own.
+
+    For example::
+
+        locks = fencepost.connect("redis://localhost:6379/0")
+        with locks.lock("account/42"):
+            ...
+        print(locks.status("account/42"))
+        locks.close()
+    """
 
     def __init__(self, core: Core[Lease], keys: Keys | None = None) -> None:
         self._core = core
@@ -427,26 +436,63 @@ class Locks:
         self.close()
 
 
+@overload
 def connect(
     url: str | None = None,
     /,
     *,
+    credentials: Credentials | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+    label: str | None = None,
+) -> Locks: ...
+@overload
+def connect(
+    client: "Client",
+    /,
+    *,
+    options: Mapping[str, str | int | float | bool] | None = None,
+    ttl: float | timedelta = 15.0,
+    queue_limit: int = 10_000,
+    hooks: Iterable[Hook] = (),
+    keys: Keys | None = None,
+    label: str | None = None,
+) -> Locks: ...
+def connect(
+    source: "str | Client | None" = None,
+    /,
+    *,
+    credentials: Credentials | None = None,
+    options: Mapping[str, str | int | float | bool] | None = None,
     ttl: float | timedelta = 15.0,
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
     label: str | None = None,
 ) -> Locks:
-    """The locks behind ``url``; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
+    """The locks behind a URL; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
 
-    ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with
-    ``keys`` its leases carry signed tokens. ``label`` is what others are told of this process when it holds or waits:
-    its command, pid, user and host unless given here or in $FENCEPOST_LABEL; nothing if it is empty. Nothing is
-    contacted before the first lock. Raises ConfigError for a URL that is empty or leads nowhere.
+    Or behind a client that you have: a redis-py client, an SQLAlchemy engine, a psycopg pool, Django's
+    ``connections["default"]``, a kazoo client. Its addresses, TLS settings and credentials are copied, and the
+    connections are fencepost's own: closing either leaves the other open. ``options`` are then what a URL has behind
+    its ``?``, such as ``{"prefix": "jobs:"}``.
+
+    ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
+    password. ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with ``keys``
+    its leases carry signed tokens. ``label`` is what others are told of this process when it holds or waits: its
+    command, pid, user and host unless given here or in $FENCEPOST_LABEL; nothing if it is empty. Nothing is
+    contacted before the first lock. Raises ConfigError for a URL that is
+    empty or leads nowhere, and for a client that cannot be copied.
+
+        with fencepost.connect("redis://localhost:6379/0") as locks:
+            with locks.lock("account/42", ttl=15, timeout=5) as lease:
+                print(lease.token)
     """
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)
-    backend = registry.connect(url, driver)
+    backend = registry.connect(source, driver, credentials, options)
     return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks, label=label), keys)
 
 
@@ -474,7 +520,7 @@ class Term(Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
-        _see_through(self._leave)
+        see_through(self._leave)
         return isinstance(error, LeaseLost) and (error.name, error.token) == (self.name, self.token)
 
 

@@ -60,7 +60,7 @@ class Hold:
 class Client:
     """One connection through either face."""
 
-    def __init__(self, face: str, url: str, **options: Any) -> None:
+    def __init__(self, face: str, url: Any, **options: Any) -> None:
         blocking = face == "blocking"
         self.face = face
         self.raw: Any = fencepost.connect(url, **options) if blocking else aio.connect(url, **options)

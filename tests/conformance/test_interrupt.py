@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from types import CodeType
 
 import pytest
 
@@ -21,8 +20,7 @@ import fencepost
 from fencepost import sync
 from fencepost.errors import NotAcquired
 from tests.conformance.store import Store
-from tests.harness import interrupts
-from tests.harness.interrupts import Interrupter, at_random
+from tests.harness.interrupts import Interrupter, at_random, innermost
 from tests.harness.isolated import isolated
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until
@@ -151,11 +149,6 @@ class Victim:
         if self.lease is not None:
             self.lease.release()
             self.lease = None
-
-
-def innermost(error: BaseException) -> CodeType:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return [frame.f_code for frame in frames if frame.f_code.co_filename != interrupts.__file__][-1]
 
 
 CLEANED = 20.0

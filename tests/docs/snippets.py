@@ -5,7 +5,8 @@
 - `python` blocks share one namespace per document and may `await` at top level;
 - `sh` blocks are scripts, `console` blocks hold `$ command` lines: each must exit 0, and the lines below a
   command must appear in its output in that order (`...` stands for anything);
-- every other language is left alone; a fence without a language is an error, `text` says "not to be run".
+- every other language, and a directive of the site such as `{toctree}`, is left alone; a fence without a language is
+  an error, `text` says "not to be run".
 
 A comment on the line above a block changes how it runs: `<!-- snippet: fresh -->` starts a new namespace,
 `<!-- snippet: raises StaleToken -->` expects that error, `<!-- snippet: file test_it.py -->` writes the block to that
@@ -57,7 +58,7 @@ def blocks(document: Path) -> Iterator[Block]:
             fence = ""
         elif fence:
             body.append(line)
-        elif opening := re.match(r"\s*(`{3,}|~{3,})\s*([\w+-]*)", line):
+        elif opening := re.match(r"\s*(`{3,}|~{3,})\s*([\w+-]*|\{[\w-]+\})", line):
             fence, language = opening.groups()
             start, body = number + 1, []
             comment = re.fullmatch(r"\s*<!--\s*snippet:\s*(.*?)\s*-->\s*", previous)

@@ -23,20 +23,26 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 _SLOW = (
     "advise",
     "contend",
+    "cron",
     "django",
     "fastapi",
     "flask",
     "fleet",
     "lab",
+    "prefork",
+    "reference/history",
     "resource",
     "rollout",
     "run",
     "sqlalchemy",
+    "start/choosing",
+    "start/install",
+    "start/tutorial",
     "testing",
 )
 SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
-_ON_REDIS = {"celery": 11, "apscheduler": 12, "migration": 13}
+_ON_REDIS = {"celery": 11, "apscheduler": 12, "migration": 13, "clients": 14}
 ON_REDIS = {ROOT / "docs" / f"{name}.md": number for name, number in _ON_REDIS.items()}
 """Documents that find a Redis server in $REDIS_URL, each with a database of its own."""
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -69,6 +70,12 @@ class Interrupter:
             return call()
         finally:
             sys.settrace(None)
+
+
+def innermost(error: BaseException) -> CodeType:
+    """The code that an interrupt came into."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [frame.f_code for frame in frames if frame.f_code.co_filename != __file__][-1]
 
 
 def at_random(call: Callable[[], Any], longest: float, dice: random.Random) -> Any:

@@ -14,7 +14,7 @@ import fencepost
 _PRODUCT = str(Path(fencepost.__file__).parent)
 # What undoes, at its very first step: Python code cannot free a lock there. And what is raised where Python drops it:
 # in __del__, in a generator that is closed because nobody asks it for more, and in a finalizer.
-_SPARED = {"__exit__", "_see_through", "__del__", "<genexpr>"}
+_SPARED = {"__exit__", "see_through", "__del__", "<genexpr>"}
 _FINALIZER = weakref.finalize.__call__.__code__
 
 

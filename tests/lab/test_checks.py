@@ -11,7 +11,9 @@ from fencepost.errors import ConfigError
 from fencepost_lab.history.checks import PROMISES, check
 from fencepost_lab.history.format import Line, lines, load
 
-RUN: Line = {"t": 0.0, "ev": "run", "format": 1, "lock": "l", "key": "k", "promises": list(PROMISES)}
+RUN: Line = {"t": 0.0, "ev": "run", "format": 1, "lock": "l", "key": "k", "promises": [*PROMISES]}
+BARE: Line = RUN | {"promises": [name for name in PROMISES if name != "inside"]}
+"""A run of holders that do not enter, which shortens the histories below."""
 
 
 def acquired(t: float, who: str, token: int | str, **facts: Any) -> Line:
@@ -38,6 +40,13 @@ def made(t: float, who: str, token: int | str, seq: int, version: int, **facts: 
     }  # fmt: skip
 
 
+def entered(t: float, who: str, token: int, seq: int, **facts: Any) -> Line:
+    return {
+        "t": t, "ev": "access", "who": who, "do": "enter", "token": token, "seq": seq, "holder": who + "1",
+        "verdict": "admit", "mark": token, **facts,
+    }  # fmt: skip
+
+
 def judged(t: float, who: str, token: int, seq: int, verdict: str, mark: int | None) -> Line:
     return {
         "t": t, "ev": "access", "who": who, "do": "write", "token": token, "seq": seq, "holder": who + "1",
@@ -60,19 +69,21 @@ GOOD = [
     RUN,
     granted(0.9, "A", 1, 6),
     acquired(1, "A", 1, until=5.9),
-    made(1.1, "A", 1, 1, 1),
-    wrote(1.2, "A", 1, 1, 1),
-    made(1.3, "A", 1, 2, 2),
-    judged(1.35, "A", 1, 1, "late", 1),
-    judged(1.4, "A", 1, 2, "replay", 1),
-    wrote(1.5, "A", 1, 2, 2),
-    over(6, "A", "lost"),
+    entered(1.05, "A", 1, 1),
+    made(1.1, "A", 1, 2, 1),
+    wrote(1.2, "A", 1, 2, 1),
+    made(1.3, "A", 1, 3, 2),
+    judged(1.35, "A", 1, 2, "late", 1),
+    judged(1.4, "A", 1, 3, "replay", 1),
+    wrote(1.5, "A", 1, 3, 2),
+    over(5.9, "A", "lost"),
     granted(6.1, "B", 2, 12),
     acquired(6.2, "B", 2, until=11),
-    made(6.3, "B", 2, 1, 3),
-    wrote(6.4, "B", 2, 1, 3),
-    judged(6.5, "A", 1, 3, "stale", 2),
-    wrote(6.6, "A", 1, 3, 3, "refused", verdict="stale", seen=2),
+    entered(6.25, "B", 2, 1),
+    made(6.3, "B", 2, 2, 3),
+    wrote(6.4, "B", 2, 2, 3),
+    judged(6.5, "A", 1, 4, "stale", 2),
+    wrote(6.6, "A", 1, 4, 3, "refused", verdict="stale", seen=2),
     over(7, "B"),
 ]
 
@@ -148,16 +159,16 @@ BROKEN: dict[str, tuple[str, list[Line]]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_must_not_be_is_found(name: str) -> None:
     promise, history = BROKEN[name]
-    found = {each.check for each in check([RUN, *history]).violations}
+    found = {each.check for each in check([BARE, *history]).violations}
     assert found == {promise}
-    others = [each for each in PROMISES if each != promise]
-    assert check([RUN, *history], others).ok
+    others = [each for each in BARE["promises"] if each != promise]
+    assert check([BARE, *history], others).ok
 
 
 def test_a_retried_write_may_be_refused_and_stand() -> None:
     """The first attempt stood, its answer was lost, and the second came after a newer holder."""
     history = [
-        RUN,
+        BARE,
         acquired(1, "A", 1),
         made(2, "A", 1, 1, 1),
         over(2.5, "A", "lost"),
@@ -169,7 +180,7 @@ def test_a_retried_write_may_be_refused_and_stand() -> None:
 
 def test_locks_and_keys_are_checked_apart() -> None:
     history = [
-        RUN,
+        BARE,
         acquired(1, "A", 5, lock="x"),
         acquired(2, "B", 4, lock="y"),
         made(3, "A", 5, 1, 1, key="x"),
@@ -199,13 +210,17 @@ def test_what_is_no_line_is_named(tmp_path: Path, text: str) -> None:
         (acquired(1, "A", 1, asked=None), "NoneType"),
         (over(2, "A") | {"holder": []}, "list"),
         ({"t": 1.0, "ev": "acquired", "token": 1}, "'holder'"),
-        (RUN | {"format": 2}, "format 2, where this fencepost knows 1"),
     ],
 )
 def test_a_line_that_lacks_what_is_checked_is_named(line: Line, what: str) -> None:
     """A traceback would end a command with 1, which means that a promise was broken."""
     with pytest.raises(ConfigError, match=f"line 2 of the history, '{line['ev']}', cannot be read.*{what}"):
         check([RUN, line])
+
+
+def test_another_format_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"line 1 .* format 2, where this fencepost knows 1"):
+        check([RUN | {"format": 2}])
 
 
 def test_a_promise_that_nobody_knows_is_not_said_to_be_kept() -> None:
@@ -221,12 +236,13 @@ def test_nothing_is_not_said_to_be_kept_of_an_empty_history(tmp_path: Path) -> N
     assert "is empty" in done.stderr
 
 
-UNTOLD = RUN | {"journal": False}
+UNTOLD = BARE | {"journal": False}
 """A run whose resource keeps no journal: only what clients were told is known."""
 
 
 def test_without_a_journal_the_acknowledged_writes_must_agree_among_themselves() -> None:
-    good = [UNTOLD, wrote(1, "A", 1, 1, 1), wrote(2, "A", 1, 2, 2), wrote(3, "B", 2, 1, 3)]
+    leases = [acquired(0.5, "A", 1), acquired(0.6, "B", 2), acquired(0.7, "C", 3)]
+    good = [UNTOLD, *leases, wrote(1, "A", 1, 1, 1), wrote(2, "A", 1, 2, 2), wrote(3, "B", 2, 1, 3)]
     report = check(good)
     assert report.ok
     assert (report.counts["applied"], report.counts["lost_updates"]) == (3, 0)
@@ -259,3 +275,103 @@ def test_a_refused_read_is_held_to_the_rule_as_a_refused_write_is() -> None:
     assert check([*leases, refused(1, "A", 2)]).ok
     for wrong in (refused(1, "A", 7), refused(2, "B", 1)):
         assert {each.check for each in check([*leases, wrong]).violations} == {"data"}, wrong
+
+
+def only(promise: str, history: list[Line], **head: Any) -> tuple[str, set[str]]:
+    """The state of one promise, and the kinds of what broke it."""
+    report = check([RUN | {"promises": [promise], **head}, *history])
+    return report.states()[promise], {each.kind for each in report.violations}
+
+
+def test_waiters_that_asked_far_apart_are_served_in_that_order() -> None:
+    turns = [acquired(5, "A", 2, asked=1.0), acquired(6, "B", 1, asked=1.5)]
+    assert only("turns", turns)[0] == "not checked"
+    assert only("turns", turns, race=1.0) == ("kept", set())
+    assert only("turns", turns, race=0.1) == ("broken", {"overtaken"})
+    stopped = [{"t": 2, "ev": "fault", "do": "pause", "who": "A"}, {"t": 4, "ev": "fault", "do": "resume", "who": "A"}]
+    assert only("turns", [*stopped, *turns], race=0.1) == ("kept", set())
+
+
+def test_shares_exclude_holders_and_each_other_beyond_their_limit() -> None:
+    shares = [acquired(1 + n / 10, who, n + 1, until=9, limit=2) for n, who in enumerate("ABC")]
+    assert only("exclusion", shares[:2]) == ("kept", set())
+    assert only("exclusion", shares) == ("broken", {"overlap"})
+    assert only("exclusion", [shares[0], acquired(2, "D", 9, until=8)]) == ("broken", {"overlap"})
+    assert only("exclusion", [shares[0], over(1.5, "A"), acquired(2, "D", 9, until=8)]) == ("kept", set())
+
+
+def test_a_killed_holder_holds_nothing() -> None:
+    kill = {"t": 2, "ev": "fault", "do": "kill", "who": "A"}
+    leases = [acquired(1, "A", 1, until=9), kill, acquired(3, "B", 2, until=9)]
+    assert only("exclusion", leases) == ("kept", set())
+    assert only("exclusion", [leases[0], leases[2]]) == ("broken", {"overlap"})
+
+
+def test_clocks_of_other_rates_are_allowed_for() -> None:
+    leases = [acquired(1, "A", 1, until=6.2), acquired(6, "B", 2, until=11)]
+    assert only("exclusion", leases) == ("broken", {"overlap"})
+    assert only("exclusion", leases, drift=0.05) == ("kept", set())
+
+
+def test_an_epoch_has_one_leader() -> None:
+    def leads(t: float, who: str, token: int, leader: str) -> Line:
+        return {"t": t, "ev": "leader", "who": who, "token": token, "leader": leader}
+
+    assert only("epoch", [leads(1, "o", 1, "A"), leads(2, "p", 1, "A"), leads(3, "o", 2, "B")]) == ("kept", set())
+    assert only("epoch", [leads(1, "o", 1, "A"), leads(2, "p", 1, "B")]) == ("broken", {"two-leaders"})
+    assert only("epoch", [leads(1, "o", 2, "B"), leads(2, "o", 1, "A")]) == ("broken", {"epoch-fell"})
+
+
+def test_after_the_last_fault_a_lock_that_is_asked_for_is_served() -> None:
+    def fault(t: float, do: str) -> Line:
+        return {"t": t, "ev": "fault", "do": do, "who": "store"}
+
+    down, up = fault(1, "pause"), fault(5, "resume")
+    asks = {"t": 2.0, "ev": "asked", "who": "A"}
+    served, late = acquired(7, "A", 1, asked=2.0), acquired(30, "A", 1, asked=2.0)
+    assert only("live", [down, asks, up, served]) == ("kept", set())
+    assert only("live", [down, asks, up, late]) == ("broken", {"not-served"})
+    assert only("live", [down, asks, up, {"t": 30, "ev": "note", "text": ""}]) == ("broken", {"not-served"})
+    assert only("live", [down, asks, served])[0] == "not checked", "the fault did not end"
+    assert only("live", [down, up])[0] == "not checked", "nobody asked"
+    failed = {"t": 31, "ev": "failed", "who": "B", "asked": 30.0, "why": "BackendError"}
+    assert only("live", [down, asks, up, served, failed]) == ("broken", {"still-failing"})
+    held = acquired(7, "A", 1, asked=2.0, until=60.0)
+    waits = [{"t": 8.0, "ev": "asked", "who": "B"}, {"t": 40, "ev": "note", "text": ""}]
+    assert only("live", [down, asks, up, held, *waits])[0] == "kept", "it is held all that time"
+
+
+def test_an_access_that_was_sent_and_not_answered_may_have_been_made() -> None:
+    sent = {
+        "t": 1.5,
+        "ev": "sent",
+        "who": "A",
+        "do": "write",
+        "token": 1,
+        "seq": 2,
+        "holder": "A1",
+        "value": 1,
+        "base": 0,
+    }
+    read = {
+        "t": 4, "ev": "read", "who": "B", "token": 2, "seq": 1, "holder": "B1", "asked": 3.5, "value": 1, "version": 1,
+    }  # fmt: skip
+    history = [acquired(1, "A", 1), acquired(3, "B", 2), read]
+    head = {"journal": False, "version": 0}
+    assert only("data", history, **head) == ("broken", {"unwritten-read"})
+    assert only("data", sorted([sent, *history], key=lambda line: line["t"]), **head) == ("kept", set())
+
+
+def test_who_was_refused_for_a_mark_proves_that_it_was_there() -> None:
+    """B entered without an answer, A was refused for it: then no later write of A's can have been admitted."""
+    enters = {"ev": "read", "token": 2, "seq": 1, "who": "B", "holder": "B1", "asked": 1.5, "t": 1.8}
+    refused = {"ev": "read", "token": 1, "seq": 1, "who": "A", "holder": "A1", "asked": 2.0, "t": 2.5}
+    history = [
+        acquired(1, "A", 1),
+        acquired(1.2, "B", 2),
+        enters | {"outcome": "unknown"},
+        refused | {"outcome": "refused", "verdict": "stale", "seen": 2},
+    ]
+    head = {"journal": False, "version": 0}
+    assert only("data", history, **head) == ("kept", set())
+    assert "stale-write" in only("data", [*history, wrote(4, "A", 1, 2, 1)], **head)[1]

@@ -27,10 +27,13 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     with Context() as context:
         outcome = experiment.run(settings, context)
     as_claimed(outcome, "the wait grows in step")
+    assert any("at most one holds the lock at a time" in each.text for each in outcome.claims)
     figures = outcome.figures["redis"]
     assert [each["contenders"] for each in figures["fencepost"]] == [4, 40]
     assert len(figures["redis-spin"]) == 2
     assert figures["alone"]["sections"] == 300
+    assert figures["checked"]["violations"] == 0
+    assert figures["checked"]["acquired"] > 4
     assert {"uncontended-p99", "throughput"} <= set(outcome.slo)
     assert {plot.name for plot in outcome.plots} == {"waits-redis", "throughput-redis"}
     assert len(outcome.tables[0].rows) == 4

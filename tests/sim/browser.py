@@ -26,6 +26,7 @@ _FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",  # no other host is reached
 )
 
 
@@ -150,8 +151,9 @@ class Browser(Server):
         self._cdp("Emulation.setEmulatedMedia", features=wanted)
 
     def plain(self) -> None:
-        """The screen that it was started with, and nothing preferred or remembered."""
+        """The screen that it was started with, nothing preferred or remembered, and no page that goes on playing."""
         self.run("try { localStorage.clear() } catch { /* a blank page has none */ }")
+        self._in("POST", "/url", {"url": "about:blank"})
         self._cdp("Emulation.clearDeviceMetricsOverride")
         self._cdp("Emulation.setScrollbarsHidden", hidden=False)
         self._cdp("Emulation.setEmulatedMedia", features=[])

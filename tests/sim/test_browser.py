@@ -170,7 +170,7 @@ def test_every_guided_variant_is_scored_as_its_trace_ends(browser: Browser, page
 def test_an_export_plays_what_was_recorded_and_offers_no_more(browser: Browser, tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     history.write_text(lines(run(parse({"actions": [{"at": 0, "who": "C", "do": "acquire"}], "until": 2}))))
-    export(tmp_path / "site", history)
+    export(tmp_path / "site", history, recorded=True)
 
     class Files(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:

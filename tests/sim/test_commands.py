@@ -64,7 +64,11 @@ def test_check_reports_what_a_history_breaks(tmp_path: Path) -> None:
     good, bad = (tmp_path / name for name in ("good.jsonl", "bad.jsonl"))
     good.write_text(lines(run(variant(guided()[0], 1))))
     bad.write_text(lines(run(variant(guided()[0], 0))))
-    assert invoke(app, ["check", str(good)]).exit_code == 0
+    assert invoke(app, ["check", str(good), "--promise", "data", "--promise", "order"]).exit_code == 0
+    quiet = invoke(app, ["check", str(good), "--promise", "data", "--promise", "told"])
+    assert quiet.exit_code == 3, "nobody was told of a loss: whether that promise is kept, this history cannot say"
+    assert "data: kept" in quiet.stdout
+    assert "told: not checked: no holder was told" in quiet.stdout
     done = invoke(app, ["check", str(bad), "--promise", "data", "--json"])
     report = json.loads(done.stdout)
     assert (done.exit_code, report["ok"], report["counts"]["lost_updates"]) == (1, False, 1)

@@ -44,9 +44,16 @@ def at(browser: Browser, seconds: float) -> None:
         (
             "cut",
             "A is cut off from all",
-            "✂ cut off",
+            "✂ cut off from everything",
             ".band.cut",
-            ("Heal", "A is connected again", "believes it holds"),
+            ("Heal: all", "A is connected again", "believes it holds"),
+        ),
+        (
+            "cutservice",
+            "A is cut off from service",
+            "✂ cut off from the lock service",
+            ".band.cut",
+            ("Heal: the service", "A is connected again", "believes it holds"),
         ),
         ("pause", "A stops for 3 s", "‖ paused", ".band.pause", ("Resume", "A goes on", "believes it holds")),
     ],
@@ -272,3 +279,119 @@ def test_acting_starts_the_clock_if_it_may(browser: Browser, page: str) -> None:
     browser.wait("document.querySelector('#play').innerText === '‖ Pause'")
     wait_score(browser, accepted="1")
     browser.click("#play")
+
+
+@pytest.mark.parametrize(
+    ("fencing", "outcome"),
+    [("off", {"accepted": "2", "corrupted": "1"}), ("enter", {"accepted": "1", "refused": "1", "corrupted": "0"})],
+    ids=["off", "enter"],
+)
+def test_a_holder_cut_off_from_the_service_alone_writes_as_a_zombie(
+    browser: Browser, page: str, fencing: str, outcome: dict[str, str]
+) -> None:
+    open_own(browser, page, *HELD, t=1, fencing=fencing, ttl=4)
+    do(browser, "A", "read")
+    do(browser, "A", "cutservice")
+    at(browser, 7)
+    do(browser, "B", "rmw")
+    at(browser, 8)
+    do(browser, "A", "write")
+    at(browser, 9)
+    wait_score(browser, **outcome)
+    assert browser.text(CARD.format("A", "cutservice")) == "Heal: the service"
+    assert browser.text(CARD.format("A", "cut")) == "Partition: all"
+
+
+def test_the_embedded_store_cannot_be_cut_off(browser: Browser, page: str) -> None:
+    open_own(browser, page, *HELD, t=1, backend="embedded")
+    assert browser.run(f"return document.querySelector({json.dumps(CARD.format('A', 'cutservice'))}).disabled") is True
+    assert "nothing to partition" in browser.text("#store")
+
+
+def test_cards_count_down_what_the_client_and_the_service_count_on(browser: Browser, page: str) -> None:
+    stop = {"at": 1, "who": "A", "do": "pause", "for": 8}
+    open_own(browser, page, *HELD, stop, t=2, ttl=4, renew=False)
+    card = '.card[data-who="{}"] .countdown'
+
+    def state(who: str) -> str:
+        return str(browser.run(f"return document.querySelector('.card[data-who={who}]').dataset.state"))
+
+    left = browser.run("return [...document.querySelectorAll('.card[data-who=A] meter')].map((each) => each.value)")
+    assert [round(each) for each in left] == [2, 2]
+    assert "its own deadline: 2.00 s left" in browser.text(card.format("A"))
+    assert (state("A"), state("B"), state("C")) == ("holds", "waits", "idle")
+    at(browser, 6)
+    assert "its own deadline: passed 2.00 s ago, unnoticed" in browser.text(card.format("A"))
+    assert "lease at the service: none" in browser.text(card.format("A"))
+    assert (state("A"), state("B")) == ("zombie", "holds")
+    border = "return getComputedStyle(document.querySelector('.card[data-who={}]')).borderLeftStyle"
+    assert [browser.run(border.format(who)) for who in "ABC"] == ["double", "solid", "dotted"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "token"),
+    [
+        ({"backend": "redis"}, "INCR of a counter"),
+        ({"backend": "redis", "fence": "hybrid"}, "the server's time in microseconds"),
+        ({"backend": "etcd"}, "create revision"),
+    ],
+)
+def test_the_page_says_where_the_token_comes_from(
+    browser: Browser, page: str, settings: dict[str, str], token: str
+) -> None:
+    open_own(browser, page, *HELD, t=1, **settings)
+    assert token in browser.text(".card.service .token")
+    assert token in browser.text("#store")
+
+
+def test_the_highest_token_is_shown_with_fencing_off_too(browser: Browser, page: str) -> None:
+    browser.open(f"{page}#story=gc-pause&v=0&t=12")
+    wait_score(browser, corrupted="1", mark="2")
+    assert "Highest token\n2\nseen, not compared" in browser.text("#score")
+    drawn = "return [...document.querySelectorAll('#timeline .mark.unused .number')].map((each) => each.textContent)"
+    assert browser.run(drawn) == ["1", "2"]
+
+
+def test_quick_faults_do_not_print_over_each_other(browser: Browser, page: str) -> None:
+    jumps = [{"at": 1 + number / 50, "who": "service", "do": "jump", "by": 1} for number in range(3)]
+    jumps += [{"at": 1.05, "who": "service", "do": "failover", "lag": 0}]
+    open_own(browser, page, *jumps, t=3)
+    boxes: list[list[float]] = browser.run(
+        "return [...document.querySelectorAll('#timeline .pointlabel')].map((each) => each.getBBox())"
+        ".map((box) => [box.x, box.x + box.width, box.y + 2, box.y + box.height - 2])"
+    )
+    assert len(boxes) == 3, "there is room for three; the fourth says it when the pointer is over its line"
+    assert browser.run("return document.querySelectorAll('#timeline .pointline').length") == 4
+    for number, one in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            apart = one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2] or other[3] <= one[2]
+            assert apart, (one, other)
+
+
+def test_only_what_is_past_its_deadline_has_diagonal_stripes(browser: Browser, page: str) -> None:
+    browser.open(f"{page}#story=gc-pause&v=1&t=12")
+    wait_score(browser, refused="1")
+    fill = "return getComputedStyle(document.querySelector('#timeline {}')).fill"
+    assert "#hatch" in browser.run(fill.format(".overdue"))
+    assert "#" not in browser.run(fill.format(".band.pause"))
+    for number in (1, 2, 3):
+        path = browser.run(f"return document.querySelector('#timeline #p{number} path')?.getAttribute('d') ?? ''")
+        assert "L" not in path, "neither are the clients' textures"
+
+
+def test_a_write_that_was_answered_done_and_never_made_is_told(browser: Browser, page: str) -> None:
+    browser.open(f"{page}#story=failover-counter&v=1&t=10")
+    wait_score(browser, accepted="5", lost="0")
+    assert "1 told 'done', never made" in browser.text("#score")
+    assert "⚠ B was told 'done', but its write (token 4) was never made" in browser.text("#log")
+
+
+def test_every_setting_says_what_it_means(browser: Browser, page: str) -> None:
+    browser.open(page)
+    wait_score(browser, accepted="0")
+    rows = browser.run("return [...document.querySelectorAll('#settings > div')].map((each) => each.innerText)")
+    assert all(len(row.splitlines()) == 3 for row in rows), rows
+    assert "raises the token counter past the mark" in browser.text("#settings")
+    browser.choose("#fencing", "noseq")
+    wait_words(browser, "#fencingabout", "Writes of one lease are not numbered")
+    assert "What you are looking at" in browser.text("#what")

@@ -18,6 +18,7 @@ from fencepost_lab.history.format import lines
 from fencepost_lab.sim import parse, run
 from fencepost_lab.sim.chaos import chaos
 from fencepost_lab.sim.guided import guided
+from fencepost_lab.sim.scenario import BACKENDS, FENCINGS
 from fencepost_lab.sim.seeds import keep, try_seeds
 from fencepost_lab.sim.serve import MAX_BODY, server
 from fencepost_lab.sim.site import data
@@ -131,9 +132,13 @@ def test_other_sites_are_turned_away(page: ThreadingHTTPServer, headers: dict[st
 
 def test_the_options_name_everything_there_is(page: ThreadingHTTPServer) -> None:
     options: dict[str, Any] = json.loads(ask(page, "GET", "/data/options.json")[2])
-    assert (options["live"], options["play"]) == (True, True)
+    assert (options["engine"], options["play"]) == ("server", True)
     assert parse({"settings": options["settings"]}).settings == parse({}).settings
     assert {"acquire", "pause", "failover"} <= set(options["actions"])
+    assert list(options["backends"]) == list(BACKENDS)
+    assert all(set(store) == {"name", "token", "about"} for store in options["backends"].values())
+    assert list(options["fencings"]) == list(FENCINGS)
+    assert set(options["meanings"]) == {"seed", *options["settings"], "until"}
 
 
 def test_every_guided_variant_has_its_scenario_and_its_trace(page: ThreadingHTTPServer) -> None:
@@ -149,14 +154,15 @@ def test_a_seed_can_be_looked_at(page: ThreadingHTTPServer) -> None:
 
 
 def test_an_export_has_the_same_files(page: ThreadingHTTPServer, history: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["sim", "--export", str(tmp_path / "site"), "--play", str(history), "--json"])
+    arguments = ["sim", "--export", str(tmp_path / "site"), "--recorded", "--play", str(history), "--json"]
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     files = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*") if path.is_file()}
     assert json.loads(done.stdout) == {"files": len(files)}
     assert {"index.html", "data/options.json", "data/scenarios.json", "data/history.jsonl"} <= files
     for name in files - {"data/options.json"}:
         assert (tmp_path / "site" / name).read_bytes() == ask(page, "GET", "/" + name)[2], name
-    assert json.loads((tmp_path / "site" / "data" / "options.json").read_text())["live"] is False
+    assert json.loads((tmp_path / "site" / "data" / "options.json").read_text())["engine"] == "none"
 
 
 def test_a_port_that_is_taken_is_named(page: ThreadingHTTPServer) -> None:

@@ -8,7 +8,7 @@ import pytest
 from fencepost_lab.sim import parse, run
 from fencepost_lab.sim.chaos import WEAKENED, chaos
 from fencepost_lab.sim.seeds import Tally, check_trace, keep, try_many, try_seeds
-from tests.sim.mutants import RELEASE, RULE, broken_rule, unconditional_release
+from tests.sim.mutants import EQUIVALENT, FAULTS, RELEASE, RULE, broken, broken_rule, unconditional_release
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 SEEDS, CALM = 500, 100
@@ -28,6 +28,8 @@ STRESS = {
     "told": 50,
     "wrote:unknown": 100,
     "lost": 400,
+    **{f"kept:{promise}": 50 for promise in ("data", "inside", "order", "owner", "once", "left", "leaves", "told")},
+    **{f"kept:{promise}": 150 for promise in ("loss", "freed", "deadline", "exclusion", "turns")},
 }
 """What must have happened, at least so often, for so many seeds without a violation to mean anything."""
 
@@ -93,6 +95,24 @@ def test_one_changed_comparison_in_the_rule_is_found_out(mutant: str) -> None:
 def test_an_unconditional_release_is_found_out(where: str) -> None:
     with unconditional_release(where):
         assert found_out()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_core_or_a_store_is_found_out_by_its_promise(name: str) -> None:
+    """By the first of 300 seeds that finds it; ``python -m tests.sim.mutants`` looks for that seed."""
+    fault = FAULTS[name]
+    with broken(fault):
+        report = check_trace(run(chaos(fault.seed)))
+    assert fault.promise in {each.check for each in report.violations}
+    assert not check_trace(run(chaos(fault.seed))).violations, "without the fault"
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_a_fault_that_breaks_no_promise_still_fits_the_source(name: str) -> None:
+    fault, why = EQUIVALENT[name]
+    assert why
+    with broken(fault):
+        assert not check_trace(run(chaos(1))).violations
 
 
 @pytest.mark.parametrize("path", REGRESSIONS, ids=[path.stem for path in REGRESSIONS])

@@ -58,9 +58,8 @@ def client_error(status: int, **headers: str) -> Exception:
         stale(),
         ExceptionGroup("two", [stale(), ExceptionGroup("one", [stale()])]),
         caused(RuntimeError("wrapped by a framework"), stale()),
-        http_error(409),
         http_error(409, X_Fence_Verdict="stale"),
-        client_error(409),
+        client_error(409, **{"x-fence-verdict": "stale"}),
         sqlite3.IntegrityError("fencepost: this change carries no newer fencing token"),
         RuntimeError("stale fencing token for account: got 1, seen 2"),
     ],
@@ -116,10 +115,18 @@ def test_no_refusal_fails() -> None:
         raise LeaseLost("a", 1, "x")
 
 
+@pytest.mark.parametrize("error", [http_error(409), client_error(409)], ids=["urllib", "requests"])
+def test_a_conflict_that_no_guard_tells_of_fails(error: Exception) -> None:
+    with pytest.raises(AssertionError, match="no header X-Fence-Verdict"), assert_refused():
+        raise error
+
+
 def test_responses() -> None:
-    assert_refused(SimpleNamespace(status_code=409, headers={}))
     assert_refused(SimpleNamespace(status=409, headers={"x-fence-verdict": "stale"}))
-    assert_refused(SimpleNamespace(status="409 Conflict"))
+    assert_refused(SimpleNamespace(status="409 Conflict", headers={"X-Fence-Verdict": "stale"}))
+    for conflict in (SimpleNamespace(status_code=409, headers={}), SimpleNamespace(status="409 Conflict")):
+        with pytest.raises(AssertionError, match="no header X-Fence-Verdict"):
+            assert_refused(conflict)
     with pytest.raises(AssertionError, match="status 200"):
         assert_refused(SimpleNamespace(status_code=200))
     with pytest.raises(AssertionError, match="as clash"):

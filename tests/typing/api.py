@@ -4,6 +4,14 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import assert_type
 
+import psycopg_pool
+import redis
+import redis.asyncio
+from django.db.backends.base.base import BaseDatabaseWrapper
+from kazoo.client import KazooClient
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 import fencepost
 from fencepost import aio, errors, sync
 from fencepost.backend import Status
@@ -91,3 +99,37 @@ async def awaited() -> None:
         assert_type(await nightly("monday"), int)
         as_function: Callable[[str], Awaitable[int]] = nightly
         await as_function("tuesday")
+
+
+def clients(
+    client: redis.Redis,
+    cluster: redis.RedisCluster,
+    engine: Engine,
+    pool: psycopg_pool.ConnectionPool,
+    database: BaseDatabaseWrapper,
+    zookeeper: KazooClient,
+) -> None:
+    assert_type(fencepost.connect(client, options={"prefix": "jobs:", "timeout": 2.5}), sync.Locks)
+    for each in (cluster, engine, pool, database, zookeeper):
+        assert_type(fencepost.connect(each), sync.Locks)
+    assert_type(fencepost.connect("redis://h", credentials=lambda: "password"), sync.Locks)
+    assert_type(fencepost.connect("redis://h", credentials=lambda: ("app", "password")), sync.Locks)
+
+
+async def token() -> tuple[str, str]:
+    return "app", "token"
+
+
+def asyncio_clients(
+    client: redis.asyncio.Redis,
+    cluster: redis.asyncio.RedisCluster,
+    engine: AsyncEngine,
+    pool: psycopg_pool.AsyncConnectionPool,
+    database: BaseDatabaseWrapper,
+    zookeeper: KazooClient,
+) -> None:
+    for each in (client, engine, pool, database, zookeeper):
+        assert_type(aio.connect(each), aio.Locks)
+    assert_type(aio.connect(cluster, options={"prefix": "jobs:"}), aio.Locks)
+    assert_type(aio.connect("redis://h", credentials=token), aio.Locks)
+    assert_type(aio.connect("redis://h", credentials=lambda: b"password"), aio.Locks)

@@ -7,7 +7,10 @@ nothing, so a mistake that slips through fails the check.
 from typing import Any
 
 import psycopg
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+import psycopg_pool
+import redis
+import redis.asyncio
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 import fencepost
 import fencepost.contrib.sqlalchemy.aio
@@ -125,8 +128,30 @@ def what_a_lock_does_not_have(locks: fencepost.Locks) -> None:
     locks.lock("a").locked()  # type: ignore[attr-defined]
     locks.lock("a").acquire(timeout=5)  # type: ignore[call-arg]
     locks.lock("a").try_acquire(False)  # type: ignore[call-arg]
-    fencepost.connect(url="redis://")  # type: ignore[call-arg]
+    fencepost.connect(url="redis://")  # type: ignore[call-overload]
 
 
 async def what_an_asyncio_lock_does_not_take(locks: fencepost.aio.Locks) -> None:
     await locks.lock("a").acquire(timeout=5)  # type: ignore[call-arg]
+
+
+def a_client_for_the_other_face(
+    client: redis.Redis, aclient: redis.asyncio.Redis, engine: AsyncEngine, pool: psycopg_pool.AsyncConnectionPool
+) -> None:
+    fencepost.connect(aclient)  # type: ignore[call-overload]
+    fencepost.connect(engine)  # type: ignore[call-overload]
+    fencepost.connect(pool)  # type: ignore[call-overload]
+    fencepost.aio.connect(client)  # type: ignore[call-overload]
+    fencepost.connect(42)  # type: ignore[call-overload]
+    fencepost.connect(client, credentials=lambda: "x")  # type: ignore[call-overload]
+    fencepost.connect("redis://h", options={"prefix": "x"})  # type: ignore[call-overload]
+
+
+async def told() -> str:
+    return "password"
+
+
+def credentials_of_the_wrong_kind() -> None:
+    fencepost.connect("redis://h", credentials="password")  # type: ignore[call-overload]
+    fencepost.connect("redis://h", credentials=told)  # type: ignore[arg-type]
+    fencepost.connect("redis://h", credentials=lambda: None)  # type: ignore[arg-type, return-value]

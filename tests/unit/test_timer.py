@@ -141,6 +141,79 @@ def test_a_key_can_be_posted_from_any_thread_and_only_if_it_is_set(driver: Drive
     run(scene())
 
 
+class Between:
+    """A service's gate; the first to enter it waits for a turn of the timer."""
+
+    def __init__(self, timer: Timer[Any], run: Run) -> None:
+        self._service, self._gate = timer._service, timer._service.gate
+        self._turn = partial(timer._turn, run, [])
+
+    def __enter__(self) -> None:
+        self._service.gate = self._gate
+        self._turn()
+        self._gate.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.release()
+
+
+@pytest.mark.parametrize("method", ["set", "offer", "offer_all"])
+def test_a_key_that_is_set_during_a_turn_is_not_lost(driver: Driver, method: str) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        timer.set("first", driver.now() + 600)
+        await soon(lambda: not timer._new, "it has had its turn")
+        run = timer._service._run
+        assert run is not None
+        timer._service.gate = Between(timer, run)  # type: ignore[assignment]
+        due = driver.now() + 0.05
+        if method == "offer_all":
+            timer.offer_all([("second", due, 0.0)])
+        else:
+            getattr(timer, method)("second", due)
+        timer._service.wake()
+        await soon(lambda: fired.keys == ["second"], "it is fired")
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_that_is_parked_is_fired_only_if_it_is_posted(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        now = driver.now()
+        timer.set("key", now + 600)
+        timer.park([("key", now), ("other", now)])
+        timer.set("last", now + 0.05)
+        await soon(lambda: fired.keys == ["last"], "what is parked is not fired with others")
+        timer.post("key")
+        await soon(lambda: fired.keys == ["last", "key"], "it is fired once it is posted")
+        timer.drop("other")
+        assert len(timer) == 0
+        timer.close()
+
+    run(scene())
+
+
+def test_keys_that_were_set_again_and_again_take_no_room(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        for round in range(1, 1000):
+            for key in range(10):
+                timer.offer(key, driver.now() + 600 + round, early=1.0)
+            timer._service.wake()
+            if round % 10 == 0:
+                await soon(lambda: not timer._new, "they have had their turn")
+        assert timer._inside < 200
+        assert sum(map(len, timer._buckets.values())) == timer._inside
+        assert len(timer._heap) == len(timer._buckets)
+        assert len(timer) == 10
+        assert not fired.calls
+        timer.close()
+
+    run(scene())
+
+
 def test_others_have_their_turn_between_two_slices(driver: Driver) -> None:
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test", most=10)
@@ -260,21 +333,22 @@ def test_an_action_that_raises_ends_nothing(driver: Driver, caplog: pytest.LogCa
     run(scene())
 
 
-def test_keys_on_their_way_to_the_heap_are_not_lost_for_want_of_memory(
+def test_keys_on_their_way_to_their_buckets_are_not_lost_for_want_of_memory(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = [MemoryError(), MemoryError()]
 
     def push(heap: list[Any], item: Any) -> None:
-        if failures and item[2] == 2:
+        if failures and len(heap) == 2:
             raise failures.pop()
         heappush(heap, item)
 
     async def scene() -> None:
         monkeypatch.setattr("fencepost.driver.timer.heappush", push)
         timer = Timer(driver, fired := Fired(), "test")
+        now = driver.now()
         for key in range(4):
-            timer.set(key, driver.now())
+            timer.set(key, now - key)  # each in a bucket of its own
         await soon(lambda: sorted(set(fired.keys)) == [0, 1, 2, 3], "all are fired")
         assert not failures
         timer.close()

@@ -19,7 +19,7 @@ def is_remote(host: str) -> bool:
 def examine(address: Address, *, encrypted: bool, remedy: str) -> list[Finding]:
     """A risk if the URL's password goes to another machine unencrypted; ``remedy`` says which options encrypt."""
     remote = sorted({host for host, _ in address.hosts if is_remote(host)})
-    if encrypted or address.password is None or not remote:
+    if encrypted or (address.password is None and address.login is None) or not remote:
         return []
     return [
         Finding(

@@ -347,7 +347,10 @@ _REDIS_PY = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
 
 def _redis(url: str, address: Address) -> Any:
     """redis-py's client for a URL, whose login it gets apart: what it cannot parse it would repeat."""
-    from redis import RedisError, from_url
+    try:
+        from redis import RedisError, from_url
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"marks in Redis need {error.name!r}: pip install 'fencepost[redis-py]'") from error
 
     if len(address.hosts) != 1 or address.hosts[0][0] == "":
         raise ConfigError("a Redis URL with marks names one server: redis://host:6379/0")

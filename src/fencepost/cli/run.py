@@ -7,7 +7,7 @@ import typer
 from fencepost.cli import exits
 from fencepost.cli.options import Backend, Duration, Name, store
 from fencepost.cli.text import complain, in_words
-from fencepost.errors import NotAcquired
+from fencepost.errors import ConfigError, NotAcquired
 
 app = typer.Typer(add_completion=False)
 
@@ -56,7 +56,10 @@ def run(
     after the grace period. If this program itself is killed, so is the command (Linux).
     """
     import asyncio
+    import os
 
+    if not hasattr(os, "killpg"):
+        raise ConfigError("fencepost run needs a Unix system, to signal the command; hold the lock from Python here")
     from fencepost.cli.holding import hold
 
     if no_wait and timeout is not None:

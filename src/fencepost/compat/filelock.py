@@ -127,19 +127,36 @@ class FileLock(_Blocking, filelock.FileLock):
 
     ``lease`` carries a fencing token to a guard. A lock whose file was removed or replaced while it was held, so that
     others could lock it too, is told to the hooks of `fencepost.compat.observe` as lost.
+
+        with FileLock("report.lock", timeout=5): ...
     """
 
 
 class SoftFileLock(_Blocking, filelock.SoftFileLock):
-    """filelock's SoftFileLock; otherwise as `FileLock`."""
+    """filelock's SoftFileLock; otherwise as `FileLock`.
+
+    For example::
+
+        with SoftFileLock("report.lock", timeout=5): ...
+    """
 
 
 class AsyncFileLock(_Async, filelock.AsyncFileLock):  # type: ignore[misc]  # as filelock's own differs from its base
-    """filelock's AsyncFileLock; otherwise as `FileLock`."""
+    """filelock's AsyncFileLock; otherwise as `FileLock`.
+
+    For example::
+
+        async with AsyncFileLock("report.lock", timeout=5): ...
+    """
 
 
 class AsyncSoftFileLock(_Async, filelock.AsyncSoftFileLock):  # type: ignore[misc]
-    """filelock's AsyncSoftFileLock; otherwise as `FileLock`."""
+    """filelock's AsyncSoftFileLock; otherwise as `FileLock`.
+
+    For example::
+
+        async with AsyncSoftFileLock("report.lock", timeout=5): ...
+    """
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -155,12 +172,12 @@ def _mint(path: str, mode: int | None) -> int | None:
     beside = f"{path}.fence"
     try:
         # Never through a link that another user may have put there.
-        file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        file = os.open(beside, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         _warn(beside, error)
         return None
     try:
-        if mode is not None and os.fstat(file).st_uid == os.geteuid():
+        if mode is not None and hasattr(os, "geteuid") and os.fstat(file).st_uid == os.geteuid():
             os.fchmod(file, mode)
         last = os.read(file, 64).strip()
         known = int(last) if last.isdigit() else 0

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fencepost import ambient, check, holders
 from fencepost.driver import boottime
+from fencepost.driver.fork import at_fork
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Hooks, Kind
@@ -54,7 +55,7 @@ def _forked() -> None:
     _gate = threading.Lock()  # a thread of the parent may have been inside
 
 
-os.register_at_fork(after_in_child=_forked)
+at_fork(after_in_child=_forked)
 
 
 class _Original:

@@ -96,6 +96,8 @@ class Redlock(_Fenced, pottery.Redlock):  # type: ignore[misc]
 
     Taking it mints a fencing token: ``lease`` carries it to a guard, which in a ``with`` block finds it by the name of
     the lock's key, ``redlock:KEY``. What went wrong is told to the hooks of `fencepost.compat.observe`.
+
+        with Redlock(key="report", masters={redis_a, redis_b, redis_c}, auto_release_time=10): ...
     """
 
     def __init__(self, *, key: str, masters: Iterable[Any] = frozenset(), **options: Any) -> None:
@@ -144,7 +146,12 @@ class Redlock(_Fenced, pottery.Redlock):  # type: ignore[misc]
 
 
 class AIORedlock(_Fenced, pottery.AIORedlock):  # type: ignore[misc]
-    """pottery's AIORedlock: its signature, its keys, its errors; otherwise as `Redlock`."""
+    """pottery's AIORedlock: its signature, its keys, its errors; otherwise as `Redlock`.
+
+    For example::
+
+        async with AIORedlock(key="report", masters={redis_a, redis_b, redis_c}): ...
+    """
 
     def __init__(self, *, key: str, masters: Iterable[Any], **options: Any) -> None:
         super().__init__(key=key, masters=masters, **options)
@@ -202,7 +209,13 @@ def synchronize(
     blocking: bool = True,
     timeout: float = -1,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As pottery's: one call of the function at a time, under a Redlock."""
+    """As pottery's: one call of the function at a time, under a Redlock.
+
+    For example::
+
+        @synchronize(key="report", masters={redis_a, redis_b, redis_c})
+        def report(): ...
+    """
 
     def decorator(work: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(work)

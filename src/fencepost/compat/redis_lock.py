@@ -46,6 +46,8 @@ class Lock(redis_lock.Lock):  # type: ignore[misc]
 
     Taking it mints a fencing token: ``lease`` carries it to a guard, which in a ``with`` block finds it by the name of
     the lock's key, ``lock:NAME``. What went wrong is told to the hooks of `fencepost.compat.observe`.
+
+        with Lock(client, "report", expire=30, auto_renewal=True): ...
     """
 
     def __init__(

@@ -25,7 +25,15 @@ SOURCE = "compat.redlock"
 
 
 class Lock(redlock.Lock):  # type: ignore[misc]
-    """redlock-py's Lock, a tuple of validity, resource and key, that carries a lease."""
+    """redlock-py's Lock, a tuple of validity, resource and key, that carries a lease.
+
+    For example::
+
+        held = manager.lock("report", 10_000)
+        if held:
+            print(held.lease.token)
+            manager.unlock(held)
+    """
 
     _hold: Hold | None = None
 
@@ -51,6 +59,9 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
 
     The lock that ``lock()`` returns has a ``lease`` for guards. What went wrong is told to the hooks of
     `fencepost.compat.observe`.
+
+        manager = Redlock([{"host": "a"}, {"host": "b"}, {"host": "c"}])
+        held = manager.lock("report", 10_000)
     """
 
     def __init__(self, connection_list: Any, retry_count: int | None = None, retry_delay: float | None = None) -> None:

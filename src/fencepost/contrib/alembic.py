@@ -36,11 +36,16 @@ __all__ = ["Migrations", "guard", "include_name", "migrations_lock", "prepare", 
 
 _GUARDED = ("postgresql", "sqlite")
 _COLON = re.compile(r"(?<![:\w\\]):(?=\w)")  # what text() would take for a parameter
-_LIBPQ = ("psycopg", "psycopg2", "psycopg_async")
 
 
 class Migrations:
-    """The lock of a run of migrations; given as ``on_version_apply``, it admits each step in the step's transaction."""
+    """The lock of a run of migrations; given as ``on_version_apply``, it admits each step in the step's transaction.
+
+    For example::
+
+        with migrations_lock(connection) as migrations:
+            context.configure(connection=connection, on_version_apply=migrations)
+    """
 
     def __init__(self, name: str, lease: Lease) -> None:
         self.name = name
@@ -104,15 +109,13 @@ def migrations_lock(
 def _connected(connection: Connection, url: str | None) -> Locks:
     if url is not None or "FENCEPOST_URL" in os.environ or connection.dialect.name != "postgresql":
         return connect(url)
-    own = connection.engine.url
-    if own.query and connection.dialect.driver not in _LIBPQ:
+    try:
+        return connect(connection.engine)
+    except ConfigError as error:
         raise ConfigError(
-            f"the options of a URL for {connection.dialect.driver} mean nothing to fencepost's own connection; name "
-            f"the locks: migrations_lock(connection, 'postgresql://...'), or set $FENCEPOST_URL"
-        )
-    # What the migrations' own session is set to, such as its search_path, is nothing to the locks.
-    address = own.set(drivername="postgresql").difference_update_query(["options"])
-    return connect(address.render_as_string(hide_password=False))
+            f"the locks cannot be in the migrated database: {error}; name them: migrations_lock(connection, "
+            f"'postgresql://...'), or set $FENCEPOST_URL"
+        ) from None
 
 
 def prepare(op: Any) -> None:
@@ -134,12 +137,23 @@ def guard(
 
 
 def unguard(op: Any, table: str) -> None:
-    """Take the triggers off a table, in a downgrade; its marks and its epochs stay."""
+    """Take the triggers off a table, in a downgrade; its marks and its epochs stay.
+
+    For example::
+
+        def downgrade():
+            unguard(op, "account")
+    """
     _execute(op, removal(_dialect(op), table))
 
 
 def include_name(name: str | None, type_: str, parent_names: object) -> bool:
-    """For ``context.configure(include_name=...)``: autogenerate neither drops nor compares what is fencepost's."""
+    """For ``context.configure(include_name=...)``: autogenerate neither drops nor compares what is fencepost's.
+
+    For example::
+
+        context.configure(connection=connection, include_name=include_name)
+    """
     return not (type_ == "table" and (name or "").startswith("fencepost_")) and (type_, name) != ("schema", "fencepost")
 
 

@@ -40,6 +40,9 @@ def current_term() -> Term:
 
     Pass it to guards: a job whose process was replaced is refused. Guards of a resource whose name is the election's,
     or a path below it, find it by themselves.
+
+        with sqlalchemy.fenced(session, "report", current_term()):
+            session.add(Report())
     """
     term = _running.get(None)
     if term is None:
@@ -58,6 +61,8 @@ class FleetExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no t
     ``executor`` runs the jobs in the leader: threads unless given, or asyncio's for an AsyncIOScheduler. Raises
     ConfigError for what cannot be meant, for a job store that processes could share, and, where the job would run, for
     a job without an ``id=``.
+
+        scheduler.add_executor(FleetExecutor(locks, "scheduler", state="redis://localhost:6379/1"), "default")
     """
 
     def __init__(

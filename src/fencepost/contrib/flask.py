@@ -38,7 +38,7 @@ from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 from fencepost.naming import Template
 from fencepost.signing import Keys
-from fencepost.sync import Lease, Locks, connect
+from fencepost.sync import Credentials, Lease, Locks, connect
 
 __all__ = ["Fencepost", "fenced"]
 
@@ -58,19 +58,23 @@ class _State(NamedTuple):
 class Fencepost:
     """The extension: the locks of each application that it was initialised with, and what its requests do with them.
 
-    ``app.config`` has FENCEPOST_URL, and may have FENCEPOST_TTL, FENCEPOST_TIMEOUT (how long a request waits for its
-    lock), FENCEPOST_BUSY (the status of one that waited so long) and FENCEPOST_RETRY_AFTER (in whole seconds).
+    ``app.config`` has FENCEPOST_URL, a URL or a client as `fencepost.connect` takes it, and may have FENCEPOST_TTL,
+    FENCEPOST_TIMEOUT (how long a request waits for its lock), FENCEPOST_BUSY (the status of one that waited so long)
+    and FENCEPOST_RETRY_AFTER (in whole seconds).
     """
 
     def __init__(
         self,
         app: Flask | None = None,
         *,
+        credentials: Credentials | None = None,
+        options: Mapping[str, str | int | float | bool] | None = None,
         queue_limit: int = 10_000,
         hooks: Iterable[Hook] = (),
         keys: Keys | None = None,
     ) -> None:
         self._options: dict[str, Any] = {"queue_limit": queue_limit, "hooks": tuple(hooks), "keys": keys}
+        self._options |= {"credentials": credentials, "options": options}
         if app is not None:
             self.init_app(app)
 

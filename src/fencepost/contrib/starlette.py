@@ -25,6 +25,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 
 from fencepost import aio
+from fencepost.clients.kinds import AsyncClient
 from fencepost.contrib.web import Terms, answer, misnamed, remember, was_done
 from fencepost.errors import BackendError, ConfigError, LeaseLost, NotAcquired, Refused
 from fencepost.events import Hook
@@ -52,9 +53,11 @@ class Fencepost:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | AsyncClient | None = None,
         /,
         *,
+        credentials: aio.Credentials | None = None,
+        options: Mapping[str, str | int | float | bool] | None = None,
         ttl: Duration = 15.0,
         timeout: Duration = 2.0,
         busy: int = 423,
@@ -63,8 +66,9 @@ class Fencepost:
         hooks: Iterable[Hook] = (),
         keys: Keys | None = None,
     ) -> None:
-        self._url = url
+        self._url: Any = url
         self._options: dict[str, Any] = {"ttl": ttl, "queue_limit": queue_limit, "hooks": tuple(hooks), "keys": keys}
+        self._options |= {"credentials": credentials, "options": options}
         self._terms = Terms.of(timeout, busy, retry_after)
         # One for each event loop: a test client runs the same application in several.
         self._open: dict[asyncio.AbstractEventLoop, list[aio.Locks]] = {}
@@ -247,6 +251,8 @@ def guard(
     Each path is written as its route has it, and each of its fields names its convertor, ``int``, ``uuid`` or ``str``;
     or the same thing, written in two ways, would have two marks. The endpoint admits the stamp in its own transaction:
     it finds it by ``fenced``. See `fencepost.guards.asgi.Fence` for the options.
+
+        guard(app, {"/accounts/{id}": "account/{id}"})
     """
     app.add_middleware(asgi.Fence, key=_routes(paths), marks=marks, hooks=hooks, policy=policy)
 

@@ -22,9 +22,12 @@ Ts = TypeVarTuple("Ts")
 def _boot_clock() -> Callable[[], float]:
     """Seconds since the host booted, which wall-clock jumps do not move.
 
-    It counts suspend, as CLOCK_MONOTONIC does not on Linux: a lease must not survive a closed lid. In a time namespace
-    the clock is set off: processes in several of them share the embedded store, so take that away.
+    It counts suspend, as CLOCK_MONOTONIC does not on Linux: a lease must not survive a closed lid. (That of macOS does,
+    while ``time.monotonic`` does not there; on Windows it is the other way round.) In a time namespace the clock is set
+    off: processes in several of them share the embedded store, so take that away.
     """
+    if not hasattr(time, "clock_gettime"):
+        return time.monotonic
     clock = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
     offset = _clock_offset()
     return (lambda: clock() - offset) if offset else clock
@@ -50,10 +53,17 @@ NAP = 2.0
 class Signal(Protocol):
     """A flag that can be waited for. ``set`` may be called from any thread."""
 
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
-    def is_set(self) -> bool: ...
-    async def wait(self, timeout: float | None = None) -> bool: ...
+    def set(self) -> None:
+        """Set it, and wake those who wait."""
+
+    def clear(self) -> None:
+        """Take it back."""
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or so many seconds have passed; whether it is."""
 
 
 class Driver(Protocol):
@@ -67,14 +77,24 @@ class Driver(Protocol):
     def nap(self) -> float:
         """The longest wait for a deadline in one piece: waits do not count the time that the machine is suspended."""
 
-    def now(self) -> float: ...
-    def signal(self) -> Signal: ...
-    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None: ...
+    def now(self) -> float:
+        """Seconds on the clock that deadlines are counted on."""
+
+    def signal(self) -> Signal:
+        """A signal to wait for, of this kind."""
+
+    def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a job in the background: on a thread, or as a task."""
+
     def later(self, call: Callable[[], None]) -> None:
         """Make a call soon, although what runs now was cancelled; never, if its event loop ends."""
 
-    async def sleep(self, seconds: float) -> None: ...
-    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T: ...
+    async def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds."""
+
+    async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Make a call that blocks; what it returns."""
+
     async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
         """Run a clean-up that the caller's cancellation cannot reach; stay for ``grace`` seconds at most."""
 
@@ -84,7 +104,8 @@ class Driver(Protocol):
         Blocking code cannot be stopped from outside: there, a backend asks ``scope.patience`` how long to wait.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what runs in the background."""
 
 
 def abandoned(signal: Signal) -> bool:

@@ -1,13 +1,45 @@
-"""What a forked child renews of its parent's: connections that both would use, gates that a thread may have held."""
+"""What a forked child renews of its parent's: connections that both would use, gates that a thread may have held.
 
+On Windows no process forks, and nothing is registered.
+"""
+
+import functools
+import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_log = logging.getLogger("fencepost")
 _renewals: "weakref.WeakKeyDictionary[Any, Callable[[Any], object]]" = weakref.WeakKeyDictionary()
+
+
+def at_fork(
+    *,
+    before: Callable[[], object] = lambda: None,
+    after_in_parent: Callable[[], object] = lambda: None,
+    after_in_child: Callable[[], object],
+) -> None:
+    """As ``os.register_at_fork``, where there is one."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+
+
+@functools.cache
+def look_for_silent_forks() -> None:
+    """Log once if this process is a master of uWSGI's that forks without telling Python, and so nobody here."""
+    server: Any = sys.modules.get("uwsgi")  # there is no such module elsewhere
+    options = getattr(server, "opt", None)
+    if not isinstance(options, dict) or server.worker_id() != 0:
+        return
+    if not options.keys() & {"py-call-osafterfork", "py-call-uwsgi-fork-hooks"}:
+        _log.warning(
+            "uWSGI forks its workers without telling Python: they would use the connections and leases of their "
+            "master; start it with --py-call-osafterfork, or with --lazy-apps"
+        )
 
 
 def in_child(owner: T, renew: Callable[[T], object]) -> None:
@@ -20,4 +52,4 @@ def _forked() -> None:
         renew(owner)
 
 
-os.register_at_fork(after_in_child=_forked)
+at_fork(after_in_child=_forked)

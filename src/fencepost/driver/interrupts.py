@@ -6,7 +6,7 @@ store granted a lock and before anybody remembers it. ``protected`` holds such h
 cancelled ``await`` of asyncio code. All this concerns the main thread only: no handler ever runs in another one.
 """
 
-import os
+import functools
 import signal
 import threading
 
@@ -17,6 +17,8 @@ from _thread import interrupt_main
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple
+
+from fencepost.driver.fork import at_fork
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -110,6 +112,18 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
         raise raised.error from None
     except BaseException:
         _undo(undo, result)
+        raise
+
+
+def see_through(leave: Callable[[list[bool]], T]) -> T:
+    """As ``protected``, to leave a block: also if an interrupt comes before that has begun; ``leave`` notes when it
+    begins."""
+    begun: list[bool] = []
+    try:
+        return protected(functools.partial(leave, begun))
+    except BaseException:
+        if not begun:
+            protected(functools.partial(leave, begun))
         raise
 
 
@@ -232,4 +246,4 @@ def _after_fork() -> None:
     _pending.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)

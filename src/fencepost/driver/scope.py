@@ -106,7 +106,12 @@ deadline: ContextVar[float | None] = ContextVar("fencepost_deadline", default=No
 
 
 def patience(most: float) -> float:
-    """How many seconds a request may wait for its store: ``most``, or less where its caller does not wait so long."""
+    """How many seconds a request may wait for its store: ``most``, or less where its caller does not wait so long.
+
+    For example::
+
+        answer = connection.ask(request, timeout=patience(5.0))
+    """
     until = deadline.get()
     return most if until is None else max(0.0, min(most, until - time.monotonic()))
 
@@ -116,7 +121,13 @@ current: ContextVar[Scope | None] = ContextVar("fencepost_scope", default=None)
 
 @contextmanager
 def woken(wake: Callable[[], None]) -> Iterator[None]:
-    """Wait in here for something other than a signal: ``wake`` must end it, should the waits around be ended."""
+    """Wait in here for something other than a signal: ``wake`` must end it, should the waits around be ended.
+
+    For example::
+
+        with woken(connection.shutdown):
+            connection.read()
+    """
     waits = current.get()
     if waits is None:
         yield

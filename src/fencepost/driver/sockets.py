@@ -1,10 +1,80 @@
-"""Sockets: connecting them, whether an idle one can be used again, and whether the other host is still there."""
+"""Sockets: connecting them, waiting for them, whether an idle one can be used again, whether the other host is there.
 
+What a system lacks is asked for here, when it is needed: Windows has no ``select.poll``, and eventlet takes it away;
+gevent and eventlet put sockets of theirs in the place of the system's.
+"""
+
+import _socket
 import select
 import socket
 import ssl
+import struct
+from time import monotonic
+from typing import Protocol
 
 from fencepost.driver.interrupts import interruptible
+
+READABLE = getattr(select, "POLLIN", 1)
+WRITABLE = getattr(select, "POLLOUT", 4)
+
+
+class Poller(Protocol):
+    """Waits for sockets, as ``select.poll`` does."""
+
+    def register(self, fd: "int | socket.socket", eventmask: int, /) -> None: ...
+    def unregister(self, fd: "int | socket.socket", /) -> None: ...
+    def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
+        """The sockets that are ready, or closed, within so many milliseconds."""
+
+
+def poller() -> Poller:
+    """A new one. With gevent it lets the other greenlets run, as does that for eventlet."""
+    return select.poll() if hasattr(select, "poll") else _Select()
+
+
+class _Select:
+    """The same by ``select.select``."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, int] = {}
+
+    def register(self, fd: int | socket.socket, eventmask: int, /) -> None:
+        number = fd if isinstance(fd, int) else fd.fileno()
+        if number < 0:
+            raise ValueError("the socket is closed")
+        self._wanted[number] = eventmask
+
+    def unregister(self, fd: int | socket.socket, /) -> None:
+        del self._wanted[fd if isinstance(fd, int) else fd.fileno()]
+
+    def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
+        readers = [number for number, mask in self._wanted.items() if mask & READABLE]
+        writers = [number for number, mask in self._wanted.items() if mask & WRITABLE]
+        end = None if timeout is None or timeout < 0 else monotonic() + timeout / 1000
+        while True:
+            left = None if end is None else max(0.0, end - monotonic())
+            try:
+                # Windows tells of a connection that failed among the exceptional ones only.
+                readable, writable, failed = select.select(readers, writers, writers, left)
+            except (OSError, ValueError):  # one of them was closed: the next read notices
+                return list(self._wanted.items())
+            ready = dict.fromkeys(readable, READABLE)
+            for number in {*writable, *failed}:
+                ready[number] = ready.get(number, 0) | WRITABLE
+            if ready.keys() <= self._wanted.keys() and (ready or left == 0.0):
+                return list(ready.items())
+            # With eventlet, a wait may be given what the one before it, in the same greenlet, had waited for.
+
+
+def limit(raw: socket.socket, seconds: float) -> bool:
+    """Have the kernel end each read and write after so many seconds, which costs no call; False if it cannot."""
+    # Not for greenlets: their sockets never block in the kernel. Windows counts in another unit, and rounds up.
+    if not isinstance(raw, _socket.socket) or not hasattr(select, "poll"):
+        return False
+    pair = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pair)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pair)
+    return True
 
 
 def connect(host: str, port: int, timeout: float) -> socket.socket:
@@ -38,9 +108,9 @@ def silent(sock: socket.socket | int) -> bool:
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return False
     # Not by a recv() that does not wait: with gevent's sockets every recv() does.
-    poll = select.poll()
+    poll = poller()
     try:
-        poll.register(sock, select.POLLIN)
+        poll.register(sock, READABLE)
         return not poll.poll(0)
     except (OSError, ValueError):  # another thread has closed it meanwhile
         return False

@@ -4,8 +4,9 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Hashable
-from heapq import heapify, heappop, heappush
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from heapq import heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
 
@@ -19,7 +20,16 @@ K = TypeVar("K")
 
 _log = logging.getLogger("fencepost")
 _AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
-_SPARE = 64  # items of the heap that may be stale before it is made new
+_SPARE = 64  # keys in buckets that may be stale before the buckets are made new
+
+
+_GRAIN = 8  # keys that may be early share a bucket with others that are due within this part of that time
+
+
+def _bucket(at: float, early: float) -> float:
+    """The instant of the bucket that a key is in: a little earlier than it is due, if it may be early."""
+    grain = early / _GRAIN
+    return int(at / grain) * grain if grain else at
 
 
 class Timer(Generic[K]):
@@ -47,10 +57,13 @@ class Timer(Generic[K]):
         self._most = most
         self._service = Service(driver, self._run, name)
         self._due: dict[K, float] = {}
-        # What is set and cancelled soon costs no more than this: only what is left at the next turn goes to the heap.
+        # What is set and cancelled soon costs no more than this: only what is left at the next turn goes to a bucket.
         self._new: dict[K, tuple[float, float]] = {}
-        self._heap: list[tuple[float, int, K, float]] = []
-        self._order = itertools.count()  # keys that are due together are fired in the order they were set
+        # The keys that are due at one instant. Those that were cancelled, or set to another one, are stale there.
+        self._buckets: dict[tuple[float, float], deque[K]] = {}
+        self._inside = 0  # keys in all buckets, also stale ones
+        self._heap: list[tuple[float, int, float, deque[K]]] = []
+        self._order = itertools.count()  # of buckets; within one, keys are fired in the order they were set
         self._next = -inf  # when the run looks again; what is due earlier has to nudge it
         in_child(self, Timer._forked)
 
@@ -68,6 +81,7 @@ class Timer(Generic[K]):
         RuntimeError or MemoryError, and the key is not set, if no thread runs and none can be started.
         """
         service = self._service
+        at = _bucket(at, early)
         with service.gate:
             before = self._due.get(key)
             self._due[key] = at
@@ -88,13 +102,29 @@ class Timer(Generic[K]):
 
     def offer(self, key: K, at: float, early: float = 0.0) -> bool:
         """The same, from any thread, without an error. False: it is set, but nobody runs; a later call starts it."""
+        return self.offer_all([(key, at, early)])
+
+    def offer_all(self, items: Iterable[tuple[K, float, float]]) -> bool:
+        """The same for many keys."""
         with self._service.gate:
-            self._due[key] = at
-            self._new[key] = at, early
-            nudge = at < self._next
+            due, new, first = self._due, self._new, inf
+            for key, at, early in items:
+                at = _bucket(at, early)
+                due[key] = at
+                new[key] = at, early
+                if at < first:
+                    first = at
+            nudge = first < self._next
         if nudge:
             self._service.wake()
         return self._service.ensure()
+
+    def park(self, items: Iterable[tuple[K, float]]) -> None:
+        """Set keys, each until an instant at which the caller has another key fired for them; ``post`` fires them."""
+        with self._service.gate:
+            for key, at in items:
+                self._due[key] = at
+                self._new.pop(key, None)
 
     def post(self, key: K) -> None:
         """Fire a key now, if it is set; from any thread, and starts nothing."""
@@ -138,12 +168,18 @@ class Timer(Generic[K]):
         with self._service.gate:
             self._due.clear()
             self._new.clear()
-            self._heap.clear()
+            self._empty()
         self._service.close()
 
     def _forked(self) -> None:
         """In a forked child: the keys were the parent's."""
-        self._due, self._new, self._heap, self._next = {}, {}, [], -inf
+        self._due, self._new, self._next = {}, {}, -inf
+        self._heap, self._buckets, self._inside = [], {}, 0
+
+    def _empty(self) -> None:
+        self._heap.clear()
+        self._buckets.clear()
+        self._inside = 0
 
     async def _run(self, run: Run) -> None:
         now = self._driver.now
@@ -181,8 +217,8 @@ class Timer(Generic[K]):
             now = self._driver.now()
             for key in keys:
                 self._due.setdefault(key, now)
-            # Also what was on its way to the heap.
-            self._heap.clear()
+            # Also what was on its way to a bucket.
+            self._empty()
             self._new = {key: (at, 0.0) for key, at in self._due.items()}
             self._next = -inf
 
@@ -191,25 +227,47 @@ class Timer(Generic[K]):
         with self._service.gate:
             if not run.current:
                 return
-            heap, due = self._heap, self._due
+            due = self._due
             new, self._new = self._new, {}  # a finalizer may set or cancel a key in between
             for key, (at, early) in new.items():
-                heappush(heap, (at, next(self._order), key, early))
-            if len(heap) > 2 * len(due) + _SPARE:
-                heap[:] = [item for item in heap if due.get(item[2]) == item[0]]
-                heapify(heap)
+                self._put(key, at, early)
+            if self._inside > 2 * len(due) + _SPARE:
+                self._sweep()
             now = self._driver.now()
+            heap = self._heap
             while heap and len(keys) < self._most:
-                at, _, key, early = heap[0]
-                if due.get(key) != at:
-                    heappop(heap)  # cancelled, or set to another time
-                elif at <= now or (keys and at - early <= now):
-                    keys.append(key)
-                    heappop(heap)
-                    due.pop(key, None)
-                else:
+                at, _, early, bucket = heap[0]
+                ripe = at <= now or (keys and at - early * (1 - 1 / _GRAIN) <= now)
+                while bucket and len(keys) < self._most:
+                    if due.get(bucket[0]) == at:
+                        if not ripe:
+                            break
+                        due.pop(bucket[0], None)
+                        keys.append(bucket[0])
+                    bucket.popleft()
+                    self._inside -= 1
+                if bucket:
                     break
+                heappop(heap)
+                del self._buckets[at, early]
             self._next = heap[0][0] if heap else inf
+
+    def _put(self, key: K, at: float, early: float) -> None:
+        bucket = self._buckets.get((at, early))
+        if bucket is None:
+            bucket = self._buckets[at, early] = deque()
+            heappush(self._heap, (at, next(self._order), early, bucket))
+        bucket.append(key)
+        self._inside += 1
+
+    def _sweep(self) -> None:
+        """Make the buckets new, without what is stale in them."""
+        buckets = list(self._buckets.items())
+        self._empty()
+        for (at, early), bucket in buckets:
+            for key in dict.fromkeys(bucket):
+                if self._due.get(key) == at:
+                    self._put(key, at, early)
 
 
 class Timers(Generic[H, K]):

@@ -93,7 +93,12 @@ _last: tuple[list[Status], View] = ([], View(""))
 
 
 def view(group: str, listed: Iterable[Status]) -> View:
-    """Read a listing of a group's locks; nobody changes what it returns, for the same listing gives the same view."""
+    """Read a listing of a group's locks; nobody changes what it returns, for the same listing gives the same view.
+
+    For example::
+
+        print(view("orders", locks.list("orders/")).unowned)
+    """
     global _last
     listed = list(listed)
     before, found = _last

@@ -45,6 +45,8 @@ def write(
     Raises StaleToken if one was, and LookupError if there is no such row; then nothing was changed. LookupError, too,
     if there are several: then roll back. Without a lease, the lease of the ``with lock:`` around here is taken, if its
     name is ``table/key``.
+
+        column.write(conn, "account", {"id": 42}, {"balance": 90}, lease)
     """
     access = Judgement("column", _resource(table, key), lease, "write", hooks, policy)
     with _undone(conn):
@@ -94,6 +96,8 @@ def read(
 
     Raises as ``write`` does. Write in the same transaction: after it, the row is open to any writer. ConfigError
     outside one.
+
+        balance = column.read(conn, "account", {"id": 42}, ["balance"], lease)["balance"]
     """
     access = Judgement("column", _resource(table, key), lease, "enter", hooks, policy)
     names = list(columns)

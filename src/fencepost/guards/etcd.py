@@ -69,6 +69,9 @@ class EtcdGuard(cas.Guard):
 
     ``endpoints`` are tried in turn. ``headers`` go with every request, such as an Authorization. A forked child
     opens connections of its own.
+
+        guard = EtcdGuard("http://127.0.0.1:2379", prefix="config/")
+        guard.write("limits", b"100", lease)
     """
 
     source = "etcd"

@@ -12,7 +12,6 @@ place of the lock or of the temporary file are not followed, but who may write t
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -22,6 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # on Windows; FileGuard says so
+    fcntl = None  # type: ignore[assignment]
 
 from fencepost.driver.fork import in_child
 from fencepost.errors import BackendError, ConfigError
@@ -89,13 +93,21 @@ class _Lock:
 
 
 class FileGuard(cas.Guard):
-    """The guarded files of one folder, which is made if it is missing. ``path`` says where a resource's is."""
+    """The guarded files of one folder, which is made if it is missing. ``path`` says where a resource's is.
+
+    For example::
+
+        guard = FileGuard("/srv/reports")
+        guard.write("daily", b"...", lease)
+    """
 
     source = "file"
 
     def __init__(
         self, folder: str | os.PathLike[str], *, hooks: Iterable[Hook] = (), policy: Policy | None = None
     ) -> None:
+        if fcntl is None:
+            raise ConfigError("FileGuard needs the file locks of a Unix system; use another guard here")
         super().__init__(hooks, policy)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)

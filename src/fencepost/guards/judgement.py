@@ -1,7 +1,6 @@
 """A guard's decision about one access: the offer found, judged, told to the hooks, and turned into an answer."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from fencepost import ambient, check
+from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError, refusal
 from fencepost.events import Action, Event, Hook, Hooks
 from fencepost.guards.policy import Policy, current_policy
@@ -30,7 +30,7 @@ def _forked() -> None:
     _turns.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+at_fork(after_in_child=_forked)
 
 
 class Decision(NamedTuple):

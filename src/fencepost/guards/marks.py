@@ -32,6 +32,8 @@ class Marks:
     """The marks of one service; threads, and processes on one host, may share the file.
 
     A forked child may go on with its parent's: it opens the file again.
+
+        app = asgi.Fence(app, key=lambda scope: scope["path"], marks=Marks("marks.sqlite3"))
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

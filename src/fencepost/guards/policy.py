@@ -92,6 +92,10 @@ class Policy:
     ``ceiling="off"`` takes that away. ``max_jump`` is stricter for issuers that count: a token may be larger than the
     mark's by so much, and a resource without a mark takes tokens up to ``max_first``, which is ``max_jump`` above the
     present time in microseconds unless given.
+
+        policy = Policy("shadow")
+        guard = MemoryGuard(policy=policy)
+        policy.mode = "canary:10%"
     """
 
     def __init__(

@@ -88,6 +88,8 @@ def admit_all(
     """Admit one write to each of several resources, always in the same order, so that nobody deadlocks.
 
     Raises as ``admit`` does: then roll back.
+
+        postgres.admit_all(conn, {"account/1": lease, "account/2": other})
     """
     require_blocking(conn, _THERE)
     on(conn, admitting_all(leases, hooks, policy))
@@ -101,7 +103,13 @@ def enter(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
+    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does.
+
+    For example::
+
+        postgres.enter(conn, "account/42", lease)
+        (balance,) = conn.execute("SELECT balance FROM account WHERE id = 42").fetchone()
+    """
     require_blocking(conn, _THERE)
     on(conn, entering(resource, lease, hooks, policy))
 
@@ -113,6 +121,9 @@ def fenced(
 
     with postgres.fenced(conn, "account/42", lease):
         ...
+
+        with postgres.fenced(conn, "account/42", lease):
+            conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 42")
     """
     require_blocking(conn, _THERE)
     return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
@@ -128,19 +139,34 @@ def locked(conn: BlockingConnection, name: str, *, timeout: float | timedelta | 
     Raises NotAcquired after ``timeout`` seconds: with 0 the transaction goes on, else it must be rolled back.
     ConfigError outside a transaction, and in one of REPEATABLE READ or SERIALIZABLE: that sees the database as it was
     before the wait, without what the holder before it wrote.
+
+        with conn.transaction():
+            postgres.locked(conn, "account/42", timeout=5)
+            conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 42")
     """
     require_blocking(conn, _THERE)
     on(conn, locking(name, timeout))
 
 
 def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
-    """The largest stamp admitted so far, as this connection sees it; None if there is none."""
+    """The largest stamp admitted so far, as this connection sees it; None if there is none.
+
+    For example::
+
+        seen = postgres.mark(conn, "account/42")
+        print(seen.token if seen else "no write yet")
+    """
     require_blocking(conn, _THERE)
     return cast(Stamp | None, on(conn, looking(resource)))
 
 
 def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
+    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays.
+
+    For example::
+
+        postgres.raise_mark(conn, "account/42", to=4711)
+    """
     require_blocking(conn, _THERE)
     return cast(Stamp, on(conn, raising(resource, to, hooks)))
 
@@ -150,6 +176,8 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
 
     For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
     commit on: make sure that no older holder is left.
+
+        postgres.lower_mark(conn, "account/42", to=4711, seen=9223372036854775807)
     """
     require_blocking(conn, _THERE)
     return cast(Stamp, on(conn, lowering_to(resource, to, seen, hooks)))
@@ -163,7 +191,13 @@ def install(
     column: str | None = None,
     ceiling: Ceiling = "on",
 ) -> None:
-    """Prepare the database in this transaction, and set a trigger on ``table`` if one is named; see ``ddl``."""
+    """Prepare the database in this transaction, and set a trigger on ``table`` if one is named; see ``ddl``.
+
+    For example::
+
+        with conn.transaction():
+            postgres.install(conn, "account", resource="account/{id}")
+    """
     require_blocking(conn, _THERE)
     on(conn, installing(ddl(table, resource=resource, column=column, ceiling=ceiling)))
 
@@ -180,6 +214,9 @@ def ddl(
 
     ``ceiling="off"`` has the trigger of a column take epochs as high as they come, as it does in a `Policy`; the
     last statements that were run decide.
+
+        for statement in postgres.ddl("account", resource="account/{id}"):
+            conn.execute(statement)
     """
     capped = has_ceiling(ceiling)
     if not capped and not (table and column):

@@ -37,8 +37,11 @@ class Done(NamedTuple):
 class BlockingRedis(Protocol):
     """redis-py's blocking clients, told by their shape."""
 
-    def close(self) -> None: ...
-    def execute_command(self, *args: Any, **options: Any) -> Any: ...
+    def close(self) -> None:
+        """Close the client's connections."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Send one command; the server's answer."""
 
 
 class BaseRedisGuard:
@@ -166,6 +169,9 @@ class RedisGuard(BaseRedisGuard):
     meet a newer holder the second time: then it is refused although the first one was made. An update that is not
     judged has no mark to be known by, and can be made twice so. Give the client ``retry=Retry(NoBackoff(), 0)`` where
     that matters.
+
+        guard = RedisGuard(redis.Redis())
+        guard.execute("SET", "account:42", "90", lease=lease)
     """
 
     def __init__(

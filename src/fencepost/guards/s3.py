@@ -40,6 +40,9 @@ class S3Guard(cas.Guard):
 
     ``delete`` leaves an object with nothing but the mark. An object without a mark, from before the guard, is
     read as it is, and gets its mark with the first access. Its content type and its metadata stay as they are.
+
+        guard = S3Guard(boto3.client("s3"), "reports")
+        guard.write("2026/11.csv", body, lease)
     """
 
     source = "s3"

@@ -79,7 +79,12 @@ def admit_all(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Admit one write to each of several resources. Raises as ``admit`` does: then roll back."""
+    """Admit one write to each of several resources. Raises as ``admit`` does: then roll back.
+
+    For example::
+
+        sqlite.admit_all(conn, {"account/1": lease, "account/2": other})
+    """
     require_blocking(conn, _THERE)
     admitting_all(leases, hooks, policy)(conn)
 
@@ -92,7 +97,13 @@ def enter(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
+    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does.
+
+    For example::
+
+        sqlite.enter(conn, "account/42", lease)
+        (balance,) = conn.execute("SELECT balance FROM account WHERE id = 42").fetchone()
+    """
     require_blocking(conn, _THERE)
     entering(resource, lease, hooks, policy)(conn)
 
@@ -104,19 +115,33 @@ def fenced(
 
     with sqlite.fenced(conn, "account/42", lease):
         ...
+
+        with sqlite.fenced(conn, "account/42", lease):
+            conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 42")
     """
     require_blocking(conn, _THERE)
     return Fenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
 
 
 def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
-    """The largest stamp admitted so far, as this connection sees it; None if there is none."""
+    """The largest stamp admitted so far, as this connection sees it; None if there is none.
+
+    For example::
+
+        seen = sqlite.mark(conn, "account/42")
+        print(seen.token if seen else "no write yet")
+    """
     require_blocking(conn, _THERE)
     return looking(resource)(conn)
 
 
 def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
+    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays.
+
+    For example::
+
+        sqlite.raise_mark(conn, "account/42", to=4711)
+    """
     require_blocking(conn, _THERE)
     return raising(resource, to, hooks)(conn)
 
@@ -126,6 +151,8 @@ def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, h
 
     For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
     commit on: make sure that no older holder is left.
+
+        sqlite.lower_mark(conn, "account/42", to=4711, seen=9223372036854775807)
     """
     require_blocking(conn, _THERE)
     return lowering_to(resource, to, seen, hooks)(conn)
@@ -142,6 +169,9 @@ def ddl(
 
     ``ceiling="off"`` has them take every epoch that a token can have, as it does in a `Policy`; the last statements
     that were run decide.
+
+        for statement in sqlite.ddl("account", column="lock_epoch", key=["id"]):
+            conn.execute(statement)
     """
     capped = has_ceiling(ceiling)
     if table is None:

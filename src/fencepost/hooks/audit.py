@@ -30,6 +30,8 @@ class Audit:
     that were refused, or passed against the rule, and of overrides and resets; all of them; or none. A
     kill of the process loses none of them. ``kinds`` chooses what is written. Raises ConfigError if the
     file cannot be written; later a line that could not be written is logged, as of any hook that fails.
+
+        locks = fencepost.connect("redis://localhost", hooks=[Audit("audit.jsonl")])
     """
 
     def __init__(
@@ -89,16 +91,21 @@ class Audit:
             return False
 
     def _open(self) -> None:
-        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        # O_BINARY is needed, and there, on Windows only. Python closes the file on exec, where that is a thing.
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o640)
         if self._file >= 0:
             os.close(self._file)
         self._file = file
-        size = os.fstat(file).st_size
-        self._torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        self._torn = os.fstat(file).st_size > 0 and os.lseek(file, -1, os.SEEK_END) >= 0 and os.read(file, 1) != b"\n"
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The facts of each line, in order; torn lines, such as a crash leaves, are passed over."""
+    """The facts of each line, in order; torn lines, such as a crash leaves, are passed over.
+
+    For example::
+
+        refused = [line for line in read("audit.jsonl") if line.get("enforced")]
+    """
     with open(path, "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError):

@@ -26,6 +26,8 @@ class Log:
 
     What went wrong is a warning, a clash an error, and the daily business debug. Any formatter that
     shows a record's extra attributes, such as python-json-logger's, shows the facts.
+
+        locks = fencepost.connect("redis://localhost", hooks=[Log()])
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:

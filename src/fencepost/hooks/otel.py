@@ -33,6 +33,8 @@ class Telemetry:
 
     An exporter that adds the units of the Prometheus convention gives the very names of ``fencepost.hooks.prometheus``.
     A histogram takes no negative numbers here, so ``token_gap`` leaves out what was refused as stale.
+
+        locks = fencepost.connect("redis://localhost", hooks=[Telemetry()])
     """
 
     def __init__(

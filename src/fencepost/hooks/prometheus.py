@@ -26,6 +26,8 @@ class Metrics:
 
     Make one for each registry (prometheus_client's own by default); a second one in the same registry
     is a ValueError of prometheus_client.
+
+        locks = fencepost.connect("redis://localhost", hooks=[Metrics()])
     """
 
     def __init__(

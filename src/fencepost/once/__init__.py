@@ -49,6 +49,8 @@ def purge(conn: Any, before: datetime | timedelta) -> int:
     """Forget the runs made before an instant, or longer ago than a timedelta; how many there were.
 
     Purge only what nobody will try again: a forgotten run that is tried again happens again. Raises as ``once`` does.
+
+        purge(conn, timedelta(days=90))
     """
     since = instant(before)
     if is_async(conn):

@@ -16,7 +16,13 @@ _PARTS = 7000  # a script that hands on 8000 breaks off, for Lua's stack is full
 
 
 class Commands(Run):
-    """A run of commands, which Redis carries out all at once as the block ends."""
+    """A run of commands, which Redis carries out all at once as the block ends.
+
+    For example::
+
+        with once(guard, "billing/42/2026-11") as run:
+            run.execute("INCRBY", "balance:42", "-10")
+    """
 
     def __init__(self, id: str) -> None:
         super().__init__(id)

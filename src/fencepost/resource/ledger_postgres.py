@@ -115,7 +115,7 @@ class PostgresLedger:
             if link.execute("SELECT pg_backend_pid()").fetchone() == (link.info.backend_pid,):
                 link.pid = link.info.backend_pid  # else a pooler stands in between, and this is no server's pid
             if self._stranded:
-                link.execute(END, (2000, self._stranded, self._info["application_name"]))
+                link.execute(END, (2000, self._stranded))
                 self._stranded = []
         except BaseException:
             link.pgconn.finish()

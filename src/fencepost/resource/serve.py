@@ -2,7 +2,6 @@
 
 import ipaddress
 import math
-import resource
 import signal
 import socket
 import ssl
@@ -11,6 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+try:
+    import resource
+except ModuleNotFoundError:  # on Windows, where no such limit is set
+    resource = None  # type: ignore[assignment]
 
 from fencepost.address import state_file
 from fencepost.errors import ConfigError
@@ -239,6 +243,8 @@ def configure(app: App, options: Options) -> uvicorn.Config:
 
 def _descriptors(wanted: int) -> int:
     """How many files the process may open: as many as wanted, if the system allows it."""
+    if resource is None:
+        return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

@@ -5,12 +5,12 @@ for a connection of its own: it would wait without end for a transaction of the 
 both sides open their connection again on next use.
 """
 
-import os
 import sqlite3
 import threading
 import weakref
 from typing import Protocol
 
+from fencepost.driver.fork import at_fork
 from fencepost.driver.gate import Gate
 
 _PATIENCE = 1.0
@@ -69,4 +69,4 @@ def _after_in_child() -> None:
             file._connection = None
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

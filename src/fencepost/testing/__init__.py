@@ -31,7 +31,15 @@ __all__ = ["Clock", "Fault", "Locks", "Refusal", "assert_refused", "connect", "e
 
 
 class Locks(sync.Locks):
-    """Locks whose clock can be advanced, whose store can fail, and that know which leases are still held."""
+    """Locks whose clock can be advanced, whose store can fail, and that know which leases are still held.
+
+    For example::
+
+        with fencepost.testing.connect() as locks:
+            lease = locks.acquire("account/42", ttl=15)
+            locks.clock.advance(16)
+            assert lease.lost
+    """
 
     _core: WatchedCore[sync.Lease]
 
@@ -72,6 +80,12 @@ def connect(
 
     The clock is the client's: a server counts a ttl by its own. To be several clients, connect again with the ``url``
     and the ``clock`` of the first.
+
+        with fencepost.testing.connect() as locks:
+            first = locks.acquire("account/42")
+            second = fencepost.testing.zombie(first)
+            assert second.token > first.token
+            second.release()
     """
     clock, url = clock or Clock(), url or fresh_url()
     driver = Blocking(clock.now, NAP)
@@ -82,7 +96,13 @@ def connect(
 
 
 def lose(lease: sync.Lease) -> None:
-    """End a lease as a store does that gave it away or lost it: the holder is told, and the lock is free."""
+    """End a lease as a store does that gave it away or lost it: the holder is told, and the lock is free.
+
+    For example::
+
+        lose(lease)
+        assert lease.lost
+    """
     call(leases.lose, lease)
 
 
@@ -90,6 +110,9 @@ def expire(lease: sync.Lease) -> None:
     """Have the ttl of a lease pass at once: the holder is not told, and the lock is free, or goes to who waits for it.
 
     So it is for a holder that was suspended for too long: the lease is lost as soon as it asks.
+
+        expire(lease)
+        assert not lease.release()
     """
     call(leases.expire, lease)
 

@@ -18,7 +18,15 @@ __all__ = ["Clock", "Fault", "Locks", "Refusal", "assert_refused", "connect", "e
 
 
 class Locks(aio.Locks):
-    """Locks whose clock can be advanced, whose store can fail, and that know which leases are still held."""
+    """Locks whose clock can be advanced, whose store can fail, and that know which leases are still held.
+
+    For example::
+
+        async with fencepost.testing.aio.connect() as locks:
+            lease = await locks.acquire("account/42", ttl=15)
+            locks.clock.advance(16)
+            assert lease.lost
+    """
 
     _core: WatchedCore[aio.Lease]
 
@@ -59,6 +67,12 @@ def connect(
 
     The clock is the client's: a server counts a ttl by its own. To be several clients, connect again with the ``url``
     and the ``clock`` of the first.
+
+        async with fencepost.testing.aio.connect() as locks:
+            first = await locks.acquire("account/42")
+            second = await fencepost.testing.aio.zombie(first)
+            assert second.token > first.token
+            await second.release()
     """
     clock, url = clock or Clock(), url or fresh_url()
     driver = Asyncio(clock.now, NAP)
@@ -69,7 +83,13 @@ def connect(
 
 
 async def lose(lease: aio.Lease) -> None:
-    """End a lease as a store does that gave it away or lost it: its block is cancelled, and the lock is free."""
+    """End a lease as a store does that gave it away or lost it: its block is cancelled, and the lock is free.
+
+    For example::
+
+        await lose(lease)
+        assert lease.lost
+    """
     await leases.lose(lease)
 
 
@@ -78,6 +98,9 @@ async def expire(lease: aio.Lease) -> None:
 
     So it is for a holder that was suspended for too long: the lease is lost as soon as it asks, and its block is
     cancelled when its next renewal would be due.
+
+        await expire(lease)
+        assert not await lease.release()
     """
     await leases.expire(lease)
 
@@ -87,6 +110,9 @@ async def zombie(lease: aio.Lease) -> aio.Lease:
 
     Make a write with it, or enter: a guard refuses the zombie once it has seen a larger token, and not before.
     ConfigError if somebody waits for the lock, and has it now: use ``expire`` then.
+
+        second = await zombie(first)
+        await guard.write("account/42", b"90", second)
     """
     return await leases.zombie(lease)
 

@@ -11,7 +11,12 @@ NAP = 0.02
 
 
 class Clock:
-    """The time of a connection, and of a store in memory. It goes on as usual; ``advance`` makes it jump."""
+    """The time of a connection, and of a store in memory. It goes on as usual; ``advance`` makes it jump.
+
+    For example::
+
+        locks.clock.advance(60)
+    """
 
     def __init__(self) -> None:
         self._ahead = 0.0

@@ -18,6 +18,10 @@ _NOTICED = (
     "block, when the write was made already. A holder that is paused just before its write notices nothing: put a "
     "guard in front of what it writes"
 )
+_UNTOLD = (
+    "the response has status 409, and no header X-Fence-Verdict: any conflict is answered so, also where no guard is. "
+    "If a handler of yours turns StaleToken into this answer, let it set the header to error.verdict.value"
+)
 
 
 class Refusal:
@@ -44,8 +48,9 @@ def assert_refused(*response: object) -> "_Block | None":
     """Fail unless the write is refused as stale: ``with assert_refused():``, or ``assert_refused(response)`` for HTTP.
 
     In the block, every guard's StaleToken counts, what a trigger in the database raises, and the error of an HTTP
-    client for status 409; also in a group, or as the cause of another error. A response counts if its status is 409,
-    unless it tells another verdict of ours. AssertionError says what happened instead; other errors go through.
+    client for a response that counts; also in a group, or as the cause of another error. A response counts if its
+    status is 409 and its header X-Fence-Verdict says "stale": a 409 alone may be any conflict, and no guard may have
+    refused anything. AssertionError says what happened instead; other errors go through.
     """
     __tracebackhide__ = True
     if not response:
@@ -75,6 +80,8 @@ class _Block:
                 raise AssertionError(f"it was refused as {each.verdict.value}, and not as stale: {each}") from error
             if isinstance(each, LeaseLost):
                 raise AssertionError(f"{_NOTICED} ({each})") from error
+            if _status(_answer(each)) == 409 and _verdict(_answer(each)) is None:
+                raise AssertionError(_UNTOLD) from error
         return False
 
 
@@ -105,10 +112,15 @@ def _stale(error: BaseException) -> BaseException | None:
 
 
 def _conflict(error: BaseException) -> bool:
-    """Whether an HTTP client raised this for a response with status 409 that tells of no other reason."""
+    """Whether an HTTP client raised this for a guard's answer that a token is stale."""
+    answer = _answer(error)
+    return _status(answer) == 409 and _verdict(answer) == Verdict.STALE.value
+
+
+def _answer(error: BaseException) -> object:
+    """What has the status and the headers: the response that an HTTP client's error carries, or the error itself."""
     response = getattr(error, "response", None)
-    answer = error if response is None else response
-    return _status(answer) == 409 and _reason(answer) is None
+    return error if response is None else response
 
 
 def _check_response(response: object) -> None:
@@ -118,8 +130,11 @@ def _check_response(response: object) -> None:
         raise TypeError(f"{response!r} is no HTTP response: it has neither status_code nor status")
     if status != 409:
         raise AssertionError(f"{_NOT_REFUSED}. The response has status {status}, not 409")
-    if other := _reason(response):
-        raise AssertionError(f"it was refused as {other}, and not as stale")
+    verdict = _verdict(response)
+    if verdict is None:
+        raise AssertionError(_UNTOLD)
+    if verdict != Verdict.STALE.value:
+        raise AssertionError(f"it was refused as {verdict}, and not as stale")
 
 
 def _status(answer: object) -> int | None:
@@ -133,12 +148,11 @@ def _status(answer: object) -> int | None:
     return None
 
 
-def _reason(answer: object) -> str | None:
-    """The verdict of our guards in a response, if it is another one than stale; None if there is none."""
+def _verdict(answer: object) -> str | None:
+    """The verdict in a response of our guards; None if it has none."""
     headers = getattr(answer, "headers", None)
     try:
         told = {str(name).lower(): str(value) for name, value in headers.items()}  # type: ignore[union-attr]
     except (AttributeError, TypeError, ValueError):
         return None
-    verdict = told.get("x-fence-verdict", Verdict.STALE.value)
-    return None if verdict == Verdict.STALE.value else verdict
+    return told.get("x-fence-verdict")

@@ -35,6 +35,7 @@ class Fault:
         self._waiting: set[Signal] = set()
 
     def meets(self, request: str) -> bool:
+        """Whether this request fails."""
         return request in self._requests
 
     async def hang(self, store: Backend) -> None:
@@ -48,6 +49,7 @@ class Fault:
             self._waiting.discard(signal)
 
     def end(self) -> None:
+        """Let every request through again, also those that hang."""
         self._over = True
         for signal in list(self._waiting):
             signal.set()

@@ -14,6 +14,7 @@ import redis
 from fencepost import ConfigError, LeaseLost, NotAcquired
 from fencepost.errors import BackendError
 from tests.contrib.django import site
+from tests.harness.interrupts import Interrupter, innermost
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.servers import Endpoint
 
@@ -220,3 +221,40 @@ def test_a_cache_lock_is_what_users_of_django_redis_know(redis_server: Endpoint,
     with pytest.raises(ConfigError):
         cache_lock("").acquire()
     assert locks.status(mine) is None
+
+
+@isolated
+def test_an_interrupt_at_every_bytecode_leaves_no_cache_lock(tmp_path: Path) -> None:
+    site.begin(str(tmp_path / "site.sqlite3"), {"URL": "memory://"})
+
+    from fencepost.contrib.django import CacheLock, cache_lock, locks
+
+    lock = cache_lock("cached", timeout=300, blocking=False)
+
+    def acquire_and_release() -> None:
+        assert lock.acquire()
+        held.append(True)  # from here on it is the caller's
+        lock.release()
+
+    def block() -> None:
+        with lock:
+            pass
+
+    for call, step in ((block, 1), (acquire_and_release, 5)):  # most of their steps are the same
+        came = 0
+        for at in range(0, 100_000, step):
+            held: list[bool] = []
+            interrupter = Interrupter(at)
+            try:
+                interrupter.run(call)
+            except KeyboardInterrupt as error:
+                came += 1
+                if call is block and innermost(error) in (CacheLock.__exit__.__code__, call.__code__) and lock.owned():
+                    lock.release()  # Python's own gap: between the end of a block and the first step of its __exit__
+                elif held and lock.owned():
+                    lock.release()
+            assert locks.status("cached") is None, f"after an interrupt at place {at} of {call.__name__}"
+            assert not lock.owned()
+            if not interrupter.sent:
+                break
+        assert came > 20, "it was interrupted, at many places"

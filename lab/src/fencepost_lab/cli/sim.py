@@ -34,8 +34,14 @@ def sim(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write the page with its guided scenarios into a folder, and end.", metavar="DIR"),
+        typer.Option(
+            help="Write the page for any file server into a folder, with Python inside (Pyodide, by npm), and end.",
+            metavar="DIR",
+        ),
     ] = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="With --export: without Python; it plays the guided scenarios only.")
+    ] = False,
     run: Annotated[
         Path | None, typer.Option(help="Run a scenario, print its trace, and check it.", metavar="SCENARIO")
     ] = None,
@@ -59,7 +65,7 @@ def sim(
     if export is not None:
         from fencepost_lab.sim.site import export as write
 
-        written = write(export, play)
+        written = write(export, play, recorded=recorded)
         print(json.dumps({"files": len(written)}) if as_json else f"wrote {len(written)} files into {export}")
     elif seeds is not None:
         _seeds(first, seeds, fencing, calm, keep, workers, as_json)

@@ -2,7 +2,7 @@
 
 import heapq
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,11 +48,12 @@ class Diary:
 
 def promises(plan: Plan, tokens: bool) -> list[str]:
     """What must hold of a run's history: a client without tokens can be held to much less."""
-    return [*(["data"] if plan.resource and tokens else []), *(["order", "deadline"] if tokens else []), "exclusion"]
+    data = ["data", *(["inside"] if plan.fence else [])] if plan.resource and tokens else []
+    return [*data, *(["order", "deadline"] if tokens else []), "exclusion"]
 
 
-def merge(parts: Iterable[Path], plan: Plan, tokens: bool, path: Path) -> None:
-    """Write the history of a whole run, its lines in order."""
+def merge(parts: Iterable[Path], plan: Plan, tokens: bool, path: Path, values: Mapping[str, int]) -> None:
+    """Write the history of a whole run, its lines in order; ``values`` are what the resource has at the end."""
     head: Line = {
         "t": 0,
         "ev": "run",
@@ -65,10 +66,16 @@ def merge(parts: Iterable[Path], plan: Plan, tokens: bool, path: Path) -> None:
         "promises": promises(plan, tokens),
     }
     if plan.resource:
-        head |= {"fence": plan.fence, "journal": False}
+        head |= {"fence": plan.fence, "journal": False, "counter": True}
     with path.open("w", encoding="utf-8") as file:
         file.write(lines([head]))
-        file.writelines(text for _, text in heapq.merge(*map(_stamped, parts), key=lambda pair: pair[0]))
+        last, count = 0.0, 1
+        for t, text in heapq.merge(*map(_stamped, parts), key=lambda pair: pair[0]):
+            file.write(text)
+            last, count = t, count + 1
+        ends: list[Line] = [{"key": key, "value": value, "version": value} for key, value in values.items()] or [{}]
+        for number, end in enumerate(ends):
+            file.write(lines([{"t": last, "ev": "end", **end, "lines": count + number}]))
 
 
 def _stamped(path: Path) -> Iterator[tuple[float, str]]:

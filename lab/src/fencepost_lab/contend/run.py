@@ -95,8 +95,18 @@ def contend(
             result.turns += _turns(folder / f"turns-{number}.bin", processes.done[number]["turns"])
         if history is not None:
             parts = [folder / f"history-{number}.jsonl" for number in range(plan.processes)]
-            diary.merge(parts, plan, kind.events, history)
+            diary.merge(parts, plan, kind.events, history, _values(plan))
     return result
+
+
+def _values(plan: Plan) -> dict[str, int]:
+    """What the resource has counted to, by key, now that everybody is done."""
+    if not plan.resource:
+        return {}
+    names = [plan.key] if plan.keys == 1 else [f"{plan.key}/{number}" for number in range(plan.keys)]
+    with Client(plan.resource) as client:
+        replies = {name: client.read(name) for name in names}
+    return {name: int(reply.body) for name, reply in replies.items() if reply.status == 200}
 
 
 def _turns(path: Path, count: int) -> Iterator[Turn]:

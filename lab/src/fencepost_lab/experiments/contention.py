@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fencepost.driver.threads import Blocking
 from fencepost.registry import connect
 from fencepost_lab.contend.bench import OURS, able, longest, measure, versions
+from fencepost_lab.contend.plan import Plan
 from fencepost_lab.contend.report import span
+from fencepost_lab.contend.run import contend
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.context import Context
+from fencepost_lab.history.checks import check
+from fencepost_lab.history.format import load
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.servers.stores import Store
@@ -32,6 +36,7 @@ def run(settings: Settings, context: Context) -> Outcome:
             curves[client] = _curve(store, client, settings, context, curves.get(OURS))
         outcome.figures[store.name] = {"alone": alone, **{name: list(curve.values()) for name, curve in curves.items()}}
         _add_claims(outcome, store.name, connect(store.url, Blocking()).promises.fair, curves)
+        _add_safety(outcome, store, settings, context)
         outcome.tables.append(_table(store.name, curves))
         outcome.plots += [_waits(store.name, curves), _throughput(store.name, curves)]
         if store.name == "redis":
@@ -46,6 +51,33 @@ def _alone(store: Store, settings: Settings, context: Context) -> dict[str, Any]
     sections = settings["alone"] if store.name in ("redis", "sqlite") else max(100, settings["alone"] // 10)
     options = {"contenders": 1, "processes": 1, "work": 0.0, "warmup": 0.0, "sections": sections, "duration": 30.0}
     return measure(store, OURS, ttl=max(settings["ttl"], store.min_ttl), **options)[1]
+
+
+def _add_safety(outcome: Outcome, store: Store, settings: Settings, context: Context) -> None:
+    """One more run of the smallest crowd, every lease of it recorded and checked: measuring must not pay for that."""
+    size = min(settings["contenders"])
+    context.say(f"{store.name}: {OURS}, {size} contenders, checked")
+    path = context.folder / f"contention-{len(outcome.claims)}.jsonl"
+    plan = Plan(
+        backend=store.url,
+        contenders=size,
+        ttl=max(settings["ttl"], store.min_ttl),
+        work=settings["work"],
+        warmup=0.0,
+        duration=settings["duration"],
+        history=True,
+    )
+    if contend(plan, history=path).interrupted:
+        raise KeyboardInterrupt  # what was cut short says nothing about a claim
+    report = check(load(path))
+    context.keep(f"contention-{store.name}.jsonl", load(path))
+    outcome.figures[store.name]["checked"] = report.data()["counts"] | {"violations": len(report.violations)}
+    outcome.claim(
+        f"{store.name}: at most one holds the lock at a time, and every token is larger than those before it",
+        report.verdict == "kept",
+        f"{report.counts['acquired']} leases of {size} contenders, {len(report.violations)} violations"
+        + "".join(f", {name} not checked: {why}" for name, why in report.unchecked.items()),
+    )
 
 
 def _curve(

@@ -98,6 +98,12 @@ def find_axe() -> Found | None:
     return {"AXE": str(script)} if script.exists() else None
 
 
+def find_pyodide() -> Found | None:
+    """Python for the browser, which the simulator's export carries; only the version named here will do."""
+    folder = cache() / PROGRAMS["pyodide"].npm / "package"
+    return {"PYODIDE": str(folder)} if folder.is_dir() else None
+
+
 def found_version(name: str, found: Found) -> str:
     """The version of a server that was found, or '' if it does not say."""
     path = next(iter(found.values()))
@@ -155,6 +161,11 @@ PROGRAMS = {
         find_axe,
         npm="axe-core@4.14.0",
         sha256="2277b0a3ef47af9b52497faa3e71598e86e0a0e5e6eb295207a5657ede4709af",
+    ),
+    "pyodide": Program(
+        find_pyodide,
+        npm="pyodide@314.0.7",
+        sha256="66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0",
     ),
     # What the lab's faults need: a compiler for clocks that jump, network namespaces.
     "cc": Program(lambda: programs("cc", CC="cc"), ("gcc", "libc6-dev")),

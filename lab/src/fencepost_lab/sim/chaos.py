@@ -1,4 +1,7 @@
-"""Random scenarios: each seed turns on its own faults, at its own times, against its own settings."""
+"""Random scenarios: each seed turns on its own faults, at its own times, against its own settings.
+
+Every sixth is gentle: nothing is stopped or cut off, so that also what a client has to clean up can be held to account.
+"""
 
 from collections.abc import Callable
 from random import Random
@@ -29,6 +32,8 @@ def chaos(seed: int, *, fencing: str = "enter", calm: bool = False) -> Scenario:
     rng = Random(seed)
     kind = rng.choice(("redis", "redis", "redis", "redlock", "etcd", "zookeeper", "embedded"))
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
+    if gentle := seed % 6 == 5:
+        faults = faults & {"evict", "duplicate"} | {"cancel"}
     ttl = rng.choice((0.5, 1.0, 2.0))
     until = 8 * ttl
     # Work that outlasts its lease, or answers that come too late, need no fault to go on without end.
@@ -50,7 +55,10 @@ def chaos(seed: int, *, fencing: str = "enter", calm: bool = False) -> Scenario:
     }
     actions = [_work(rng, who, ttl) for who in settings["clients"]]
     busy = until / 2 if calm else until
-    actions += _go_on(Random(f"{seed} goes on"), settings, busy)
+    if not gentle:
+        actions += _go_on(Random(f"{seed} goes on"), settings, busy)
+        actions += _splits(Random(f"{seed} splits"), settings, busy, ttl)
+        actions += _interrupted(Random(f"{seed} interrupted"), settings, busy, ttl)
     for _ in range(rng.randrange(1, 9)):
         at = rng.uniform(0, busy * 0.9)
         for later, action in _fault(rng, settings, faults, ttl):
@@ -66,13 +74,38 @@ def _go_on(rng: Random, settings: dict[str, Any], busy: float) -> list[dict[str,
     """In half of the seeds clients read again and go on after an unanswered write, which arrives later after all."""
     if rng.random() < 0.5:
         return []
-    settings |= {"go_on": True, "retries": rng.choice((0, 0, 1, 2))}
+    settings |= {"go_on": True, "retries": rng.choice((0, 0, 1, 2)), "fickle": rng.random() < 0.5}
     late: Callable[[], float] = lambda: settings["patience"] * rng.uniform(1.05, 1.6)  # noqa: E731 - a dice
     return [
         {"at": round(rng.uniform(0, busy * 0.9), 3), "who": who, "do": "slow", "by": round(late(), 4)}
         for who in settings["clients"]
         for _ in range(rng.randrange(8))
     ]
+
+
+def _splits(rng: Random, settings: dict[str, Any], busy: float, ttl: float) -> list[dict[str, Any]]:
+    """In most seeds of a quorum two machines at a time cannot be reached, now these, now those."""
+    if settings["backend"] != "redlock" or rng.random() < 0.2:
+        return []
+    actions, at = [], 0.0
+    while at < busy * 0.9:
+        span = ttl * rng.uniform(0.5, 2.0)
+        for machine in rng.sample(("r1", "r2", "r3", "r4", "r5"), 2):
+            actions.append({"at": round(at, 3), "who": machine, "do": "cut", "for": round(span, 3)})
+        at += span * rng.uniform(1.0, 1.3)
+    return actions
+
+
+def _interrupted(rng: Random, settings: dict[str, Any], busy: float, ttl: float) -> list[dict[str, Any]]:
+    """In half of the embedded seeds clients stop, and are cancelled when they wake: a waiter may hold by then."""
+    if settings["backend"] != "embedded" or rng.random() < 0.5:
+        return []
+    actions = []
+    for _ in range(rng.randrange(1, 6)):
+        who, at, span = rng.choice(settings["clients"]), rng.uniform(0, busy * 0.9), ttl * rng.uniform(0.1, 0.6)
+        actions.append({"at": round(at, 3), "who": who, "do": "pause", "for": round(span, 3)})
+        actions.append({"at": round(at + span * 0.9, 3), "who": who, "do": "cancel"})
+    return actions
 
 
 def _work(rng: Random, who: str, ttl: float) -> dict[str, Any]:

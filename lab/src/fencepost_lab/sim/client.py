@@ -6,7 +6,7 @@ from typing import Any
 
 from fencepost.errors import BackendError, FencepostError, LeaseLost, QueueFull
 from fencepost.events import Event
-from fencepost.lease import BaseLease, entering_stamp
+from fencepost.lease import BaseLease, Reason, entering_stamp
 from fencepost.lease import stamp as stamp_of
 from fencepost.locks import Core
 from fencepost.rule import Stamp
@@ -154,15 +154,26 @@ class Client:
         """Wait for the lock and remember the lease."""
         asked = round(self.world.now, 6)
         settings = self._settings
+        holder = ""
+
+        def named() -> str:
+            nonlocal holder
+            holder = self._holder()
+            return holder
+
         try:
             lease = await self.core.acquire(
-                self._service.lock, ttl=settings.ttl, timeout=timeout, renew=settings.renew, max_hold=None
-            )
+                self._service.lock, ttl=settings.ttl, timeout=timeout, renew=settings.renew, max_hold=None,
+                holders=named,
+            )  # fmt: skip
         except (BackendError, QueueFull) as error:
-            self._tell("failed", asked=asked, why=str(error))
+            self._tell("failed", asked=asked, holder=holder, why=f"{type(error).__name__}: {error}")
             raise Stop from None
+        except Cancelled:
+            self._tell("cancelled", asked=asked, holder=holder)
+            raise
         if lease is None:
-            self._tell("timeout", asked=asked)
+            self._tell("timeout", asked=asked, holder=holder)
             raise Stop
         self.lease = lease
         self._value = None
@@ -170,9 +181,9 @@ class Client:
             "acquired", token=lease.token, holder=lease.holder, ttl=lease.ttl, asked=asked, until=self._until(lease)
         )
 
-    async def release(self) -> None:
-        """Give the lock back."""
-        lease = self.lease
+    async def release(self, lease: BaseLease | None = None) -> None:
+        """Give the lock back, of this lease or of the last one."""
+        lease = lease or self.lease
         if lease is None:
             return
         asked = round(self.world.now, 6)
@@ -206,6 +217,8 @@ class Client:
         answer, attempts = None, 0
         while answer is None and attempts <= self._settings.retries:
             attempts += 1
+            if attempts > 1 and self._settings.fickle and self._resource.value == number + 1 and base is not None:
+                number += 1
             answer = await self._ask("write", stamp, number + 1, base)
         if answer is None or answer[0] == "refused":
             await self._ended("wrote", stamp, asked, answer, attempts, value=number + 1, base=base)
@@ -238,6 +251,7 @@ class Client:
             await self.acquire(job.get("timeout"))
         except Stop:
             return
+        lease = self.lease  # once this is cancelled, the next round may have another one before this one ends
         try:
             for _ in range(int(job.get("writes", 1))):
                 await self.increment(job.get("work", 0.1))
@@ -245,9 +259,21 @@ class Client:
         except Stop:
             pass
         except Cancelled:
-            await self.release()
+            await self.release(lease)
             raise
-        await self.release()
+        await self._finish(lease)
+
+    async def _finish(self, lease: BaseLease | None) -> None:
+        """End a block as ``async with`` does; how its lease ended says what became of it."""
+        if lease is None:
+            return
+        asked = round(self.world.now, 6)
+        facts = {"token": lease.token, "holder": lease.holder}
+        self._tell("releasing", **facts)
+        await self.core.finish(lease)
+        # Of a lease that was lost before, the end of its block does not say what the store answered.
+        ok = {Reason.RELEASED: True, Reason.REPLACED: False}.get(lease.reason or Reason.UNCONFIRMED)
+        self._tell("released", **facts, asked=asked, ok=ok)
 
     async def _ask(self, what: str, stamp: Stamp | None, *body: Any) -> Any:
         token = None if stamp is None else stamp.token

@@ -51,7 +51,7 @@ class Resource:
         if self._fencing in ("off", "writes"):
             self._tell(message, "read", stamp, Verdict.ADMIT)
             return ("value", self.value, self.version)
-        verdict = self._judge(None, stamp)
+        verdict, _ = self._judge(None, stamp)
         self._meet(stamp)
         self._tell(message, "enter", stamp, verdict)
         if verdict is Verdict.ADMIT:
@@ -61,22 +61,22 @@ class Resource:
 
     def _write(self, message: Message, stamp: Stamp | None, value: int, base: int | None) -> tuple[Any, ...]:
         fenced = self._fencing != "off"
-        verdict = self._judge(value, stamp) if fenced else Verdict.ADMIT
+        verdict, made = self._judge(value, stamp) if fenced else (Verdict.ADMIT, False)
         if verdict is Verdict.ADMIT:
             self._apply(message, stamp, value, base)
             return ("done", self.version)
         self._meet(stamp)
-        if verdict is Verdict.REPLAY and self.value == value:
+        if made:
             self._tell(message, "write", stamp, verdict, value=value, base=base)
             return ("done", self.version)
         self.counts["refused"] += 1
         self._tell(message, "write", stamp, verdict, value=value, base=base)
         return ("refused", verdict.value, self._seen())
 
-    def _judge(self, value: int | None, stamp: Stamp | None) -> Verdict:
-        """Let the real guard judge; a write with ``value``, an enter without."""
+    def _judge(self, value: int | None, stamp: Stamp | None) -> tuple[Verdict, bool]:
+        """Let the real guard judge, a write with ``value``, an enter without; and whether it says: that was made."""
         if stamp is None:
-            return Verdict.MISSING
+            return Verdict.MISSING, False
         mark = self.mark
         if self._fencing == "noholder":
             stamp = stamp._replace(holder="anybody")
@@ -87,10 +87,11 @@ class Resource:
         try:
             if value is None:
                 self._guard.enter(self.key, stamp)
-                return Verdict.ADMIT
-            return Verdict.ADMIT if self._guard.write(self.key, value, stamp) else Verdict.REPLAY
+                return Verdict.ADMIT, False
+            fresh = self._guard.write(self.key, value, stamp)
+            return (Verdict.ADMIT, False) if fresh else (Verdict.REPLAY, True)
         except Refused as refused:
-            return refused.verdict
+            return refused.verdict, False
 
     def _apply(self, message: Message, stamp: Stamp | None, value: int, base: int | None) -> None:
         counts = self.counts

@@ -68,6 +68,9 @@ class Run:
             clients=list(settings.clients),
             service=list(self.service.nodes),
             promises=promises(scenario),
+            counter=True,
+            ttl=settings.ttl,
+            grace=round(settings.ttl / 2, 6),
             scenario=scenario.data(),
         )
         for action in scenario.actions:
@@ -89,6 +92,7 @@ class Run:
             **self.resource.counts,
             waiting=self.service.waiting(),
             unfinished={client.who: client.rounds for client in self.clients.values() if client.rounds},
+            lines=len(world.trace),
         )
         for client in self.clients.values():
             client.node.up = False
@@ -246,12 +250,13 @@ class Run:
         return [store.node for store in self.service.stores.values()]
 
 
-def promises(scenario: Scenario) -> list[str]:
-    """What must hold in this run, whatever happens; a check holds the trace to it.
+UNREACHABLE = {"pause", "kill", "cut", "restart", "failover", "lose", "slow", "skew", "jump"}
+"""After these a client may be unable to take back what it asked for; its ttl does that then."""
 
-    data: nothing is lost or overwritten. order: tokens are distinct and grow. exclusion: at most one
-    holder's deadline lies in the future. owner: no hold is ended by others. left: who left stays out.
-    told: who is told of its loss knows it. deadline: no holder counts on more than its store gave.
+
+def promises(scenario: Scenario) -> list[str]:
+    """What must hold in this run, whatever happens; a check holds the trace to it. ``checks.PROMISES`` says what each
+    means.
     """
     settings = scenario.settings
     done = {action["do"] for action in scenario.actions}
@@ -260,8 +265,23 @@ def promises(scenario: Scenario) -> list[str]:
     forgets = bool(at_store & {"failover", "lose", "kill"}) if volatile else "lose" in at_store
     clocks = "skew" in done or (volatile and "jump" in at_store)
     kept = ["told"]
+    by_hand = bool(done & {"acquire", "read", "write", "release"})  # what people do comes in any order
+    if "skew" not in done and not by_hand:
+        kept.append("loss")
     if settings.fencing == "enter":
         kept.append("data")
+        if not by_hand:
+            kept.append("inside")
+    if settings.backend != "redlock":  # which has no queue, and frees node by node
+        kept.append("turns")
+        if not forgets:
+            kept.append("once")
+            if settings.release == "conditional":
+                kept.append("freed")
+    if settings.backend == "embedded" or not (done & UNREACHABLE or settings.loss):
+        kept.append("leaves")
+    if "calm" in done:
+        kept.append("live")
     if not forgets and not (settings.backend == "redlock" and clocks):
         kept.append("order")
     if not forgets:

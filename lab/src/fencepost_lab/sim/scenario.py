@@ -70,6 +70,8 @@ class Settings:
     """How often a client repeats a write whose answer did not come."""
     go_on: bool = False
     """A client whose write got no answer reads again, and goes on under the same lease."""
+    fickle: bool = False
+    """A client's repeated write has another value under the same stamp: a broken program, which the guard refuses."""
     offsets: bool = False
     """Clocks start at random readings."""
     shuffle: bool = False
@@ -162,6 +164,9 @@ def _settings(data: Any) -> Settings:
     return Settings(**given)
 
 
+_NUMBERS = ("for", "rate", "by", "lag", "offset", "tail", "work", "think", "timeout", "rounds", "writes")
+
+
 def _action(data: Any, settings: Settings) -> dict[str, Any]:
     if not isinstance(data, Mapping) or not isinstance(data.get("do"), str) or data["do"] not in ACTIONS:
         raise ConfigError(f"an action has at, who and do, one of {', '.join(ACTIONS)}; not {data!r}")
@@ -187,16 +192,21 @@ def _action(data: Any, settings: Settings) -> dict[str, Any]:
         pass
     elif who not in (settings.clients if do in CLIENT_ACTIONS else machines):
         raise ConfigError(f"{do}: there is no {who!r} here; there are {', '.join(sorted(machines))}")
-    for key in ("for", "rate", "by", "lag", "offset", "tail", "work", "think", "timeout", "rounds", "writes"):
-        if data.get(key) is not None and abs(_number(key, data[key])) > 1e6:
-            raise ConfigError(f"{do}: {key} is out of range")
+    # 8 and 8.0 are the same to JSON, and JavaScript writes both as 8: so they must give the same trace.
+    numbers: dict[str, float] = {}
+    for key in _NUMBERS:
+        if data.get(key) is not None:
+            given = _number(key, data[key])
+            if abs(given) > 1e6:
+                raise ConfigError(f"{do}: {key} is out of range")
+            numbers[key] = int(given) if key in ("rounds", "writes") else given
     if do == "skew" and not 0.01 <= _number("rate", data.get("rate", 1.0)) <= 100:
         raise ConfigError("skew: rate lies between 0.01 and 100")
     if do in ("cut", "heal") and data.get("from", "all") not in {*machines, "all"}:
         raise ConfigError(f"{do}: from is 'all' or one of {', '.join(sorted(machines))}")
     if do == "cut" and data.get("way", "both") not in ("both", "out", "in"):
         raise ConfigError("cut: way is both, out or in")
-    return {**data, "at": _number("at", data.get("at", 0.0))}
+    return {**data, **numbers, "at": _number("at", data.get("at", 0.0))}
 
 
 MACHINES: dict[str, tuple[str, ...]] = {

@@ -4,10 +4,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +86,7 @@ def try_seeds(seeds: Iterable[int], *, fencing: str = "enter", calm: bool = Fals
         report = check_trace(trace, weakened=fencing != "enter", calm=calm)
         tally.seeds += 1
         tally.counts.update(report.counts)
+        tally.counts.update(f"{state}:{promise}" for promise, state in report.states().items())
         if not report.ok:
             tally.failures.append(Failure(scenario, report.violations))
             if stop:
@@ -105,6 +104,9 @@ def try_many(
     progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Run ``seeds`` seeds from ``first`` on, on all cores."""
+    from concurrent.futures import ProcessPoolExecutor  # Python in a browser has no processes, and no such modules
+    from multiprocessing import get_context
+
     total = Tally()
     batches = [range(start, min(start + _BATCH, first + seeds)) for start in range(first, first + seeds, _BATCH)]
     job = partial(try_seeds, fencing=fencing, calm=calm)

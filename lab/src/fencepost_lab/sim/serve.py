@@ -1,12 +1,13 @@
 """Serves the page and runs scenarios for it, on this host only.
 
 GET  /                        the page; everything else below static/ by its path
-GET  /data/options.json       {"live", "play", "backends", "fencings", "machines", "settings" (defaults), "actions"...}
+GET  /data/options.json       {"engine", "play", "backends", "fencings", "settings" (defaults), "actions"...}
 GET  /data/scenarios.json     the guided scenarios; each variant has "scenario" and "trace", a path
 GET  /data/traces/NAME.jsonl  the trace of a guided variant
 GET  /data/seeds/N.json       the scenario of seed N of the seeded tests
 GET  /data/history.jsonl      what was given with --play: a history, or the run of a scenario
 POST /run                     a scenario as JSON; answers its trace as JSON lines, or 400 {"error": "..."}
+POST /check                   a history as JSON lines; answers what `fencepost check --json` says of it
 """
 
 import json
@@ -17,12 +18,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from fencepost.errors import ConfigError
-from fencepost_lab.history.format import lines
-from fencepost_lab.sim.run import run
-from fencepost_lab.sim.scenario import parse
+from fencepost_lab.sim.answers import answer
 from fencepost_lab.sim.site import STATIC, data, played
 
 MAX_BODY = 1 << 20
+MAX_HISTORY = 64 << 20
 _TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -64,17 +64,19 @@ class Page(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if not self._local():
             return
+        what = urlsplit(self.path).path.removeprefix("/")
+        most = MAX_HISTORY if what == "check" else MAX_BODY
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= MAX_BODY):
+        if not (length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= most):
             self.close_connection = True
-            self._fail(413, f"a scenario has at most {MAX_BODY} bytes, and says how many in Content-Length")
+            self._fail(413, f"what is posted has at most {most} bytes, and says how many in Content-Length")
             return
         body = self.rfile.read(int(length))
-        if urlsplit(self.path).path != "/run":
-            self._fail(404, "scenarios are posted to /run")
+        if what not in ("run", "check"):
+            self._fail(404, "scenarios are posted to /run, histories to /check")
             return
         try:
-            self._answer(200, lines(run(parse(body))).encode(), "trace.jsonl")
+            self._answer(200, answer(what, body).encode(), "trace.jsonl" if what == "run" else "report.json")
         except ConfigError as error:
             self._fail(400, str(error))
 

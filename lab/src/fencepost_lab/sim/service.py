@@ -1,7 +1,7 @@
 """The lock service as a whole: its machines, its faults, and what it believes from moment to moment."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fencepost.backend import Hold, Renewal
 from fencepost.backends import memory
@@ -15,11 +15,12 @@ _ELECTION = 0.8  # seconds without a leader
 
 
 class Opinion(NamedTuple):
-    """Who holds the lock, as the service sees it, and until when if nothing happens."""
+    """Who holds the lock, as the service sees it, and until when if nothing happens; ``due``: when that is noticed."""
 
     holder: str
     token: int
     until: float
+    due: float
 
 
 class Service:
@@ -34,6 +35,8 @@ class Service:
         self.stores: dict[str, Store] = {}
         self._network = network
         self._opinion: Opinion | None = None
+        self._queue: dict[str, tuple[Any, float | None]] = {}
+        """The waiters of which the trace knows, each as the store has it, and until when it counts as one that asks."""
         self._parting: dict[str, None] = {}
         for name in self.nodes:
             offset = world.rng.uniform(0.0, 1000.0) if settings.offsets else 0.0
@@ -72,27 +75,66 @@ class Service:
             lock = self.memory.locks.get(self.lock)
             if lock is None or self.world.now >= lock.expires:
                 return None
-            return Opinion(lock.holder, lock.token, lock.expires)
-        votes: dict[tuple[str, int], list[float]] = {}
+            return Opinion(lock.holder, lock.token, lock.expires, lock.expires)
+        votes: dict[tuple[str, int], list[tuple[float, float]]] = {}
         for store in self.stores.values():
             held = store.state.locks.get(self.lock)
             if held is not None and held.agreed and (store.node.up or store.durable):
-                votes.setdefault((held.holder, held.token), []).append(store.instant(held.expires))
+                end = store.instant(held.expires), store.instant(store.due(held.expires))
+                votes.setdefault((held.holder, held.token), []).append(end)
         majority = len(self.nodes) // 2 + 1
-        for (holder, token), untils in votes.items():
-            if len(untils) >= majority:
-                return Opinion(holder.partition(".")[0], token, sorted(untils)[-majority])
+        for (holder, token), ends in votes.items():
+            if len(ends) >= majority:
+                return Opinion(holder.partition(".")[0], token, *sorted(ends)[-majority])
         return None
 
     def observe(self, why: str = "") -> None:
-        """Tell the trace of a change of opinion: granted, extended, freed."""
-        before, now = self._opinion, self.opinion()
-        if before == now:
-            return
-        self._opinion = now
+        """Tell the trace of a change of opinion: granted, extended, freed; and of those who wait."""
+        before, queue = self._opinion, self._waiters()
+        known, self._queue = self._queue, {holder: (waiter, self._asks(waiter)) for holder, waiter in queue.items()}
+        for holder, (waiter, until) in known.items():
+            if self._asks(waiter) != until:
+                self._tell_queued(holder, waiter)
+        now = self.opinion()
+        gone = [holder for holder, (waiter, _) in known.items() if queue.get(holder) is not waiter]
+        gone = [holder for holder in gone if now is None or now == before or holder != now.holder]
+        # Those that the store passed over because they had stopped asking were there when it granted the lock.
+        silent = [] if why else [holder for holder in gone if holder not in self._parting]
+        for holder in gone:
+            if holder not in silent:
+                self.world.tell("unqueued", holder=holder, how="left" if holder in self._parting else why)
+        if before != now:
+            self._opinion = now
+            self._tell(before, now, why)
+        for holder in silent:
+            self.world.tell("unqueued", holder=holder, how="silent")
+        for holder, waiter in queue.items():
+            if known.get(holder, (None,))[0] is not waiter:
+                self._tell_queued(holder, waiter)
+
+    def _tell_queued(self, holder: str, waiter: Any) -> None:
+        self.world.tell("queued", holder=holder, until=self._asks(waiter))
+
+    def _asks(self, waiter: Any) -> float | None:
+        """Until when a waiter counts as one that still asks; the embedded store sees when one is gone."""
+        if not self.nodes:
+            return None
+        return round(self.stores[self.nodes[0]].instant(waiter.until), 6)
+
+    def _waiters(self) -> dict[str, Any]:
+        """Those who wait, in order; a quorum has no queue."""
+        if not self.nodes:
+            lock = self.memory.locks.get(self.lock)
+            return dict(lock.waiters) if lock else {}
+        store = self.stores[self.nodes[0]]
+        if len(self.nodes) > 1 or not (store.node.up or store.durable):
+            return {}
+        return dict(store.state.queues.get(self.lock, {}))
+
+    def _tell(self, before: Opinion | None, now: Opinion | None, why: str) -> None:
         world = self.world
         if before is not None and (now is None or now[:2] != before[:2]):
-            if before.until <= world.now + 1e-6:
+            if before.due <= world.now + 1e-6:
                 how = "expired"
             elif before.holder in self._parting:
                 how = "released"
@@ -114,6 +156,7 @@ class Service:
         if lock is not None:
             for holder in [holder for holder in lock.waiters if holder.rstrip("0123456789") == client]:
                 del lock.waiters[holder]
+            self.observe("kill")
             for first in lock.waiters.values():
                 first.signal.set()
                 break

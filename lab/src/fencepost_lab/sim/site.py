@@ -1,15 +1,15 @@
 """What the page is made of: its files, and the data it asks for, live or exported."""
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fencepost.errors import ConfigError
 from fencepost_lab.history.format import lines, load
-from fencepost_lab.sim.chaos import chaos
+from fencepost_lab.sim import about, runtime
+from fencepost_lab.sim.answers import answer
 from fencepost_lab.sim.guided import guided, variant
 from fencepost_lab.sim.run import run
 from fencepost_lab.sim.scenario import (
@@ -24,17 +24,21 @@ from fencepost_lab.sim.scenario import (
 )
 from fencepost_lab.sim.seeds import told
 
-_NUMBER = re.compile(r"[0-9]{1,19}")
 STATIC = files("fencepost_lab.sim") / "static"
 
 
-def options(*, live: bool, play: bool) -> dict[str, Any]:
-    """What the page can offer: whether it can run anything new, and every setting and action there is."""
+def options(*, engine: str, play: bool, python: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """What the page can offer, every setting and action there is, and where new scenarios are run.
+
+    ``engine`` is ``server``, ``page`` (Python in the page, made of the files ``python``, with their sizes) or ``none``.
+    """
     return {
-        "live": live,
+        "engine": engine,
+        "python": dict(python or {}),
         "play": play,
-        "backends": list(BACKENDS),
-        "fencings": list(FENCINGS),
+        "backends": {name: about.STORES[name] for name in BACKENDS},
+        "fencings": {name: about.FENCINGS[name] for name in FENCINGS},
+        "meanings": about.SETTINGS,
         "machines": {name: list(machines) for name, machines in MACHINES.items()},
         "settings": Scenario().data()["settings"],
         "actions": ACTIONS,
@@ -85,27 +89,30 @@ def played(path: Path) -> str:
     return lines(load(path))
 
 
-def data(path: str, *, play: Path | None, live: bool = True) -> str:
+def data(path: str, *, play: Path | None) -> str:
     """The text of one of the page's data files; ConfigError if there is none at ``path``."""
     folder, _, name = path.rpartition("/")
     if path == "options.json":
-        return json.dumps(options(live=live, play=play is not None))
+        return json.dumps(options(engine="server", play=play is not None))
     if path == "scenarios.json":
         return json.dumps(stories())
     if path == "history.jsonl" and play is not None:
         return played(play)
     if folder == "traces" and name.endswith(".jsonl"):
         return trace(name.removesuffix(".jsonl"))
-    seed = name.removesuffix(".json")
-    if folder == "seeds" and live and _NUMBER.fullmatch(seed) and int(seed) < 2**63:
-        return json.dumps(chaos(int(seed)).data())
+    if folder == "seeds" and name.endswith(".json"):
+        return answer("seed", name.removesuffix(".json"))
     raise ConfigError(f"there is no data/{path}")
 
 
-def export(folder: Path, play: Path | None = None) -> list[Path]:
-    """Write the page with its recorded traces, for any file server; the files written."""
+def export(folder: Path, play: Path | None = None, *, recorded: bool = False) -> list[Path]:
+    """Write the page for any file server, with Python inside that runs new scenarios; the files written.
+
+    With ``recorded`` it only plays what was recorded. ConfigError if Pyodide is neither here nor can be downloaded.
+    """
+    python = {} if recorded else runtime.files()
     written = []
-    for path, content in _exported(play):
+    for path, content in _exported(play, python):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
@@ -113,7 +120,7 @@ def export(folder: Path, play: Path | None = None) -> list[Path]:
     return written
 
 
-def _exported(play: Path | None) -> Iterator[tuple[str, bytes]]:
+def _exported(play: Path | None, python: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
     def walk(folder: Any, prefix: str) -> Iterator[tuple[str, bytes]]:
         for path in folder.iterdir():
             if path.is_dir():
@@ -122,7 +129,12 @@ def _exported(play: Path | None) -> Iterator[tuple[str, bytes]]:
                 yield prefix + path.name, path.read_bytes()
 
     yield from walk(STATIC, "")
-    names = ["options.json", "scenarios.json", *(["history.jsonl"] if play else [])]
+    for name, content in python.items():
+        yield f"python/{name}", content
+    sizes = {name: len(content) for name, content in python.items() if not name.endswith(".txt")}
+    offered = options(engine="page" if python else "none", play=play is not None, python=sizes)
+    yield "data/options.json", json.dumps(offered).encode()
+    names = ["scenarios.json", *(["history.jsonl"] if play else [])]
     names += [each["trace"].removeprefix("data/") for story in stories() for each in story["variants"]]
     for name in names:
-        yield f"data/{name}", data(name, play=play, live=False).encode()
+        yield f"data/{name}", data(name, play=play).encode()

@@ -151,7 +151,7 @@ class Store:
                 *(
                     Status(name, lock.holder, lock.token, lock.expires - now, tuple(self.state.queues.get(name, ())))
                     for name, lock in sorted(self.state.locks.items())
-                    if name.startswith(prefix) and now < self._due(lock.expires)
+                    if name.startswith(prefix) and now < self.due(lock.expires)
                 ),
             )
             self._listed = (now, prefix, answer)
@@ -169,12 +169,13 @@ class Store:
     def _live(self, name: str) -> LockState | None:
         """The lock, if it is held and has not expired by the store's own clock."""
         lock = self.state.locks.get(name)
-        if lock is not None and self.clock() >= self._due(lock.expires):
+        if lock is not None and self.clock() >= self.due(lock.expires):
             self._free(name)
             lock = self.state.locks.get(name)
         return lock
 
-    def _due(self, expires: float) -> float:
+    def due(self, expires: float) -> float:
+        """When the store notices that a lease is over that expires at ``expires``."""
         return ceil(expires / self.granularity) * self.granularity if self.granularity else expires
 
     def _grant(self, name: str, holder: str, ttl: float) -> LockState:
@@ -185,12 +186,12 @@ class Store:
         return lock
 
     def _watch(self, name: str, lock: LockState) -> None:
-        self.node.after(self._due(lock.expires) - self.clock(), self._expire, name, lock)
+        self.node.after(self.due(lock.expires) - self.clock(), self._expire, name, lock)
 
     def _expire(self, name: str, lock: LockState) -> None:
         if self.state.locks.get(name) is not lock:
             return
-        if self.clock() < self._due(lock.expires):
+        if self.clock() < self.due(lock.expires):
             self._watch(name, lock)
             return
         self._free(name)

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from fencepost.driver import Signal
 from fencepost.errors import BackendError, NotAcquired
+from fencepost.events import Event
 from fencepost.fleet.group import Group, Owned
 from fencepost.lease import BaseLease, entering_stamp
 from fencepost.lease import stamp as stamp_of
@@ -48,6 +49,7 @@ class Worker:
         self.world = world
         self._down: float | None = None
         self._hurts: list[str] = []
+        self._owned: dict[str, Owned[BaseLease]] = {}
         self._network = network
         self._store = service.nodes[0]
         self._size = size
@@ -57,7 +59,7 @@ class Worker:
         network.join(self.node, self.channel.receive)
         core: Core[BaseLease] = Core(
             Remote(self.driver, self.channel, service), self.driver, BaseLease,
-            ttl=size.ttl, queue_limit=1000, hooks=[],
+            ttl=size.ttl, queue_limit=1000, hooks=[self._event],
             holders=lambda: f"{world.rng.getrandbits(128):032x}",
         )  # fmt: skip
         self.group: Group[BaseLease, Owned[BaseLease]] = Group(
@@ -136,9 +138,17 @@ class Worker:
         self.world.tell(ev, who=self.name, lock=lease.name, token=lease.token, holder=lease.holder, **facts)
 
     async def _begin(self, owned: Owned[BaseLease]) -> None:
-        self._tell("acquired", owned, asked=round(self.node.instant(owned.lease.since), 6), ttl=owned.lease.ttl)
+        lease = owned.lease
+        self._owned[lease.holder] = owned
+        asked, until = (round(self.node.instant(clock), 6) for clock in (lease.since, lease.deadline))
+        self._tell("acquired", owned, asked=asked, ttl=lease.ttl, until=until)
+
+    def _event(self, event: Event) -> None:
+        if event.kind == "renewed" and (owned := self._owned.get(event.holder or "")):
+            self._tell("renewed", owned, until=round(self.node.instant(owned.lease.deadline), 6))
 
     async def _end(self, owned: Owned[BaseLease]) -> None:
+        self._owned.pop(owned.lease.holder, None)
         self._tell("lost" if owned.lease.reason else "releasing", owned, why=owned.lease.reason)
 
     async def _work(self, owned: Owned[BaseLease]) -> None:

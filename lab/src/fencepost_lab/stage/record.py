@@ -40,7 +40,8 @@ class Record:
         writer = _Writer([run | {"promises": list(PROMISES)}], min((fact["at"] for fact in self.facts), default=0.0))
         for fact in self.facts:
             writer.write(fact)
-        return writer.lines
+        # Each worker tells its facts in order; those of two may come in another order than they happened.
+        return sorted(writer.lines, key=lambda line: float(line["t"]))
 
 
 class _Writer:

@@ -7,6 +7,7 @@ from urllib.parse import quote, unquote
 
 from fencepost import check
 from fencepost.address import TLS, Address, seconds, secure, tls_context
+from fencepost.credentials import Secret, Source
 from fencepost.errors import ConfigError
 
 
@@ -18,6 +19,8 @@ class Settings:
     root: str
     """What the keys of all locks begin with."""
     token: str | None = field(repr=False)
+    login: Source[Secret] | None
+    """Whom to ask for the token of each new connection, if it is not fixed."""
     query: Mapping[str, str]
     """What is added to every request."""
     tls: ssl.SSLContext | None
@@ -50,6 +53,7 @@ def read(address: Address) -> Settings:
         hosts=tuple((host or "localhost", port or 8500) for host, port in address.hosts or (("", None),)),
         root=address.path.strip("/"),
         token=address.password,
+        login=address.login,
         query={"dc": options["dc"]} if "dc" in options else {},
         tls=tls_context("consul", options) if secure(options) else None,
         lock_delay=lock_delay,

@@ -54,6 +54,7 @@ class Consul(Polling):
     """
 
     scheme = "consul"
+    credentials = True
     promises = Promises(
         reach="everybody who reaches the cluster",
         fair=False,

@@ -8,6 +8,7 @@ import asyncio
 import binascii
 import contextlib
 import json
+import secrets
 import socket
 import ssl
 from collections.abc import Sequence
@@ -128,6 +129,9 @@ class Forbidden(BackendError):
 
 class _Link:
     """One connection of blocking code. Its methods never suspend."""
+
+    token = b""
+    """The header of its own ACL token, where the token may change."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -283,6 +287,9 @@ class Http:
         self._hosts = settings.hosts
         self._kind = _Link if driver.blocking else _TaskLink
         token = f"X-Consul-Token: {settings.token}\r\n" if settings.token else ""
+        if settings.login is not None:  # each connection has its own, which takes the place of these words
+            token = f"X-Consul-Token: {secrets.token_hex(16)}\r\n"
+        self._blank = token.encode()
         self._head = f"Host: {self._hosts[0][0]}\r\n{token}"
         self.servers = ",".join(f"{host}:{port}" for host, port in self._hosts)
         self._closed = False
@@ -303,14 +310,17 @@ class Http:
         """
         if self._closed:
             raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
-        link = await self._link(spare=delay > 0)
+        link, new = await self._link(spare=delay > 0)
         answers = []
         try:
             for start in range(0, len(requests), BATCH):
                 batch = requests[start : start + BATCH]
+                data = b"".join(batch)
+                if link.token:
+                    data = data.replace(self._blank, link.token)
                 with woken(link.hang_up):
                     limit = patience(self._settings.timeout + delay)
-                    answers += await link.exchange(b"".join(batch), len(batch), limit)
+                    answers += await link.exchange(data, len(batch), limit)
             for answer, key in zip(answers, keys, strict=False):
                 if answer.status == 200 and any(pair["Key"] != key for pair in answer.pairs()):
                     raise answer.astray()  # and so may the others be: the connection is of no more use
@@ -327,13 +337,18 @@ class Http:
             self._idle.append(link)
         for answer in answers:
             if answer.status == 403:
+                if link.token and not new and all(each.status == 403 for each in answers):
+                    self._drop_idle()  # their token may have been replaced since they were opened
+                    return await self.ask(*requests, delay=delay, keys=keys)
                 raise self._forbidden()
             if answer.status not in (200, 404, 409):
                 what = answer.body.decode(errors="replace").strip()[:200]
                 raise self._failure(what or f"HTTP status {answer.status}", ambiguous=answer.status >= 500)
         return answers
 
-    def _forbidden(self) -> Forbidden:
+    def _forbidden(self) -> BackendError:
+        if self._settings.login is not None:  # a waiter outlives the moment in which a token is replaced
+            return self._failure("its ACL refuses this; check what credentials= returned", ambiguous=False)
         return Forbidden(
             f"Consul at {self.servers}: its ACL refuses this; give a token: consul://:TOKEN@host",
             backend="consul",
@@ -365,8 +380,20 @@ class Http:
         keys = [path.removeprefix("kv/")] if path.startswith("kv/") else []
         return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0, keys=keys))[0]
 
-    async def _link(self, *, spare: bool) -> _Link:
-        """An open connection, or a new one; ``spare`` leaves one open for others.
+    async def _token(self) -> bytes:
+        """The header with the token of a new connection; empty if all of them have the same."""
+        login = self._settings.login
+        if login is None:
+            return b""
+        user, token = await login.get()
+        if user is not None:
+            login.fail("returned a user, and Consul has none; return the ACL token alone")
+        if not (token.isascii() and token.isprintable()):
+            login.fail("returned a token that no HTTP header can carry")
+        return f"X-Consul-Token: {token}\r\n".encode()
+
+    async def _link(self, *, spare: bool) -> tuple[_Link, bool]:
+        """An open connection, or a new one, and whether it is new; ``spare`` leaves one open for others.
 
         A query that waits for long must not take the only one: in a process that can open no other, no lease would be
         renewed meanwhile.
@@ -374,18 +401,20 @@ class Http:
         while len(self._idle) > spare and (link := taken(self._idle)) is not None:
             try:
                 if link.fresh():
-                    return link
+                    return link, False
             except BaseException:  # for example, out of memory: nobody would close it
                 self._drop(link)
                 raise
             self._drop(link)
         last: OSError | None = None
+        token = await self._token()
         for host, port in self._hosts:
             try:
                 limit = patience(self._settings.connect_timeout)
                 link = await self._kind.connect(host, port, self._settings.tls, limit)
+                link.token = token
                 self._links.add(link)
-                return link
+                return link, True
             except OSError as error:
                 last = error
         raise self._failure(f"cannot connect: {last or 'no answer in time'}", ambiguous=False) from last

@@ -40,6 +40,7 @@ class Etcd(Backend):
     """
 
     scheme = "etcd"
+    credentials = True
     promises = Promises(
         reach="everybody who reaches the cluster, also etcdctl lock and Go's concurrency package",
         fair=True,

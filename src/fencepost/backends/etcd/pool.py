@@ -1,6 +1,6 @@
 """Blocking connections to one member: each serves one thread at a time, and is kept for the next one."""
 
-import select
+import _socket
 import socket
 import ssl
 import threading
@@ -13,6 +13,7 @@ from fencepost.backends.etcd.status import Code, Failure, deadline_exceeded, hun
 from fencepost.backends.fork import sever
 from fencepost.driver import interrupts
 from fencepost.driver.interrupts import interruptible
+from fencepost.driver.sockets import READABLE, WRITABLE, poller
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
 _CHUNK = 1 << 16
@@ -33,10 +34,10 @@ class Socket:
         self._recv = self.raw.recv
         self._send = self.raw.send
         try:
-            self._readable = select.poll()
-            self._readable.register(self.raw, select.POLLIN)
-            self._writable = select.poll()
-            self._writable.register(self.raw, select.POLLOUT)
+            self._readable = poller()
+            self._readable.register(self.raw, READABLE)
+            self._writable = poller()
+            self._writable.register(self.raw, WRITABLE)
         except BaseException:
             self.raw.close()
             raise
@@ -114,7 +115,10 @@ class Socket:
     def shut(self) -> None:
         """End the connection, from any thread; the one that uses it closes it."""
         try:
-            socket.socket.shutdown(self.raw, socket.SHUT_RDWR)  # TLS would forget that it is TLS
+            if isinstance(self.raw, _socket.socket):
+                _socket.socket.shutdown(self.raw, socket.SHUT_RDWR)  # TLS would forget that it is TLS
+            else:  # gevent's or eventlet's
+                self.raw.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is closed already
 

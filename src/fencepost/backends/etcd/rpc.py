@@ -10,6 +10,7 @@ from fencepost.backends.etcd.http2 import Call, block, framed
 from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.pool import Socket
 from fencepost.backends.etcd.status import Failure
+from fencepost.credentials import Secret, Source
 from fencepost.driver import Driver, run
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
@@ -49,7 +50,9 @@ class Rpc:
         self._driver = driver
         self._blocking = driver.blocking
         self._login: str | None = None
-        self._anonymous = address.user is None
+        self._named = address.user is not None or address.login is not None
+        """Whether there is somebody to log in as."""
+        self._anonymous = not self._named
         self._heads: dict[tuple[str, int], bytes] = {}
 
     def twin(self, driver: Driver) -> "Rpc":
@@ -86,7 +89,7 @@ class Rpc:
                 if sent is not None and sent.pending is None:
                     sent.doubtful = True
                 raise
-            if fault.login and self._address.user is not None and logins < 2:
+            if fault.login and self._named and logins < 2:
                 self.forget_login()
                 logins += 1
                 continue
@@ -137,7 +140,7 @@ class Rpc:
         return method.read(request, call.result())
 
     async def _log_in(self, member: int) -> None:
-        user, password = self._address.user or "", self._address.password or ""
+        user, password = await self._credentials()
         try:
             request = pb.AuthenticateRequest(name=user, password=password)
             self._login = (await self._send(AUTHENTICATE, request, member, self.timeout)).token
@@ -148,13 +151,31 @@ class Rpc:
                 self._anonymous = True  # as etcd's own client does, until etcd asks for a login
                 return
             if "invalid user" in words or "authentication failed" in words:
-                hint = "etcd rejected the credentials; check user and password in the URL"
-                raise BackendError(hint, backend="etcd", ambiguous=False) from None
+                hint = "etcd rejected the credentials; check user and password in "
+                if self._address.login is None:
+                    raise BackendError(f"{hint}the URL", backend="etcd", ambiguous=False) from None
+                # A waiter outlives the moment in which a password is replaced.
+                raise Outage(
+                    f"{hint}what credentials= returned for {user!r}", backend="etcd", ambiguous=False
+                ) from None
             raise
 
+    async def _credentials(self) -> tuple[str, str]:
+        login: Source[Secret] | None = self._address.login
+        if login is None:
+            return self._address.user or "", self._address.password or ""
+        try:
+            found = await login.get()
+        except BackendError as error:
+            raise Outage(str(error), backend="etcd", ambiguous=False) from error.__cause__
+        user = found.user or self._address.user
+        if not user:
+            login.fail("returned no user, and etcd has no default one; return (user, password), or name it in the URL")
+        return user, found.password
+
     def forget_login(self) -> None:
-        """Log in again before the next request, if the URL names a user."""
-        self._login, self._anonymous = None, self._address.user is None
+        """Log in again before the next request, if there is somebody to log in as."""
+        self._login, self._anonymous = None, not self._named
         self._heads.clear()
 
     def _head(self, method: Method[Q, R], member: int) -> bytes:

@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.cleanups import Cleanups
 from fencepost.backends.local_queue import LocalQueues
 from fencepost.backends.margin import kept, remains
-from fencepost.backends.postgres.connection import LIBPQ, Call, conninfo
+from fencepost.backends.postgres.connection import LIBPQ, Call, Target
 from fencepost.backends.postgres.doctor import examine
 from fencepost.backends.postgres.listener import Listener, Waiter
 from fencepost.backends.postgres.pool import Links
@@ -56,6 +57,7 @@ class Postgres(Backend):
     """
 
     scheme = "postgresql"
+    credentials = True
     promises = Promises(
         reach="everybody who reaches the database",
         fair=True,
@@ -73,6 +75,7 @@ class Postgres(Backend):
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
         parsers: dict[str, Any] = dict.fromkeys(LIBPQ, str)
+        address.check_given(LIBPQ)
         options = address.options(**parsers, schema=_identifier, pool=_count, timeout=seconds, poll=seconds, listen=str)
         self._schema: str = options.get("schema", "fencepost")
         self._patience: float = options.get("timeout", 10.0)
@@ -82,7 +85,7 @@ class Postgres(Backend):
         self._take_share = Call.of(self._schema, "take_share", 6, _TAKEN)
         self._release = Call.of(self._schema, "release", 3, "[tf]")
         self._links = Links(
-            conninfo(address, self._patience),
+            Target(address, self._patience),
             driver,
             schema=self._schema,
             calls=(self._take, self._take_share, self._release),
@@ -100,8 +103,10 @@ class Postgres(Backend):
 
     def _new_listener(self) -> Listener:
         way, listen = self._listen
+        if way is not None and way.password is None:
+            way = replace(way, login=self.address.login)
         return Listener(
-            conninfo(way or self.address, self._patience),
+            Target(way or self.address, self._patience),
             schema=self._schema,
             patience=self._patience,
             poll=self._poll,

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import select
 from collections.abc import Generator, Sequence
 from functools import partial
 from importlib import resources
@@ -10,11 +11,12 @@ from types import UnionType
 from typing import Any, TypeAlias
 
 import psycopg
-from psycopg import errors
+from psycopg import errors, waiting
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus
 
 from fencepost.address import Address, libpq
+from fencepost.credentials import Secret, Source
 from fencepost.driver import boottime, settle
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience as within
@@ -22,6 +24,18 @@ from fencepost.errors import BackendError, ConfigError
 
 _VERSION, _REVISION = 1, 4
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
+_OURS = frozenset(
+    {
+        "client_encoding",
+        "connect_timeout",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "tcp_user_timeout",
+    }
+)
+"""What is not copied from a client."""
 LIBPQ = frozenset(
     {
         "application_name",
@@ -49,7 +63,7 @@ OLDEST = 14
 """The server's oldest major version that will do: END waits, which older ones do not."""
 # Waits so many milliseconds for their end. Ends only sessions of ours: a pid may be somebody else's by now.
 END = """SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
-    WHERE pid = ANY(%s) AND application_name = %s AND usename = current_user"""
+    WHERE pid = ANY(%s) AND application_name = current_setting('application_name') AND usename = current_user"""
 
 
 def conninfo(address: Address, patience: float) -> dict[str, Any]:
@@ -68,6 +82,30 @@ def conninfo(address: Address, patience: float) -> dict[str, Any]:
     if len(address.hosts) > 1:
         given["target_session_attrs"] = "read-write"
     return given | libpq(address) | {key: value for key, value in address.params.items() if key in LIBPQ}
+
+
+class Target:
+    """Where connections lead, and who logs in there, which may be another at each of them."""
+
+    def __init__(self, address: Address, patience: float) -> None:
+        self.patience = patience
+        self._fixed = conninfo(address, patience)
+        self._login: Source[Secret] | None = address.login
+        self._client: Source[dict[str, str]] | None = address.given.get("conninfo")
+
+    async def parameters(self) -> dict[str, Any]:
+        """libpq's keywords for the next connection; BackendError if the caller's function fails."""
+        if self._client is not None:
+            # The time-outs are ours: those of a client are made for other work.
+            theirs = {key: value for key, value in (await self._client.get()).items() if key not in _OURS}
+            several = "," in theirs.get("host", "") and "target_session_attrs" not in theirs
+            return self._fixed | ({"target_session_attrs": "read-write"} if several else {}) | theirs
+        if self._login is None:
+            return self._fixed
+        found = await self._login.get()
+        if "\0" in found.password or "\0" in (found.user or ""):
+            self._login.fail("returned a NUL character, which Postgres cannot take")
+        return self._fixed | {"password": found.password} | ({"user": found.user} if found.user else {})
 
 
 def failure(error: psycopg.Error | OSError, *, ambiguous: bool) -> BackendError:
@@ -121,7 +159,11 @@ class BlockingLink(psycopg.Connection[Any]):
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         try:
-            return interruptible(partial(super().wait, _bounded(gen, within(self.patience)), *args, **options))
+            bounded = _bounded(gen, within(self.patience))
+            if hasattr(select, "poll"):
+                return interruptible(partial(super().wait, bounded, *args, **options))
+            # With eventlet, psycopg would wait in C and stop all other greenlets; on Windows this is its own way.
+            return interruptible(partial(waiting.wait_selector, bounded, self.pgconn.socket, *args, **options))
         except psycopg.Error as error:
             raise _cause(error) from None
 
@@ -145,8 +187,9 @@ class AsyncioLink(psycopg.AsyncConnection[Any]):
 Link: TypeAlias = BlockingLink | AsyncioLink
 
 
-async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Link:
+async def connect(kind: type[Link], target: Target) -> Link:
     """A new connection; BackendError if the server gives none."""
+    info = await target.parameters()
     try:
         opened: Any = interruptible(partial(kind.connect, **info, autocommit=True, prepare_threshold=None))
         link: Link = await settle(opened)
@@ -158,7 +201,7 @@ async def connect(kind: type[Link], info: dict[str, Any], patience: float) -> Li
         link.pgconn.finish()
         text = f"Postgres: this is version {found}; fencepost needs Postgres {OLDEST} or newer"
         raise BackendError(text, backend="postgresql", ambiguous=False)
-    link.patience = patience
+    link.patience = target.patience
     link.pid = link.info.backend_pid  # libpq forgets it when the connection breaks
     return link
 

@@ -3,20 +3,19 @@
 import contextlib
 import logging
 import secrets
-import select
 import socket
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 
-from fencepost.backends.postgres.connection import BlockingLink, Call, connect, failure, pooled, tell
+from fencepost.backends.postgres.connection import BlockingLink, Call, Target, connect, failure, pooled, tell
 from fencepost.driver import Driver, Signal, abandoned, boottime
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience as within
 from fencepost.driver.service import Run, Service
+from fencepost.driver.sockets import READABLE, poller
 from fencepost.driver.threads import Blocking, Flag
 from fencepost.errors import BackendError
 
@@ -62,7 +61,7 @@ class Listener:
 
     def __init__(
         self,
-        info: dict[str, Any],
+        target: Target,
         *,
         schema: str,
         patience: float,
@@ -71,7 +70,7 @@ class Listener:
         now: Callable[[], float],
         dropped: Callable[[Waiter], None],
     ) -> None:
-        self._info = info
+        self._target = target
         self._now = now
         self._dropped = dropped
         self._told: set[str] = set()  # the waiters that hold now, if what was heard is true
@@ -156,7 +155,7 @@ class Listener:
         try:
             while run.current:
                 try:
-                    link = await connect(BlockingLink, self._info, self._patience)
+                    link = await connect(BlockingLink, self._target)
                     with closing(link):
                         assert isinstance(link, BlockingLink)
                         await self._hear(link, waker, run)
@@ -341,9 +340,9 @@ class Waker:
 
     def wait(self, timeout: float, descriptor: int) -> None:
         """Return once ``descriptor`` can be read, or has been closed, or it is woken; or after ``timeout``."""
-        poll = select.poll()
+        poll = poller()
         for each in (self._here.fileno(), descriptor):
-            poll.register(each, select.POLLIN)
+            poll.register(each, READABLE)
         poll.poll(max(timeout, 0.0) * 1000)
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from fencepost.backends.postgres.connection import (
     BlockingLink,
     Call,
     Link,
+    Target,
     ask,
     connect,
     create,
@@ -51,7 +52,7 @@ class Links:
 
     def __init__(
         self,
-        info: dict[str, Any],
+        target: Target,
         driver: Driver,
         *,
         schema: str,
@@ -59,7 +60,7 @@ class Links:
         limit: int,
         patience: float,
     ) -> None:
-        self._info = info
+        self._target = target
         self._driver = driver
         self._kind: type[Link] = BlockingLink if driver.blocking else AsyncioLink
         self._schema = schema
@@ -200,7 +201,7 @@ class Links:
         stranded = self._stranded.copy()
         patience = int(min(2.0, self._patience / 2) * 1000)
         try:
-            await ask(link, END, [patience, stranded, self._info["application_name"]])
+            await ask(link, END, [patience, stranded])
         except (psycopg.Error, OSError) as error:
             raise failure(error, ambiguous=False) from error
         with self._gate:
@@ -254,7 +255,7 @@ class Links:
         self._call_next()
 
     async def _connect(self) -> Link:
-        link = await connect(self._kind, self._info, self._patience)
+        link = await connect(self._kind, self._target)
         try:
             if not self._known:
                 self.pooled = await pooled(link)

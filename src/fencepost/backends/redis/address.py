@@ -59,11 +59,12 @@ def options(address: Address) -> Options:
         key=str,
         verify=flag,
     )
+    address.check_given(("ca", "cert", "key", "verify", "db"))
     address.check_hosts()
     scheme = address.scheme
     path = address.path.strip("/")
-    service = ""
-    if scheme.endswith("+sentinel"):
+    service = address.given.get("service", "")
+    if not service and scheme.endswith("+sentinel"):
         service, _, path = path.partition("/")
         if not service:
             raise ConfigError(f"name the master that the sentinels watch: {scheme}://host:26379/mymaster/0")
@@ -77,7 +78,7 @@ def options(address: Address) -> Options:
         endpoints = tuple((host or "localhost", own or port) for host, own in address.hosts or (("", None),))
     if path and (not path.isdecimal() or "db" in found):
         raise ConfigError(f"the path of {scheme}:// is the number of a database, given once; not {path!r}")
-    db = int(path) if path else found.get("db", 0)
+    db = int(path) if path else found.get("db", address.given.get("db", 0))
     if db and scheme.endswith("+cluster"):
         raise ConfigError("a cluster has no database but 0")
     return Options(
@@ -98,6 +99,9 @@ _SECURE = {"redlock": "redlocks", "valkey": "valkeys"}
 
 
 def _tls(address: Address, options: Mapping[str, Any]) -> ssl.SSLContext | None:
+    if "tls" in address.given:
+        context: ssl.SSLContext | None = address.given["tls"]
+        return context
     wanted = secure(options) or "verify" in options
     if not address.scheme.startswith(("rediss", "valkeys", "redlocks")):
         if wanted:
@@ -120,5 +124,7 @@ def dial(address: Address, options: Options, scripts: Sequence[Script]) -> Dial:
         tls=options.tls,
         connect_timeout=options.connect_timeout,
         timeout=options.timeout,
+        name=address.given.get("name") or "fencepost",
+        login=address.login,
         opening=tuple(pack(("SCRIPT", "LOAD", each.text)) for each in scripts),
     )

@@ -52,6 +52,11 @@ def _left(reply: Any) -> bool:
     return _bit(reply) or _text(reply)
 
 
+def answers_for(locks: int, reply: Any) -> bool:
+    """For each of so many locks a bit, or what there is against it."""
+    return reply.__class__ is list and len(reply) == locks and all(_bit(each) or _text(each) for each in reply)
+
+
 def _seen(reply: Any) -> bool:
     if reply is None:
         return True
@@ -66,6 +71,7 @@ SCRIPTS: Mapping[str, Fits] = {
     "claim": lambda reply: _stamped(reply) or (_number(reply) and reply == 0),
     "release": _released,
     "renew": _bit,
+    "renew_all": lambda reply: reply.__class__ is list,  # how many answers it has depends on the request
     "leave": _left,
     "break_lock": _seen,
     "status": _seen,

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +15,7 @@ from fencepost.backends import exposure
 from fencepost.backends.cleanups import Cleanups
 from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
+from fencepost.backends.redis.answers import answers_for
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.connection import Denied
 from fencepost.backends.redis.inspect import View
@@ -29,6 +31,7 @@ from fencepost.lease import Grant
 
 _GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
 _ANY = 2**31  # one who is queued already is never one too many
+_TOGETHER = 100  # leases that one request renews
 _PRUNE = 5.0  # seconds between two searches of a full queue for dead waiters
 
 
@@ -44,6 +47,16 @@ class _Left(NamedTuple):
     """Whether a request of its may still arrive."""
 
 
+class _Item(NamedTuple):
+    """One of many holds to renew or release."""
+
+    at: int
+    """Its place among them."""
+    lock: str
+    """Its key."""
+    hold: Hold
+
+
 class Redis(Backend):
     """``redis://user:password@host:6379/0``, ``rediss://`` with TLS, ``redis+unix:///path/to.sock?db=0``.
 
@@ -52,6 +65,7 @@ class Redis(Backend):
     """
 
     scheme = "redis"
+    credentials = True
     promises = Promises(
         reach="everybody who reaches the server",
         fair=True,
@@ -76,6 +90,8 @@ class Redis(Backend):
         self._requests = Requests(self.scripts)
         self.dial = dial(address, self.options, self.scripts)
         self._closed = False
+        self._renews_together = True
+        """Whether one request may renew several locks: not behind a proxy that sends them to different servers."""
         self._pruned: dict[str, float] = {}
         self._waiters = Waiters(driver, self._look, self._forsake)
         self._begin()
@@ -233,42 +249,89 @@ class Redis(Backend):
         await self._leave(left.name, left.holder, left.entry, late=left.late, token=left.token)
 
     def home(self, name: str) -> Node | None:
-        return self._nodes.home(self.layout.keys(name).lock)
+        return self._nodes.home(self.layout.prefix + name)
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
-        by_node: dict[Node, list[tuple[int, Keys, Hold]]] = {}
-        failure: BackendError | None = None
-        for index, hold in enumerate(holds):
-            keys = self.layout.keys(hold.name)
-            try:
-                by_node.setdefault(await self._nodes.at(keys.lock), []).append((index, keys, hold))
-            except BackendError as error:  # nobody serves its slot; the others' are served
-                failure = error
         answers = [Renewal.UNKNOWN] * len(holds)
+        by_node, failure = await self._by_node(holds)
         for node, batch in by_node.items():
             try:
-                transport = await node.ready()
-                requests = [self._requests.renew(keys, hold) for _, keys, hold in batch]
-                replies = await transport.calls(requests, [self.scripts.renew.fits] * len(batch))
+                alone = await self._renew_together(node, batch, answers)
+                if alone:
+                    await self._renew_each(node, alone, answers)
             except BackendError as error:
                 failure = error
-                continue
-            failed = False
-            for (index, keys, hold), reply in zip(batch, replies, strict=True):
-                # What the server has against one lock, such as another type of its key, is not the others' loss.
-                if reply.__class__ is ReplyError:
-                    if failed:
-                        continue  # one lesson is enough: a server that is ill takes its time over each
-                    args = (f"{hold.holder}:{hold.token}", kept(hold.ttl))
-                    try:
-                        reply = await self._calls.again(reply, self.scripts.renew, keys[:1], args)
-                    except BackendError as error:
-                        failure, failed = error, True
-                        continue
-                answers[index] = Renewal.RENEWED if reply == 1 else Renewal.LOST
         if failure is not None and all(answer is Renewal.UNKNOWN for answer in answers):
             raise failure
         return answers
+
+    async def _by_node(self, holds: Sequence[Hold]) -> tuple[dict[Node, list["_Item"]], BackendError | None]:
+        """The holds by the servers that have their locks, and why some of them have none."""
+        by_node: dict[Node, list[_Item]] = {}
+        failure: BackendError | None = None
+        prefix, only = self.layout.prefix, self._nodes.only
+        if only is not None:
+            return {only: [_Item(index, prefix + hold.name, hold) for index, hold in enumerate(holds)]}, None
+        for index, hold in enumerate(holds):
+            item = _Item(index, prefix + hold.name, hold)
+            try:
+                by_node.setdefault(await self._nodes.at(item.lock), []).append(item)
+            except BackendError as error:  # nobody serves its slot; the others' are served
+                failure = error
+        return by_node, failure
+
+    async def _renew_together(self, node: Node, batch: list["_Item"], answers: list[Renewal]) -> list["_Item"]:
+        """Renew many with each request; those that are to be asked for alone, as their answer is no or none."""
+        if len(batch) == 1 or self.layout.cluster or not self._renews_together:  # a request has keys of one slot only
+            return batch
+        parts = [batch[at : at + _TOGETHER] for at in range(0, len(batch), _TOGETHER)]
+        fits = [partial(answers_for, len(part)) for part in parts]
+        requests = [
+            self._requests.renew_all([item.lock for item in part], [item.hold for item in part]) for part in parts
+        ]
+        replies = await (await node.ready()).calls(requests, fits)
+        alone = []
+        for part, fit, reply in zip(parts, fits, replies, strict=True):
+            if reply.__class__ is ReplyError and str(reply).startswith("NOSCRIPT"):
+                script = self.scripts.renew_all._replace(fits=fit)
+                args = [word for item in part for word in self._requests.own(item.hold)]
+                reply = await self._calls.again(reply, script, [item.lock for item in part], args)
+            if reply.__class__ is ReplyError:
+                alone += part
+                continue
+            for item, answer in zip(part, reply, strict=True):
+                if answer == 1:
+                    answers[item.at] = Renewal.RENEWED
+                else:
+                    if answer == 0:
+                        answers[item.at] = Renewal.LOST  # until the lock alone is asked for
+                    alone.append(item)
+        return alone
+
+    async def _renew_each(self, node: Node, batch: list["_Item"], answers: list[Renewal]) -> None:
+        """Renew with a request for each, so that what the server has against one lock is not the others' loss."""
+        doubted = [item for item in batch if answers[item.at] is Renewal.LOST]
+        for item in doubted:
+            answers[item.at] = Renewal.UNKNOWN
+        requests = [self._requests.renew(item.lock, item.hold) for item in batch]
+        replies = await (await node.ready()).calls(requests, [self.scripts.renew.fits] * len(batch))
+        failed: BackendError | None = None
+        for item, reply in zip(batch, replies, strict=True):
+            if reply.__class__ is ReplyError:
+                if failed is not None:
+                    continue  # one lesson is enough: a server that is ill takes its time over each
+                try:
+                    args = self._requests.own(item.hold)
+                    reply = await self._calls.again(reply, self.scripts.renew, (item.lock,), args)
+                except BackendError as error:
+                    failed = error
+                    continue
+            answers[item.at] = Renewal.RENEWED if reply == 1 else Renewal.LOST
+        if any(answers[item.at] is Renewal.RENEWED for item in doubted):
+            # A proxy sends each request to the server of its first key, and finds none of the others there.
+            self._renews_together = False
+        if failed is not None:
+            raise failed
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         keys = self.layout.keys(name)
@@ -289,6 +352,40 @@ class Redis(Backend):
             if error.ambiguous and await self._once_more(node, request):
                 return True
             raise
+
+    async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
+        answers: list[bool | BackendError | None] = [None] * len(holds)
+        by_node, failure = await self._by_node(holds)
+        for node, batch in by_node.items():
+            requests = [
+                self._requests.release(self.layout.keys(item.hold.name), self._requests.own(item.hold)[0])
+                for item in batch
+            ]
+            fits = [self.scripts.release.fits] * len(batch)
+            unsure: BackendError | None = None
+            try:
+                try:
+                    replies = await (await node.ready()).calls(requests, fits)
+                except BackendError as error:
+                    if not error.ambiguous:
+                        raise
+                    unsure = error  # as in release(): once more, and a no then says nothing
+                    replies = await (await node.ready()).calls(requests, fits)
+            except BackendError as error:
+                failure = unsure or error
+                for item in batch:
+                    answers[item.at] = failure
+                continue
+            for item, reply in zip(batch, replies, strict=True):
+                hold = item.hold
+                if reply.__class__ is ReplyError:
+                    try:
+                        answers[item.at] = await self.release(hold.name, hold.holder, hold.token)
+                    except BackendError as error:
+                        answers[item.at] = error
+                else:
+                    answers[item.at] = unsure if unsure is not None and not reply else bool(reply)
+        return [failure if answer is None else answer for answer in answers]
 
     async def _hand_over(self, name: str, keys: Keys, node: Node, transport: Pool | Stream, own: str) -> bool:
         """Release a lock that others of this process wait for: the answer says which of them got it."""
@@ -441,7 +538,13 @@ class Cluster(Redis):
 
     def _servers(self) -> Single:
         return Masters(
-            self.driver, self.dial, self.options.endpoints, _channel(), self._waiters.hear, self._waiters.lost
+            self.driver,
+            self.dial,
+            self.options.endpoints,
+            _channel(),
+            self._waiters.hear,
+            self._waiters.lost,
+            self.address.given.get("remap"),
         )
 
 
@@ -451,7 +554,16 @@ class Sentinel(Redis):
     scheme = "redis+sentinel"
 
     def _servers(self) -> Single:
-        locate = sentinel(self.driver, self.dial, self.options.endpoints, self.options.service)
+        given: Address | None = self.address.given.get("sentinel")
+        apart = None if given is None else dial(given, replace(self.options, db=0, tls=given.given["tls"]), ())
+        locate = sentinel(
+            self.driver,
+            self.dial,
+            self.options.endpoints,
+            self.options.service,
+            apart,
+            self.address.given.get("remap"),
+        )
         return Single(self.driver, self.dial, locate, _channel(), self._waiters.hear, self._waiters.lost)
 
 

@@ -3,18 +3,18 @@
 import re
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from hiredis import ProtocolError, ReplyError, pack_command
 
 from fencepost.backends.redis import answers
 from fencepost.backends.redis.answers import Fits
+from fencepost.credentials import LONGEST, Secret, Source
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
-from fencepost.driver.sockets import connect, keep_alive
+from fencepost.driver.sockets import connect, keep_alive, limit
 from fencepost.errors import BackendError
 
 Endpoint = tuple[str, int | None]
@@ -43,19 +43,34 @@ class Dial:
 
     scheme: str
     user: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     db: int
     tls: ssl.SSLContext | None
     connect_timeout: float
     timeout: float
-    opening: tuple[bytes, ...] = ()
+    opening: tuple[bytes, ...] = field(default=(), repr=False)
+    name: str = "fencepost"
+    """By which CLIENT LIST shows the connections."""
+    login: Source[Secret] | None = None
+    """Whom to ask for user and password, if they are not fixed."""
 
-    def greeting(self) -> list[bytes]:
+    @property
+    def patience(self) -> float:
+        """Seconds that it may take to have a connection: as long as credentials may take, too."""
+        return self.connect_timeout + self.timeout + (0.0 if self.login is None else LONGEST)
+
+    async def secret(self) -> Secret | None:
+        """Who logs in on the next connection; None: nobody does. BackendError if the caller's function fails."""
+        if self.login is not None:
+            return await self.login.get()
+        return None if self.password is None else Secret(self.user, self.password)
+
+    def greeting(self, secret: Secret | None) -> list[bytes]:
         """The first commands on every connection, sent in one write."""
         hello: list[str] = ["HELLO", "3"]
-        if self.password is not None:
-            hello += ["AUTH", self.user or "default", self.password]
-        hello += ["SETNAME", "fencepost"]
+        if secret is not None:
+            hello += ["AUTH", secret.user or self.user or "default", secret.password]
+        hello += ["SETNAME", self.name]
         commands = [pack(tuple(hello))]
         if self.db:
             commands.append(pack(("SELECT", self.db)))
@@ -65,13 +80,16 @@ class Dial:
         """What is answered to the greeting; ``welcomed`` looks at what HELLO is."""
         return [answers.anything, *([answers.ok] if self.db else ()), *([answers.text] * len(self.opening))]
 
-    def welcomed(self, endpoint: Endpoint, replies: Sequence[Any]) -> None:
+    def welcomed(self, endpoint: Endpoint, replies: Sequence[Any], secret: Secret | None) -> None:
         """Check the answers to the greeting. Scripts that cannot be loaded now are sent when they are needed."""
         for reply in replies[: len(replies) - len(self.opening)]:
             if isinstance(reply, ReplyError):
                 text = clipped(reply)
                 if text.startswith("NOPROTO") or ("unknown command" in text.lower() and "HELLO" in text):
                     text += "; fencepost needs Redis 6 or newer, or Valkey"
+                if text.startswith("WRONGPASS") and self.login is not None:
+                    text += "; this is what the credentials function returned, for user "
+                    text += repr(self.user or "default") if secret is None or not secret.user else repr(secret.user)
                 self.fail(endpoint, text, ambiguous=False)
         if not answers.table(replies[0]):
             self.fail(
@@ -88,8 +106,10 @@ class Dial:
         return BackendError(f"Redis at {spell(endpoint)}: {clipped(why)}", backend=self.scheme, ambiguous=ambiguous)
 
     def socket(self, endpoint: Endpoint) -> socket.socket:
-        """A connected blocking socket, whose timeouts the kernel keeps: they cost no system call of their own."""
+        """A connected blocking socket. Where the kernel can keep its timeouts it does, which costs no system call."""
         host, port = endpoint
+        if port is None and not hasattr(socket, "AF_UNIX"):
+            self.fail(endpoint, "this system has no Unix sockets; give host and port", ambiguous=False)
         raw = socket.socket(socket.AF_UNIX) if port is None else connect(host, port, patience(self.connect_timeout))
         try:
             if port is None:
@@ -100,11 +120,7 @@ class Dial:
                 keep_alive(raw)
                 if self.tls is not None:
                     raw = self.tls.wrap_socket(raw, server_hostname=host)
-            if self.tls is None:
-                raw.settimeout(None)
-                limit(raw, self.timeout)
-            else:
-                raw.settimeout(self.timeout)
+            raw.settimeout(None if self.tls is None and limit(raw, self.timeout) else self.timeout)
         except BaseException:
             raw.close()
             raise
@@ -160,9 +176,3 @@ def astray() -> OSError:
 def spell(endpoint: Endpoint) -> str:
     host, port = endpoint
     return host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def limit(raw: socket.socket, seconds: float) -> None:
-    pair = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pair)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, pair)

@@ -6,16 +6,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from hiredis import PushNotification, ReplyError
 
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.answers import pong, subscribed
-from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, astray, limit, pack
+from fencepost.backends.redis.connection import LATER, Denied, Dial, Locate, astray, pack
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
+from fencepost.credentials import Secret
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
 from fencepost.driver.service import Run, Service
@@ -95,18 +95,18 @@ class TaskNode(Node):
             else None
         )
 
-    async def ready(self) -> Stream:
+    async def ready(self, secret: Secret | None = None) -> Stream:
         if (transport := self.at_hand()) is not None:
             return transport
         if self._opening is None or self._opening.get_loop() is not asyncio.get_running_loop():
             # Not the caller's to cancel: others wait for the same connection.
-            self._opening = asyncio.create_task(self._open(), name="fencepost-redis-connect")
+            self._opening = asyncio.create_task(self._open(secret), name="fencepost-redis-connect")
         return await asyncio.shield(self._opening)
 
-    async def _open(self) -> Stream:
+    async def _open(self, secret: Secret | None) -> Stream:
         try:
             stream = await Stream.connect(
-                self.dial, await self.locate(), lambda push: self.hear(self, push), self._dropped
+                self.dial, await self.locate(), lambda push: self.hear(self, push), self._dropped, secret
             )
             self.transport = stream
             if self._listens:
@@ -202,7 +202,7 @@ class ThreadNode(Node):
             if listener.up.is_set():
                 return
             listener.start()
-            until = until or time.monotonic() + patience(self.dial.connect_timeout + self.dial.timeout)
+            until = until or time.monotonic() + patience(self.dial.patience)
             listener.settled.clear()
             if listener.refused or (
                 not listener.up.is_set()
@@ -295,8 +295,7 @@ class Listener:
         self.refused = False
         self.up.set()
         self.settled.set()
-        allow = partial(limit, connection.raw) if node.dial.tls is None else connection.raw.settimeout
-        allow(_LISTEN)
+        connection.allow(_LISTEN)
         silent, owed = False, 0  # PINGs that were not answered yet; messages may come before an answer
         while run.current:
             try:
@@ -305,12 +304,12 @@ class Listener:
                 if silent:
                     return
                 silent, owed = True, owed + 1
-                allow(_ANSWER)
+                connection.allow(_ANSWER)
                 connection.post(pack(("PING",)))
                 continue
             if silent:
                 silent = False
-                allow(_LISTEN)
+                connection.allow(_LISTEN)
             if push.__class__ is PushNotification:
                 node.hear(node, push)
             elif owed and pong(push):

@@ -1,6 +1,5 @@
 """Blocking connections: hiredis packs and parses, nothing else stands between us and the socket."""
 
-import select
 import socket
 import ssl
 import threading
@@ -15,9 +14,11 @@ from hiredis import Reader, ReplyError
 from fencepost.backends.fork import sever
 from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import GARBAGE, NOTHING, Dial, Endpoint, Locate, astray, fitting, garbled
-from fencepost.driver import interrupts
+from fencepost.credentials import Secret
+from fencepost.driver import interrupts, run
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import deadline, patience
+from fencepost.driver.sockets import READABLE, limit, poller
 from fencepost.errors import BackendError
 
 _MOST = 32  # sockets of a pool: more threads than that take turns
@@ -26,9 +27,22 @@ _MOST = 32  # sockets of a pool: more threads than that take turns
 class Socket:
     """One blocking connection, for one thread at a time."""
 
-    __slots__ = ("_feed", "_gets", "_limit", "_more", "_poll", "_recv", "_send", "_timeout", "endpoint", "raw")
+    __slots__ = (
+        "_feed",
+        "_gets",
+        "_limit",
+        "_more",
+        "_patience",
+        "_poll",
+        "_recv",
+        "_send",
+        "_timeout",
+        "endpoint",
+        "raw",
+    )
 
-    def __init__(self, dial: Dial, endpoint: Endpoint) -> None:
+    def __init__(self, dial: Dial, endpoint: Endpoint, secret: Secret | None = None) -> None:
+        secret = secret or run(dial.secret())
         try:
             self.raw = dial.socket(endpoint)
         except OSError as error:
@@ -39,13 +53,13 @@ class Socket:
         self._gets = reader.gets
         self._more = reader.has_data
         self._recv = self.raw.recv
-        self._timeout = dial.timeout
-        self._limit = dial.timeout if dial.tls is None else 0.0  # with TLS, Python keeps the time itself
+        self._timeout = self._patience = dial.timeout
+        self._limit = dial.timeout if self.raw.gettimeout() is None else 0.0  # else Python keeps the time itself
         self._send = self.raw.sendall
-        self._poll = select.poll()
+        self._poll = poller()
         try:
-            self._poll.register(self.raw, select.POLLIN)
-            dial.welcomed(endpoint, self.calls(dial.greeting(), dial.greets()))
+            self._poll.register(self.raw, READABLE)
+            dial.welcomed(endpoint, self.calls(dial.greeting(secret), dial.greets()), secret)
         except BaseException as error:
             self.raw.close()
             if isinstance(error, OSError):
@@ -83,7 +97,13 @@ class Socket:
         return interruptible(self._recv, 4096)
 
     def _left(self, until: float | None) -> float:
-        return patience(self._timeout if until is None else max(0.0, until - monotonic()))
+        return patience(self._patience if until is None else max(0.0, until - monotonic()))
+
+    def allow(self, seconds: float) -> None:
+        """From now on, let each reply or message take so long to begin."""
+        self._patience = seconds
+        if self._limit:
+            limit(self.raw, seconds)
 
     def calls(self, requests: Sequence[bytes], fits: Sequence[Fits]) -> list[Any]:
         """Several requests in one write."""
@@ -191,8 +211,11 @@ class Pool:
             self.drop(connection)
         return None
 
-    async def open(self) -> Socket:
-        """One more connection, for the caller alone; its turn has to come if there are many."""
+    async def open(self, secret: Secret | None = None) -> Socket:
+        """One more connection, for the caller alone; its turn has to come if there are many.
+
+        It logs in with ``secret``, or with what the credentials are then.
+        """
         with self._room:
             while self._opened >= _MOST:
                 self._queued += 1
@@ -211,7 +234,7 @@ class Pool:
                     )
             self._opened += 1
         try:
-            connection = Socket(self._dial, await self._locate())
+            connection = Socket(self._dial, await self._locate(), secret)
             self._sockets.add(connection)
             return connection
         except BaseException as error:

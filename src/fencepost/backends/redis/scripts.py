@@ -4,7 +4,7 @@ import functools
 import hashlib
 import re
 from binascii import crc_hqx
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -47,6 +47,7 @@ class Scripts(NamedTuple):
     claim: Script
     release: Script
     renew: Script
+    renew_all: Script
     leave: Script
     break_lock: Script
     status: Script
@@ -202,6 +203,7 @@ class Requests:
         self._release = scripts.release.head(3, 1)
         self._release_here = scripts.release.head(3, 2)
         self._renew = scripts.renew.sha
+        self._renew_all = scripts.renew_all.sha
 
     def take(self, keys: Keys, holder: str, ttl: float, most: int, entry: str) -> bytes:
         amounts = _amounts(ttl, most)
@@ -219,10 +221,21 @@ class Requests:
         here = f"${len(channel)}\r\n{channel}\r\n"
         return f"{self._release_here}{keys.to_release}${size}\r\n{own}\r\n{here}".encode()
 
-    def renew(self, keys: Keys, hold: Hold) -> bytes:
-        return pack(("EVALSHA", self._renew, 1, keys.lock, f"{hold.holder}:{hold.token}", kept(hold.ttl)))
+    def renew(self, lock: str, hold: Hold) -> bytes:
+        return pack(("EVALSHA", self._renew, 1, lock, *self.own(hold)))
+
+    def renew_all(self, locks: Sequence[str], holds: Sequence[Hold]) -> bytes:
+        words: list[str | int] = ["EVALSHA", self._renew_all, len(locks), *locks]
+        for _, holder, token, ttl in holds:
+            words += (f"{holder}:{token}", kept(ttl))
+        return pack(tuple(words))
+
+    def own(self, hold: Hold) -> tuple[str, int]:
+        """What a lock holds while it is this hold's, and its ttl in ms."""
+        return f"{hold.holder}:{hold.token}", kept(hold.ttl)
 
 
+@lru_cache(64)
 def kept(ttl: float) -> int:
     """For how many ms a server keeps a lease of ``ttl``: longer than its holder counts on it."""
     return ceil(margin.kept(ttl) * 1000)

@@ -23,6 +23,7 @@ from fencepost.backends.redis.connection import (
     garbled,
     pack,
 )
+from fencepost.credentials import Secret
 from fencepost.driver.reply import Reply
 from fencepost.driver.sockets import keep_alive
 from fencepost.errors import BackendError
@@ -69,10 +70,16 @@ class Stream(asyncio.Protocol):
 
     @classmethod
     async def connect(
-        cls, dial: Dial, endpoint: Endpoint, hear: Callable[[list[Any]], None], lost: Callable[["Stream"], None]
+        cls,
+        dial: Dial,
+        endpoint: Endpoint,
+        hear: Callable[[list[Any]], None],
+        lost: Callable[["Stream"], None],
+        secret: Secret | None = None,
     ) -> "Stream":
         loop = asyncio.get_running_loop()
         host, port = endpoint
+        secret = secret or await dial.secret()
         stream = cls(dial, endpoint, hear, lost)
         try:
             async with asyncio.timeout(dial.connect_timeout):
@@ -81,7 +88,7 @@ class Stream(asyncio.Protocol):
                 else:
                     name = host if dial.tls else None
                     await loop.create_connection(lambda: stream, host, port, ssl=dial.tls, server_hostname=name)
-                dial.welcomed(endpoint, await stream.calls(dial.greeting(), dial.greets()))
+                dial.welcomed(endpoint, await stream.calls(dial.greeting(secret), dial.greets()), secret)
         except BaseException as error:
             stream.close()
             await stream.gone()
@@ -97,7 +104,7 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # as uvloop's is in all but its class
         raw = transport.get_extra_info("socket")
-        if raw.family != socket.AF_UNIX:
+        if raw.family != getattr(socket, "AF_UNIX", None):
             keep_alive(raw)
         reader = Reader(notEnoughData=NOTHING)
         self._feed, self._gets = reader.feed, reader.gets

@@ -1,7 +1,8 @@
 """The servers behind a URL: one, the one that Sentinel names, or the masters of a cluster."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -20,6 +21,10 @@ from fencepost.errors import BackendError, ConfigError
 
 _REDIRECTED = re.compile(r"(MOVED|ASK) ([0-9]{1,5}) (.*):([0-9]{1,5})")
 _FORGET = 0.5  # seconds within which nothing is looked for again
+
+
+Remap = Callable[[tuple[str, int]], tuple[str, int]]
+"""Says where a server is that the cluster, or Sentinel, knows by another address."""
 
 
 async def ask(driver: Driver, dial: Dial, endpoint: Endpoint, request: bytes, fits: Fits) -> Any:
@@ -90,9 +95,17 @@ class Masters(Single):
     """The masters of a cluster, found by asking any of the nodes."""
 
     def __init__(
-        self, driver: Driver, dial: Dial, seeds: Sequence[Endpoint], channel: str, hear: Hear, lost: Lost
+        self,
+        driver: Driver,
+        dial: Dial,
+        seeds: Sequence[Endpoint],
+        channel: str,
+        hear: Hear,
+        lost: Lost,
+        remap: Remap | None = None,
     ) -> None:
         self.only = None
+        self._remap = remap
         self._driver = driver
         self._dial = dial
         self._seeds = tuple(seeds)
@@ -139,10 +152,13 @@ class Masters(Single):
             host = next(
                 (endpoint[0] for endpoint, each in self._by_endpoint.items() if each is here), self._seeds[0][0]
             )
-        goal = self._node_at((host, int(port)))
+        goal = self._node_at(self._mapped(host, int(port)))
         if kind == "MOVED":
             self._slots[int(number)] = goal
         return goal, kind == "ASK"
+
+    def _mapped(self, host: str, port: int) -> Endpoint:
+        return (host, port) if self._remap is None else self._remap((host, port))
 
     def forget(self) -> None:
         self._slots = [None] * SLOTS
@@ -188,7 +204,10 @@ class Masters(Single):
             slots: list[Node | None] = [None] * SLOTS
             known: dict[Endpoint, None] = {}
             for first, last, *members in reply:
-                named = [(host.decode() if host and host != b"?" else endpoint[0], port) for host, port, *_ in members]
+                named: list[Endpoint] = [
+                    self._mapped(host.decode() if host and host != b"?" else endpoint[0], port)
+                    for host, port, *_ in members
+                ]
                 known |= dict.fromkeys(named)
                 slots[first : last + 1] = [self._node_at(named[0])] * (last + 1 - first)
             self._slots, self._known, self._discovered = slots, tuple(known), self._driver.now()
@@ -220,11 +239,22 @@ def fixed(endpoint: Endpoint) -> Locate:
     return locate
 
 
-def sentinel(driver: Driver, dial: Dial, seeds: Sequence[Endpoint], service: str) -> Locate:
-    """Finds the master that the first sentinel to answer names, and that says itself that it is one."""
+def sentinel(
+    driver: Driver,
+    dial: Dial,
+    seeds: Sequence[Endpoint],
+    service: str,
+    apart: Dial | None = None,
+    remap: Remap | None = None,
+) -> Locate:
+    """Finds the master that the first sentinel to answer names, and that says itself that it is one.
+
+    Sentinels are dialled as ``apart`` says. Without it they are given the master's credentials if they ask for some.
+    """
     request = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service))
-    plain = Dial(dial.scheme, None, None, 0, dial.tls, dial.connect_timeout, dial.timeout)
-    guarded = Dial(dial.scheme, dial.user, dial.password, 0, dial.tls, dial.connect_timeout, dial.timeout)
+    guarded = replace(dial, db=0, opening=())
+    plain = apart or replace(guarded, user=None, password=None, login=None)
+    open_to_all = apart is not None or (dial.password is None and dial.login is None)
 
     async def locate() -> Endpoint:
         failure: BackendError | None = None
@@ -233,12 +263,14 @@ def sentinel(driver: Driver, dial: Dial, seeds: Sequence[Endpoint], service: str
                 try:
                     reply = await ask(driver, plain, endpoint, request, answers.address)
                 except BackendError as error:
-                    if dial.password is None or "NOAUTH" not in str(error):
+                    if open_to_all or "NOAUTH" not in str(error):
                         raise
                     reply = await ask(driver, guarded, endpoint, request, answers.address)
                 if reply is None or isinstance(reply, ReplyError):
                     raise dial.error(endpoint, reply or f"this sentinel knows no {service!r}", ambiguous=False)
                 master = (reply[0].decode(), int(reply[1]))
+                if remap is not None:
+                    master = remap(master)
                 role = await ask(driver, dial, master, pack(("ROLE",)), answers.role)
                 if isinstance(role, ReplyError):
                     raise dial.error(master, f"it does not tell its role: {role}", ambiguous=False)

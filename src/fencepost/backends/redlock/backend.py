@@ -57,6 +57,7 @@ class Redlock(Polling):
         "each time is one request to every server",
         min_ttl=0.05,
     )
+    credentials = True
 
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)

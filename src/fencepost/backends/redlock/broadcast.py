@@ -1,7 +1,6 @@
 """Several servers asked at once: written to all of them, then read as the answers come."""
 
 import asyncio
-import select
 import threading
 from collections.abc import Sequence
 from time import monotonic
@@ -12,9 +11,11 @@ from fencepost.backends.redis.connection import Dial, Endpoint
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
+from fencepost.credentials import Secret
 from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.reply import Reply
+from fencepost.driver.sockets import READABLE, poller
 from fencepost.errors import BackendError
 
 Asked = Sequence[tuple[Node, Endpoint, Sequence[bytes], Sequence[Fits]]]
@@ -34,7 +35,9 @@ async def ask(asked: Asked, dial: Dial) -> Answers:
 
 async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None]:
     """Have a connection to each node, as far as one can be opened in ``dial.timeout``; why not, for each."""
-    connections = await _streams([node for node in nodes if isinstance(node, TaskNode)], monotonic() + dial.timeout)
+    secret = await _secret(dial)
+    wanted = [node for node in nodes if isinstance(node, TaskNode)]
+    connections = await _streams(wanted, monotonic() + dial.timeout, secret)
     late = BackendError(f"Redis: cannot connect: {_LATE}", backend=dial.scheme, ambiguous=False)
     return [None if isinstance(connection, Stream) else connection or late for connection in connections]
 
@@ -44,11 +47,16 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
     connections: list[Socket | BackendError | None] = [None] * len(asked)
     answers: list[list[Any] | BackendError | None] = [None] * len(asked)
     waiting: dict[int, int] = {}
-    poll = select.poll()
+    poll = poller()
     try:
         for index, pool in enumerate(pools):
             connections[index] = pool.spare()
-        _open(pools, connections, monotonic() + dial.timeout)
+        if None in connections:
+            secret = run(_secret(dial))
+            if isinstance(secret, BackendError):
+                connections[:] = [connection or secret for connection in connections]
+            else:
+                _open(pools, connections, monotonic() + dial.timeout, secret)
         until = monotonic() + dial.timeout  # who could not be reached has cost the others no time to answer
         for index, (_, endpoint, requests, _) in enumerate(asked):
             connection = connections[index]
@@ -61,7 +69,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 answers[index] = _broken(pools[index], connection, error)
                 continue
             waiting[connection.raw.fileno()] = index
-            poll.register(connection.raw, select.POLLIN)
+            poll.register(connection.raw, READABLE)
         while waiting and (left := until - monotonic()) > 0:
             for number, _ in interruptible(poll.poll, left * 1000):
                 poll.unregister(number)
@@ -98,7 +106,17 @@ def _broken(pool: Pool, connection: Socket, error: OSError) -> BackendError:
         return failure
 
 
-def _open(pools: Sequence[Pool], connections: list[Socket | BackendError | None], until: float) -> None:
+async def _secret(dial: Dial) -> Secret | BackendError | None:
+    """Who logs in, asked once for all servers: however long that takes, each has its whole time to answer after it."""
+    try:
+        return await dial.secret()
+    except BackendError as error:
+        return error
+
+
+def _open(
+    pools: Sequence[Pool], connections: list[Socket | BackendError | None], until: float, secret: Secret | None
+) -> None:
     """Connect where there is no connection at hand: all at once, for one that hangs must not hold up the others."""
     gate = threading.Lock()
     over = False
@@ -106,7 +124,7 @@ def _open(pools: Sequence[Pool], connections: list[Socket | BackendError | None]
     def connect(index: int) -> None:
         opened: Socket | BackendError
         try:
-            opened = run(pools[index].open())
+            opened = run(pools[index].open(secret))
         except BackendError as error:
             opened = error
         with gate:
@@ -132,8 +150,10 @@ def _open(pools: Sequence[Pool], connections: list[Socket | BackendError | None]
 
 
 async def _tasks(asked: Asked, dial: Dial) -> Answers:
+    nodes = [node for node, *_ in asked if isinstance(node, TaskNode)]
+    secret = await _secret(dial) if any(node.at_hand() is None for node in nodes) else None
     until = monotonic() + dial.timeout
-    connections = await _streams([node for node, *_ in asked if isinstance(node, TaskNode)], until)
+    connections = await _streams(nodes, until, secret)
     sent: list[list[Reply] | BackendError] = []
     try:
         for (_, endpoint, requests, fits), connection in zip(asked, connections, strict=True):
@@ -169,10 +189,14 @@ def _collect(replies: list[Reply], node: Node, late: BackendError) -> list[Any] 
     return [reply.result() for reply in replies]
 
 
-async def _streams(nodes: Sequence[TaskNode], until: float) -> list[Stream | BackendError | None]:
+async def _streams(
+    nodes: Sequence[TaskNode], until: float, secret: Secret | BackendError | None
+) -> list[Stream | BackendError | None]:
     connections: list[Stream | BackendError | None] = [node.at_hand() for node in nodes]
+    if isinstance(secret, BackendError):
+        return [connection or secret for connection in connections]
     opening = {
-        asyncio.ensure_future(nodes[index].ready()): index
+        asyncio.ensure_future(nodes[index].ready(secret)): index
         for index, connection in enumerate(connections)
         if connection is None
     }

@@ -1,6 +1,7 @@
 """Locks in an SQLite file: the embedded default, shared by the processes of one host that may open it."""
 
 import logging
+import socket
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -52,6 +53,11 @@ class SQLite(Backend):
 
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
+        if not hasattr(socket, "AF_UNIX"):
+            raise ConfigError(
+                "sqlite:// wakes waiters through Unix sockets, which this system lacks; use memory:// within one "
+                "process, or a server, such as redis://"
+            )
         options = address.options(busy=check.duration)
         if address.hosts not in ((), ((".", None),)) or address.user:
             raise ConfigError("an SQLite URL names a file, not a host: sqlite:///abs/path.db or sqlite:rel.db")

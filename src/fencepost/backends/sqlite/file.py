@@ -248,5 +248,10 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        called = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
-        return called.stdout.strip()
+        for known in ("kern.bootsessionuuid", "kern.boottime"):  # macOS; FreeBSD has the latter only
+            called = subprocess.run(["sysctl", "-n", known], capture_output=True, text=True, check=False)
+            if called.returncode == 0 and called.stdout.strip():
+                return called.stdout.strip()
+        raise ConfigError(
+            "sqlite:// cannot find out when this host was booted; use a server, such as redis://"
+        ) from None

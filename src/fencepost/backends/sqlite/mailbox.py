@@ -4,13 +4,17 @@ The kernel tells a sender at once when nobody is at home any more, so a dead pro
 dead without any heartbeat.
 """
 
+import atexit
 import contextlib
+import functools
 import logging
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import stat
+import tempfile
 import threading
 import time
 import weakref
@@ -32,6 +36,7 @@ _PATIENCE = 0.02
 _NEW = ".new"  # ends the name of a mailbox that is being made
 _OLD = 60.0
 LOOK = 5.0  # seconds between two looks after waiters whose event loop was closed
+_PROC = Path("/proc/self/fd")
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
 Wakes: TypeAlias = list[tuple[str, str]]
@@ -306,8 +311,23 @@ def _send(holder: str, path: str, patience: float) -> None:
         sender.sendto(holder.encode(), path)
 
 
+@functools.cache
+def _link(folder: Path, process: int) -> Path:
+    """A short name for a folder, until this process ends; in a place where no other user can put another."""
+    place = tempfile.mkdtemp(prefix="fp-")
+    atexit.register(_unlink, place, process)
+    link = Path(place, "w")
+    link.symlink_to(folder)
+    return link
+
+
+def _unlink(place: str, process: int) -> None:
+    if process == os.getpid():  # else it is the parent's
+        shutil.rmtree(place, ignore_errors=True)
+
+
 class _Path:
-    """A socket's path that fits into sun_path: through the folder's descriptor where it is too long."""
+    """A socket's path that fits into sun_path: where it is too long, through the folder's descriptor or a link."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = str(folder / name)
@@ -318,8 +338,10 @@ class _Path:
     def __enter__(self) -> str:
         if len(os.fsencode(self._path)) <= _MAX_PATH:
             return self._path
+        if not _PROC.is_dir():  # on macOS, whose temporary folders alone have long names
+            return str(_link(self._folder, os.getpid()) / self._name)
         self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        return f"/proc/self/fd/{self._descriptor}/{self._name}"
+        return str(_PROC / str(self._descriptor) / self._name)
 
     def __exit__(self, *_: object) -> None:
         if self._descriptor >= 0:

@@ -1,12 +1,13 @@
 """What a ZooKeeper URL says."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencepost.address import TLS, Address, choice, seconds, secure
 from fencepost.backends.zookeeper import names
+from fencepost.credentials import Secret, Source
 from fencepost.errors import ConfigError
 
 
@@ -23,8 +24,13 @@ class Settings:
     patience: float
     """Seconds to wait for a connection."""
     acl: Any
-    client: dict[str, Any]
+    client: dict[str, Any] = field(repr=False)
     """More options for kazoo's client: credentials and TLS."""
+    sasl: dict[str, Any] | None = field(default=None, repr=False)
+    login: Source[Secret] | None = None
+    """Whom to ask for user and password at each new connection, if they are not fixed."""
+    user: str | None = None
+    """Who logs in, if that one names no user."""
 
 
 def read(address: Address) -> Settings:
@@ -36,10 +42,13 @@ def read(address: Address) -> Settings:
         acl=choice("open", "creator"),
         connect_timeout=seconds,
     )
+    address.check_given(TLS)
     address.check_hosts()
-    acl, client = OPEN_ACL_UNSAFE, dict[str, Any]()
-    if address.user is not None:
+    acl, client = OPEN_ACL_UNSAFE, dict[str, Any](address.given.get("client", {}))
+    if address.user is not None and address.login is None:
         client["auth_data"] = [("digest", f"{address.user}:{address.password or ''}")]
+    known = address.login or client.get("auth_data") or address.given.get("sasl")
+    if address.user is not None or known:
         acl = OPEN_ACL_UNSAFE if options.get("acl") == "open" else CREATOR_ALL_ACL
     elif options.get("acl") == "creator":
         raise ConfigError("acl=creator needs somebody whom the nodes belong to: write zk://user:password@host")
@@ -54,6 +63,9 @@ def read(address: Address) -> Settings:
         layout=options.get("layout", "kazoo"),
         container=options.get("parents") != "keep",
         patience=options.get("connect_timeout", 10.0),
-        acl=acl,
+        acl=acl if "acl" in options else address.given.get("acl") or acl,
         client=client,
+        sasl=address.given.get("sasl"),
+        login=address.login,
+        user=address.user,
     )

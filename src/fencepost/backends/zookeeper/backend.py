@@ -40,6 +40,7 @@ class ZooKeeper(Backend):
     """
 
     scheme = "zookeeper"
+    credentials = True
     promises = Promises(
         reach="everybody who reaches the ensemble",
         fair=True,

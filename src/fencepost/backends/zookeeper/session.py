@@ -1,7 +1,6 @@
 """A ZooKeeper session: kazoo's connection, whose answers reach blocking and asyncio code alike."""
 
 import logging
-import select
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +25,9 @@ from kazoo.protocol.serialization import Connect, Create2, Sync
 from kazoo.protocol.states import KazooState
 
 from fencepost.backends.zookeeper.address import Settings
-from fencepost.driver import Driver, Signal, boottime
+from fencepost.driver import Driver, Signal, boottime, run
 from fencepost.driver.scope import patience
+from fencepost.driver.sockets import READABLE, WRITABLE, poller
 from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
@@ -101,11 +101,11 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
     def select(self, readers: Any, writers: Any, _: object, timeout: float | None = None) -> Any:
         """As kazoo's, but without a descriptor of its own: a process that is out of them would lose its session."""
-        poll = select.poll()
+        poll = poller()
         for each in readers:
-            poll.register(each, select.POLLIN)
+            poll.register(each, READABLE)
         for each in writers:
-            poll.register(each, select.POLLOUT)
+            poll.register(each, WRITABLE)
         ready = {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
         return (
             [each for each in readers if each.fileno() in ready],
@@ -136,6 +136,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     refused: AuthFailedError | None = None
     trouble = ""
     """Why the last attempt to connect failed."""
+    unnamed: BackendError | None = None
+    """Why there were no credentials for it."""
+    authenticate: Callable[[], None] = staticmethod(lambda: None)
+    on_unnamed: Callable[[], None] = staticmethod(lambda: None)
     on_beat: Callable[[], None] = staticmethod(lambda: None)
     on_over: Callable[[], None] = staticmethod(lambda: None)
     _due = 0.0
@@ -166,7 +170,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     def _connect(self, *args: Any) -> Any:
         try:
+            self.unnamed = None
+            self.authenticate()
             return super()._connect(*args)
+        except BackendError as error:
+            self.unnamed, self.trouble = error, str(error)
+            self.on_unnamed()
+            raise ConnectionDropped(self.trouble) from error
         except AuthFailedError as error:
             self.refused = error
             raise
@@ -228,14 +238,33 @@ class Session:
             connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": min(1.0, timeout / 6)},
             **settings.client,
         )
-        self._connection = _Connection(self._client, self._client._conn_retry.copy(), self._client.logger)
+        self._connection = _Connection(
+            self._client, self._client._conn_retry.copy(), self._client.logger, sasl_options=settings.sasl
+        )
+        self._connection.on_unnamed = self._rouse
+        if settings.login is not None:
+            self._connection.authenticate = self._authenticate
         self._connection.on_beat = lambda: self.on_beat(self)
         self._connection.on_over = self._rouse
         self._client._connection = self._connection
         self._client.add_listener(self._changed)
 
+    def _authenticate(self) -> None:
+        """Have the next connection log in with what the credentials are now; on kazoo's connection thread."""
+        login, user = self._settings.login, self._settings.user
+        assert login is not None, "this is for credentials that change"
+        self._connection.trouble = "credentials= has not answered yet"
+        found = run(login.get())
+        self._connection.trouble = ""
+        name = found.user or user
+        if not name or ":" in name:
+            login.fail("must return (user, password), with a user that has no ':' in it, or the URL must name the user")
+        self._client.auth_data = {("digest", f"{name}:{found.password}")}
+
     def start(self) -> None:
         """Begin to connect; BackendError if this process has no descriptors left for it."""
+        if self._settings.login is not None:
+            self._settings.login.note_loop()  # kazoo's thread asks
         try:
             self._client.start_async()
         except OSError as error:
@@ -286,12 +315,15 @@ class Session:
             return
         now = self._driver.now
         until = now() + patience(self._patience)
+        known = self._connection.unnamed  # it tries again by itself
         while not self._client.connected:
             signal = self._driver.signal()
             self._waiting.add(signal)
             try:
                 if self._client.connected:
                     return
+                if (unnamed := self._connection.unnamed) is not None and unnamed is not known:
+                    raise BackendError(str(unnamed), backend="zookeeper", ambiguous=False) from unnamed.__cause__
                 if self.over:
                     raise self.failure(self._connection.refused or ConnectionClosedError(), ambiguous=False)
                 if (left := until - now()) <= 0:

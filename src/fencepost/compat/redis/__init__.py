@@ -19,7 +19,7 @@ try:
 
     from fencepost.compat import minting
 except ModuleNotFoundError as error:
-    raise ConfigError(f"fencepost.compat.redis needs {error.name!r}: pip install 'fencepost[redis]'") from error
+    raise ConfigError(f"fencepost.compat.redis needs {error.name!r}: pip install 'fencepost[redis-py]'") from error
 
 from fencepost.driver import boottime, run
 
@@ -31,6 +31,9 @@ class Lock(redis.lock.Lock):
 
     Taking it mints a fencing token: ``lease`` carries it to a guard, which in a ``with`` block finds it by the lock's
     name. What went wrong is told to the hooks of `fencepost.compat.observe`.
+
+        with Lock(client, "report", timeout=30, blocking_timeout=5) as lock:
+            print(lock.lease.token)
     """
 
     prefix: ClassVar[str] = ""
@@ -76,6 +79,7 @@ class Lock(redis.lock.Lock):
         return held
 
     def do_acquire(self, token: str | bytes) -> bool:
+        """Try once to take the key, as redis-py does; a grant mints a token."""
         ms = milliseconds(self.timeout)
         try:
             taken = run(minting.take(self.redis, self.name, token, ms, self.prefix))
@@ -90,6 +94,7 @@ class Lock(redis.lock.Lock):
         return taken.held
 
     def do_release(self, expected_token: str | bytes) -> None:
+        """Release the key if it is still this lock's, as redis-py does."""
         hold = self._hold
         self.local.hold = None
         try:
@@ -106,6 +111,7 @@ class Lock(redis.lock.Lock):
             hold.released()
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+        """Let the key expire later, as redis-py does."""
         sent = boottime()
         try:
             super().do_extend(additional_time, replace_ttl)
@@ -117,6 +123,7 @@ class Lock(redis.lock.Lock):
         return True
 
     def do_reacquire(self) -> Literal[True]:
+        """Begin the key's time again, as redis-py does."""
         sent = boottime()
         try:
             super().do_reacquire()
@@ -151,7 +158,13 @@ def seconds(ms: int | None) -> float | None:
 
 
 class Redis(redis.Redis):
-    """redis-py's client, whose ``lock()`` makes locks with fencing tokens."""
+    """redis-py's client, whose ``lock()`` makes locks with fencing tokens.
+
+    For example::
+
+        client = Redis(host="localhost")
+        with client.lock("report", timeout=30): ...
+    """
 
     def lock(
         self,
@@ -172,7 +185,13 @@ StrictRedis = Redis
 
 
 class RedisCluster(redis.RedisCluster):
-    """redis-py's client of a cluster, whose ``lock()`` makes locks with fencing tokens."""
+    """redis-py's client of a cluster, whose ``lock()`` makes locks with fencing tokens.
+
+    For example::
+
+        client = RedisCluster(host="localhost", port=7000)
+        with client.lock("report", timeout=30): ...
+    """
 
     def lock(
         self,
@@ -190,6 +209,11 @@ class RedisCluster(redis.RedisCluster):
 
 
 def from_url(url: str, **options: Any) -> Redis:
-    """redis-py's ``from_url``, for a client whose ``lock()`` makes locks with fencing tokens."""
+    """redis-py's ``from_url``, for a client whose ``lock()`` makes locks with fencing tokens.
+
+    For example::
+
+        client = from_url("redis://localhost:6379/0")
+    """
     client: Any = Redis.from_url(url, **options)
     return client  # type: ignore[no-any-return]  # redis-py says that it returns its own

@@ -24,6 +24,9 @@ class Lock(redis.asyncio.lock.Lock):
 
     Taking it mints a fencing token: ``lease`` carries it to a guard, which in an ``async with`` block finds it by the
     lock's name. What went wrong is told to the hooks of `fencepost.compat.observe`.
+
+        async with Lock(client, "report", timeout=30, blocking_timeout=5) as lock:
+            print(lock.lease.token)
     """
 
     prefix: ClassVar[str] = ""
@@ -68,6 +71,7 @@ class Lock(redis.asyncio.lock.Lock):
         return held
 
     async def do_acquire(self, token: str | bytes) -> bool:
+        """Try once to take the key, as redis-py does; a grant mints a token."""
         ms = milliseconds(self.timeout)
         try:
             taken = await minting.take(self.redis, self.name, token, ms, self.prefix)
@@ -85,6 +89,7 @@ class Lock(redis.asyncio.lock.Lock):
             await self.lua_release(keys=[self.name], args=[token], client=self.redis)
 
     async def do_release(self, expected_token: str | bytes) -> None:
+        """Release the key if it is still this lock's, as redis-py does."""
         hold = self._hold
         try:
             await super().do_release(expected_token)  # type: ignore[arg-type]
@@ -98,6 +103,7 @@ class Lock(redis.asyncio.lock.Lock):
             hold.released()
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+        """Let the key expire later, as redis-py does."""
         sent = boottime()
         try:
             await super().do_extend(additional_time, replace_ttl)
@@ -109,6 +115,7 @@ class Lock(redis.asyncio.lock.Lock):
         return True
 
     async def do_reacquire(self) -> Literal[True]:
+        """Begin the key's time again, as redis-py does."""
         sent = boottime()
         try:
             await super().do_reacquire()
@@ -134,7 +141,13 @@ class Lock(redis.asyncio.lock.Lock):
 
 
 class Redis(redis.asyncio.Redis):
-    """redis-py's asyncio client, whose ``lock()`` makes locks with fencing tokens."""
+    """redis-py's asyncio client, whose ``lock()`` makes locks with fencing tokens.
+
+    For example::
+
+        client = Redis(host="localhost")
+        async with client.lock("report", timeout=30): ...
+    """
 
     def lock(
         self,
@@ -155,7 +168,13 @@ StrictRedis = Redis
 
 
 class RedisCluster(redis.asyncio.RedisCluster):
-    """redis-py's asyncio client of a cluster, whose ``lock()`` makes locks with fencing tokens."""
+    """redis-py's asyncio client of a cluster, whose ``lock()`` makes locks with fencing tokens.
+
+    For example::
+
+        client = RedisCluster(host="localhost", port=7000)
+        async with client.lock("report", timeout=30): ...
+    """
 
     def lock(
         self,
@@ -173,6 +192,11 @@ class RedisCluster(redis.asyncio.RedisCluster):
 
 
 def from_url(url: str, **options: Any) -> Redis:
-    """redis-py's ``from_url``, for a client whose ``lock()`` makes locks with fencing tokens."""
+    """redis-py's ``from_url``, for a client whose ``lock()`` makes locks with fencing tokens.
+
+    For example::
+
+        client = from_url("redis://localhost:6379/0")
+    """
     client: Any = Redis.from_url(url, **options)
     return client  # type: ignore[no-any-return]  # redis-py says that it returns its own

@@ -32,6 +32,8 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]  # Celery has no types
     Settings: ``fencepost_url`` is where the election is held, ``fencepost_beat_name`` its name (``celery/beat``),
     ``fencepost_beat_ttl`` its ttl, ``fencepost_beat_state`` where the times are kept: a redis:// URL or a guard,
     ``fencepost_url`` itself unless given.
+
+        app.conf.beat_scheduler = "fencepost.contrib.celery:Scheduler"
     """
 
     def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:

@@ -76,6 +76,9 @@ def fenced_task(
     the commands of ``run.execute`` are carried out as the body ends, and no token is judged.
 
     All other ``options`` are Celery's. Raises ConfigError, where the task is defined, for what cannot be meant.
+
+        @fenced_task(app, key="account/{account_id}", busy="skip")
+        def settle(account_id): ...
     """
     if busy not in ("skip", "retry", "wait"):
         raise ConfigError(f"busy= is 'skip', 'retry' or 'wait', not {busy!r}")

@@ -1,5 +1,6 @@
 """A stand-in for cache locks: what ``cache.lock(...)`` of django-redis returns, on the locks of this process."""
 
+import functools
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -7,6 +8,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 from fencepost.contrib.django.conf import locks
+from fencepost.driver.interrupts import protected, see_through
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.sync import Lease, Lock
 
@@ -16,6 +18,9 @@ class CacheLock:
 
     As a block it raises NotAcquired where redis-py raises LockError, and LeaseLost where it raises LockNotOwnedError.
     There is no ``extend`` and no ``reacquire``: the lease is renewed in the background.
+
+        with cache_lock("report", timeout=10) as lock:
+            print(lock.owned())
     """
 
     def __init__(
@@ -50,15 +55,12 @@ class CacheLock:
             options = options | {"timeout": 0}
         elif blocking_timeout is not None:
             options = options | {"timeout": blocking_timeout}
-        try:
-            self._enter(options)
-        except NotAcquired:
-            return False
-        return True
+        # Ctrl-C that comes once it is held, and before the caller knows, gives it back.
+        return protected(functools.partial(self._try, options), lambda held: self.release() if held else None)
 
     def release(self) -> None:
         """Give the lock back; LeaseLost if it was lost meanwhile, ConfigError if it is not held here."""
-        self._leave()
+        see_through(functools.partial(self._leave, None, None, None))
 
     def locked(self) -> bool:
         """Whether anybody holds it."""
@@ -70,13 +72,12 @@ class CacheLock:
         return held is not None and held[1].reason is None
 
     def __enter__(self) -> Self:
-        self._enter(self._options)
-        return self
+        return protected(functools.partial(self._enter, self._options), lambda _: self.release())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        self._leave(kind, error, trace)
+        see_through(functools.partial(self._leave, kind, error, trace))
 
     def _maybe_held(self) -> tuple[Lock, Lease] | None:
         return getattr(self._here, "held", None)
@@ -87,7 +88,14 @@ class CacheLock:
             raise ConfigError(f"cache lock {self.name!r} is not held here, so {lacking}; acquire() it first")
         return held
 
-    def _enter(self, options: dict[str, float | timedelta | None]) -> None:
+    def _try(self, options: dict[str, float | timedelta | None]) -> bool:
+        try:
+            self._enter(options)
+        except NotAcquired:
+            return False
+        return True
+
+    def _enter(self, options: dict[str, float | timedelta | None]) -> Self:
         if self.owned():
             raise ConfigError(
                 f"cache lock {self.name!r} is held here already, and would wait for itself; locks.lock(name, "
@@ -95,18 +103,26 @@ class CacheLock:
             )
         if self._maybe_held() is not None:  # it was lost, and never released
             with suppress(LeaseLost):
-                self._leave()
+                self.release()
         lock = locks.lock(self.name, ttl=options["ttl"], timeout=options["timeout"], max_hold=options["max_hold"])
-        self._here.held = lock, lock.__enter__()
+        lease = lock.__enter__()
+        try:
+            self._here.held = lock, lease
+        except BaseException:  # for example, out of memory: nobody could release it
+            lock.__exit__(None, None, None)
+            raise
+        return self
 
     def _leave(
         self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        begun: list[bool],
     ) -> None:
         lock, _ = self._held("there is nothing to release")
         self._here.held = None
+        begun.append(True)
         lock.__exit__(kind, error, trace)
 
 

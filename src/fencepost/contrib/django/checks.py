@@ -16,7 +16,7 @@ def check_setting(**_: Any) -> list[CheckMessage]:
         Error(f"{conf.named(key)}: {sentence}", id="fencepost.E001" if key == "" else "fencepost.E002")
         for key, sentence in conf.problems(value)
     ]
-    if isinstance(value, Mapping) and "URL" not in value and "FENCEPOST_URL" not in os.environ:
+    if isinstance(value, Mapping) and not value.keys() & {"URL", "DATABASE"} and "FENCEPOST_URL" not in os.environ:
         found.append(
             Warning(
                 "settings.FENCEPOST names no URL, so locks live in an SQLite file of this user on this host",
@@ -31,7 +31,9 @@ def check_setting(**_: Any) -> list[CheckMessage]:
 def check_deployment(**_: Any) -> list[CheckMessage]:
     """A warning for a store that only one process sees."""
     value = conf.raw()
-    url = value.get("URL", os.environ.get("FENCEPOST_URL")) if isinstance(value, Mapping) else None
+    url = None
+    if isinstance(value, Mapping) and "DATABASE" not in value:
+        url = value.get("URL", os.environ.get("FENCEPOST_URL"))
     if isinstance(url, str) and url.startswith("memory:"):
         return [
             Warning(

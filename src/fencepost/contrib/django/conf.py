@@ -1,15 +1,17 @@
 """The setting ``FENCEPOST``, and what it describes: the locks of this process, and how far its guards go."""
 
 import difflib
-import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.signals import setting_changed
+from django.db import connections
+from django.utils.module_loading import import_string
 
 from fencepost import check
+from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
 from fencepost.guards.policy import Policy
@@ -22,6 +24,27 @@ def _url(value: Any) -> str:
         raise ConfigError(f"a URL is a str, not {value!r}; leave it out for $FENCEPOST_URL")
     connect(value).close()  # nothing is contacted
     return value
+
+
+def _database(value: Any) -> str:
+    if value not in settings.DATABASES:
+        raise ConfigError(f"settings.DATABASES has no {value!r}; there are {', '.join(settings.DATABASES)}")
+    connect(connections[value]).close()  # nothing is contacted
+    return str(value)
+
+
+def _options(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"it is a dict of options of the store, such as {{'schema': 'locks'}}, not {value!r}")
+    return dict(value)
+
+
+def _credentials(value: Any) -> Callable[[], Any]:
+    found = import_string(value) if isinstance(value, str) else value
+    if not callable(found):
+        raise ConfigError(f"it is a function that returns a password, or where to import it from, not {value!r}")
+    function: Callable[[], Any] = found
+    return function
 
 
 def _limit(value: Any) -> int:
@@ -56,6 +79,9 @@ def _policy(value: Any) -> Policy | str | Callable[[], str]:
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "URL": _url,
+    "DATABASE": _database,
+    "OPTIONS": _options,
+    "CREDENTIALS": _credentials,
     "TTL": check.ttl,
     "QUEUE_LIMIT": _limit,
     "HOOKS": _hooks,
@@ -103,7 +129,7 @@ def problems(value: Any) -> list[tuple[str, str]]:
             continue
         try:
             READERS[key](each)
-        except ConfigError as error:
+        except (ConfigError, ImportError) as error:
             found.append((key, str(error)))
     if not found:
         try:
@@ -118,8 +144,13 @@ def _known(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _connect(known: Mapping[str, Any]) -> Locks:
-    named = {"TTL": "ttl", "QUEUE_LIMIT": "queue_limit", "HOOKS": "hooks", "KEYS": "keys"}
-    return connect(known.get("URL"), **{named[key]: each for key, each in known.items() if key in named})
+    named = {"TTL", "QUEUE_LIMIT", "HOOKS", "KEYS", "OPTIONS", "CREDENTIALS"}
+    options = {key.lower(): each for key, each in known.items() if key in named}
+    if "DATABASE" not in known:
+        return connect(known.get("URL"), **options)
+    if "URL" in known:
+        raise ConfigError("it has both URL and DATABASE; leave one of them out")
+    return connect(connections[known["DATABASE"]], **options)
 
 
 _conf: Conf | None = None
@@ -161,7 +192,7 @@ def _forked() -> None:
 
 
 setting_changed.connect(_changed, dispatch_uid="fencepost")
-os.register_at_fork(after_in_child=_forked)
+at_fork(after_in_child=_forked)
 
 
 class _Current:

@@ -44,6 +44,10 @@ def admit(
 
     The mark's row stays locked until the transaction ends, commits with it and rolls back with it. Raises as
     ``fenced`` does: let the error roll the transaction back. For ``payload``, see `fencepost.guards.postgres.admit`.
+
+        with transaction.atomic():
+            admit("account/42", lease)
+            Account.objects.filter(pk=42).update(balance=90)
     """
     guard, conn = _guard(using)
     given = conf.current()

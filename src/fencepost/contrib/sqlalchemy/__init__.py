@@ -45,6 +45,10 @@ def admit(
     Call it before the transaction's first read. Pending changes of a Session are not flushed by it. Without a lease,
     the lease of the ``with lock:`` around here is taken; ``payload`` and what it raises are those of
     `fencepost.guards.postgres.admit`.
+
+        with Session(engine) as session, session.begin():
+            admit(session, "account/42", lease)
+            session.get(Account, 42).balance -= 10
     """
     found: bool = _guard(session).admit(session, resource, lease, payload=payload, hooks=hooks, policy=policy)
     return found
@@ -58,7 +62,14 @@ def enter(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
+    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does.
+
+    For example::
+
+        with Session(engine) as session, session.begin():
+            enter(session, "account/42", lease)
+            balance = session.get(Account, 42).balance
+    """
     _guard(session).enter(session, resource, lease, hooks=hooks, policy=policy)
 
 
@@ -81,7 +92,12 @@ def fenced(
 
 
 def mark(session: BlockingConnection, resource: str) -> Stamp | None:
-    """The largest stamp admitted so far, as this session sees it; None if there is none."""
+    """The largest stamp admitted so far, as this session sees it; None if there is none.
+
+    For example::
+
+        seen = mark(session, "account/42")
+    """
     return _guard(session).mark(session, resource)  # type: ignore[no-any-return]
 
 
@@ -89,6 +105,9 @@ def prepare(metadata: MetaData) -> None:
     """Have ``metadata.create_all`` make what the guard needs, too. It does no harm where that is there already.
 
     ``drop_all`` leaves it: a mark that is forgotten lets a replaced holder in.
+
+        prepare(Base.metadata)
+        Base.metadata.create_all(engine)
     """
     event.listen(metadata, "before_create", _creating(None, {}))
 
@@ -106,6 +125,8 @@ def guard(
     ``resource`` (Postgres) names what must have been admitted in the same transaction, such as ``account/{id}``;
     ``column`` is the row's epoch, which each change must raise, such as ``lock_epoch``. See
     `fencepost.guards.postgres.ddl` and, for ``key``, `fencepost.guards.sqlite.ddl`.
+
+        guard(Account, resource="account/{id}")
     """
     found = getattr(table, "__table__", table)
     if not isinstance(found, Table):
@@ -132,6 +153,9 @@ def ddl(
     """The statements that prepare a database, one in each string, and set triggers on ``table`` if one is named.
 
     ``dialect`` is SQLAlchemy's name: ``postgresql`` or ``sqlite``. For migrations see `fencepost.contrib.alembic`.
+
+        for statement in ddl("postgresql", "account", resource="account/{id}"):
+            connection.exec_driver_sql(statement)
     """
     if dialect == "postgresql":
         if key:
@@ -145,7 +169,13 @@ def ddl(
 
 
 def removal(dialect: str, table: str) -> list[str]:
-    """The statements that take the triggers off a table; its marks and its epochs stay."""
+    """The statements that take the triggers off a table; its marks and its epochs stay.
+
+    For example::
+
+        for statement in removal("postgresql", "account"):
+            connection.exec_driver_sql(statement)
+    """
     if dialect == "postgresql":
         name = ".".join(map(_quoted, table.split(".")))
         return [f"DROP TRIGGER IF EXISTS fencepost_{each} ON {name}" for each in ("fenced", "epoch", "truncate")]
@@ -155,12 +185,24 @@ def removal(dialect: str, table: str) -> list[str]:
 
 
 def epoch_column(name: str = EPOCH) -> Column[int]:
-    """The column for the column form, `fencepost.guards.column`: in a Table, or for ``op.add_column``."""
+    """The column for the column form, `fencepost.guards.column`: in a Table, or for ``op.add_column``.
+
+    For example::
+
+        op.add_column("account", epoch_column())
+    """
     return Column(name, BigInteger, nullable=False, server_default="0")
 
 
 class Epoch:
-    """A mixin for mapped classes: the column for the column form, `fencepost.guards.column`."""
+    """A mixin for mapped classes: the column for the column form, `fencepost.guards.column`.
+
+    For example::
+
+        class Account(Epoch, Base):
+            __tablename__ = "account"
+            id: Mapped[int] = mapped_column(primary_key=True)
+    """
 
     lock_epoch: Mapped[int] = mapped_column(BigInteger, nullable=False, server_default="0")
 

@@ -31,7 +31,14 @@ async def admit(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> bool:
-    """Return once the write that follows in this transaction may be made; see `fencepost.contrib.sqlalchemy.admit`."""
+    """Return once the write that follows in this transaction may be made; see `fencepost.contrib.sqlalchemy.admit`.
+
+    For example::
+
+        async with AsyncSession(engine) as session, session.begin():
+            await admit(session, "account/42", lease)
+            await session.execute(update(Account).where(Account.id == 42).values(balance=90))
+    """
     found: bool = await _guard(session).admit(session, resource, lease, payload=payload, hooks=hooks, policy=policy)
     return found
 
@@ -44,7 +51,14 @@ async def enter(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does."""
+    """Raise the mark without writing, before this transaction's first read. Raises as ``admit`` does.
+
+    For example::
+
+        async with AsyncSession(engine) as session, session.begin():
+            await enter(session, "account/42", lease)
+            account = await session.get(Account, 42)
+    """
     await _guard(session).enter(session, resource, lease, hooks=hooks, policy=policy)
 
 
@@ -60,12 +74,20 @@ def fenced(
 
     async with fenced(session, "account/42", lease):
         (await session.get(Account, 42)).balance -= 10
+
+        async with AsyncSession(engine) as session, fenced(session, "account/42", lease):
+            (await session.get(Account, 42)).balance -= 10
     """
     return _guard(session).fenced(session, resource, lease, hooks=hooks, policy=policy)  # type: ignore[no-any-return]
 
 
 async def mark(session: AsyncioConnection, resource: str) -> Stamp | None:
-    """The largest stamp admitted so far, as this session sees it; None if there is none."""
+    """The largest stamp admitted so far, as this session sees it; None if there is none.
+
+    For example::
+
+        seen = await mark(session, "account/42")
+    """
     found: Stamp | None = await _guard(session).mark(session, resource)
     return found
 

@@ -1,5 +1,7 @@
 // The scenario in the address, so that it can be shared; and out as files.
-import { getJSON, openHistory, openScenario, openStory, openText, state } from "./state.js";
+import { live, seed } from "./engine.js";
+import { read } from "./files.js";
+import { changed, openGiven, openHistory, openScenario, openStory, state } from "./state.js";
 
 const encode = (value) => {
   const bytes = new TextEncoder().encode(JSON.stringify(value));
@@ -27,32 +29,56 @@ export function address() {
   return `#play&t=${t}`;
 }
 
-/** Open what the address names; false if it names nothing that is here. */
-export async function openAddress() {
-  const named = new URLSearchParams(location.hash.slice(1));
-  const t = Number(named.get("t")) || 0;
-  const story = state.stories.find((each) => each.name === named.get("story"));
-  if (story) return openStory(story, story.variants[named.get("v")] ? Number(named.get("v")) : 0, t);
-  if (named.has("play") && state.options.play) return openHistory(undefined, t);
+const MOST = 1 << 20;
+
+/** The scenario of a link, complete; an Error says why there is none in it. */
+function scenarioOf(text) {
+  if (text.length > MOST) throw new Error("it is too long");
+  let given;
   try {
-    if (named.has("seed") && state.options.live) return await openSeed(named.get("seed"), named.get("fencing"), t);
-    if (!named.has("s")) return false;
-    const given = decode(named.get("s"));
-    return await openScenario({ ...given, settings: { ...state.options.settings, ...given.settings } }, t);
+    given = decode(text);
   } catch {
-    return false;
+    throw new Error("it is cut off, or was changed on its way");
   }
+  if (given === null || typeof given !== "object" || Array.isArray(given)) throw new Error("it holds no scenario");
+  return given; // whatever is missing is as by default, and what cannot be is refused where it is run
+}
+
+/** Does the address name something that only a running engine can open? */
+export const needsEngine = (hash) => ["s", "seed"].some((name) => new URLSearchParams(hash.slice(1)).has(name));
+
+/** Open what the address names; false if it names nothing. What cannot be opened is said on the page. */
+export async function openAddress(hash = location.hash) {
+  const named = new URLSearchParams(hash.slice(1));
+  const t = Number.isFinite(Number(named.get("t"))) ? Number(named.get("t")) : 0;
+  try {
+    if (named.has("story")) {
+      const story = state.stories.find((each) => each.name === named.get("story"));
+      if (!story) throw new Error(`there is no guided scenario ${JSON.stringify(named.get("story").slice(0, 40))}`);
+      return await openStory(story, /^\d$/.test(named.get("v")) && story.variants[named.get("v")] ? Number(named.get("v")) : 0, t);
+    }
+    if (named.has("play")) {
+      if (!state.options.play) throw new Error("the history that it played is not in it: open the file again");
+      return await openHistory(undefined, t);
+    }
+    if (named.has("seed")) return await openSeed(named.get("seed"), named.get("fencing"), t);
+    if (named.has("s")) return await openScenario(scenarioOf(named.get("s")), t);
+  } catch (error) {
+    state.error = `This link cannot be opened: ${error.message}.`;
+    changed("run");
+  }
+  return false;
 }
 
 /** A scenario of the seeded tests by its number, as they run it or with other fencing. */
 async function openSeed(number, fencing, t) {
-  const given = await getJSON(`data/seeds/${Number(number)}.json`);
+  if (!/^\d{1,19}$/.test(number)) throw new Error("a seed is an integer from 0 up to 2^63");
+  if (!live()) throw new Error("nothing can be run in this copy of the page");
+  const given = await seed(number);
   return openScenario({ ...given, settings: { ...given.settings, fencing: fencing ?? given.settings.fencing } }, t);
 }
 
-export async function openFile(file) {
-  if (file) await openText(await file.text());
-}
+export const openFile = (file) => (file ? openGiven(() => read(file)) : undefined);
 
 function save(name, type, body) {
   const link = document.createElement("a");
@@ -63,7 +89,7 @@ function save(name, type, body) {
 }
 
 export function saveJSON() {
-  const kept = state.scenario ?? { history: state.model.lines };
+  const kept = state.scenario ?? { history: state.model.given };
   save("fencepost-scenario.json", "application/json", `${JSON.stringify(kept, null, 1)}\n`);
 }
 

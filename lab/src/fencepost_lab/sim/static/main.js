@@ -3,8 +3,9 @@ import * as controls from "./controls.js";
 import { byId, el, seconds } from "./dom.js";
 import * as keys from "./keys.js";
 import * as panels from "./panels.js";
-import { address, openAddress, openFile, saveJSON, saveSVG } from "./address.js";
-import { changed, extend, getJSON, openHistory, openStory, seek, state, subscribe } from "./state.js";
+import { address, needsEngine, openAddress, openFile, saveJSON, saveSVG } from "./address.js";
+import * as engine from "./engine.js";
+import { changed, checkLate, extend, getJSON, openHistory, openStory, seek, state, subscribe } from "./state.js";
 import * as timeline from "./timeline.js";
 
 const SPEEDS = [0.01, 0.1, 0.25, 0.5, 1, 2, 4, 8];
@@ -35,8 +36,9 @@ function showPlay() {
 }
 
 let named = "";
+let awaited = ""; // an address that waits for Python
 function showAddress() {
-  if (!state.model) return;
+  if (!state.model || awaited) return;
   named = address();
   history.replaceState(null, "", named);
 }
@@ -60,6 +62,7 @@ function show(what) {
       later();
     }
   } else if (what === "view") timeline.draw();
+  else if (what === "report") panels.newTrace(true);
   else if (what === "play") {
     showPlay();
     if (state.playing) start();
@@ -147,16 +150,88 @@ function setUp() {
     await openFile(event.target.files[0]);
     event.target.value = "";
   });
-  addEventListener("dragover", (event) => event.preventDefault());
-  addEventListener("drop", (event) => {
-    event.preventDefault();
-    openFile(event.dataTransfer.files[0]);
-  });
+  takeDrops();
   click("json", saveJSON);
   click("svg", () => saveSVG(byId("timeline")));
   click("theme", () => theme());
   for (const part of [controls, panels, keys, timeline]) part.setUp();
-  addEventListener("hashchange", () => { if (location.hash !== named) openAddress(); });
+  // What it was changed to: since then the page may have written another address over it.
+  addEventListener("hashchange", (event) => {
+    const { hash } = new URL(event.newURL);
+    if (state.options && hash !== named) follow(hash);
+  });
+  click("load", engine.load);
+  for (const kind of ["change", "click", "keydown"]) byId("guide").addEventListener(kind, () => { awaited = ""; }); // the reader has chosen something else
+  byId("stores").open = innerWidth > 860;
+  byId("what").open = innerWidth > 860 && stored("what") !== "closed"; // a reader who has closed it knows it
+  byId("what").addEventListener("toggle", () => { if (innerWidth > 860) stored("what", byId("what").open ? "open" : "closed"); });
+}
+
+/** A file may be dropped anywhere; while one is dragged over the page, it says so. */
+function takeDrops() {
+  const over = (is) => { byId("drop").hidden = !is; };
+  const files = (event) => event.dataTransfer?.types.includes("Files");
+  addEventListener("dragenter", (event) => over(files(event)));
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) over(false); });
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    over(false);
+    const [file, ...more] = event.dataTransfer.files;
+    if (more.length) return Object.assign(byId("error"), { hidden: false, textContent: "One file at a time: a scenario or a history." });
+    return openFile(file);
+  });
+}
+
+/** Open an address now, or once Python is there if it needs that. */
+async function follow(hash) {
+  awaited = "";
+  if (needsEngine(hash) && !engine.live() && state.options.engine === "page" && engine.engine.stage !== "failed") {
+    awaited = hash;
+    showEngine();
+    return false;
+  }
+  return openAddress(hash);
+}
+
+const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
+
+function showEngine() {
+  const { stage, loaded, total, why } = engine.engine;
+  const words = {
+    asked: `You asked for little data: Python in this page is ${megabytes(total)} MB. Without it the recorded scenarios play.`,
+    loading: `Loading Python into this page: ${megabytes(loaded)} of ${megabytes(total)} MB.`,
+    starting: "Starting Python in this page.",
+    failed: `Python could not be started in this page (${why}). The recorded scenarios play without it.`,
+  }[stage];
+  byId("engine").hidden = !words;
+  byId("enginewords").textContent = words ? `${words}${awaited ? " Your link opens then." : stage === "failed" || stage === "asked" ? "" : " The recorded scenario plays meanwhile."}` : "";
+  byId("loading").hidden = !["loading", "starting"].includes(stage);
+  if (stage === "loading") byId("loading").value = loaded / total;
+  else byId("loading").removeAttribute("value");
+  byId("load").hidden = !["asked", "failed"].includes(stage);
+}
+
+let stage = "";
+/** Python is there, is loading, or has stopped. */
+async function engineChanged() {
+  const before = stage;
+  ({ stage } = engine.engine);
+  if (stage === "failed" && awaited) {
+    awaited = "";
+    Object.assign(byId("error"), { hidden: false, textContent: "This link cannot be opened: Python is not running in this page." });
+  }
+  showEngine();
+  if (!state.model || stage === before) return;
+  controls.show();
+  controls.showSwitches();
+  panels.showLive();
+  if (!engine.live()) return;
+  if (state.options.engine === "page") byId("live").textContent = "Python runs in this page: every control works now.";
+  checkLate();
+  const hash = awaited;
+  awaited = "";
+  if (hash) await openAddress(hash);
 }
 
 async function begin() {
@@ -170,10 +245,18 @@ async function begin() {
     state.error = `The page's data could not be loaded: ${error.message}`;
     return changed("run");
   }
-  if (await openAddress()) return;
+  const asked = location.hash;
+  engine.setUp(state.options, engineChanged);
+  if (await follow(asked)) return;
   const said = state.error;
   await (state.options.play ? openHistory() : openStory(state.stories[0], 0));
   if (said) Object.assign(byId("error"), { hidden: false, textContent: said });
+  showEngine();
+  // Something to look at while Python is loaded.
+  if (!engine.live() && engine.engine.stage !== "none" && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+    state.playing = true;
+    changed("play");
+  }
 }
 
 begin();

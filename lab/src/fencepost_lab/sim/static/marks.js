@@ -1,11 +1,12 @@
 // The marks of the picture: arrows with their tokens, verdicts at the resource, the steps of mark and value.
 import { svg } from "./dom.js";
+import { higher } from "./trace.js";
 
 const MOST = 1500;
 const text = (x, y, content, cls, more = {}) => svg("text", { x, y, class: cls, ...more }, content);
 
 /** A row of labels that skips those which would cover their neighbour. */
-function row(gap) {
+export function row(gap) {
   let last = -Infinity;
   return (x, width) => {
     if (x - last < gap) return false;
@@ -43,12 +44,12 @@ export function drawArrows(model, frame) {
     if (kind === "lost") group.append(text(x2, y2 + 4, "✗", "fate", { "text-anchor": "middle" }));
     if (said === "") continue;
     const client = arrow.src === "resource" || !model.clients.includes(arrow.src) ? arrow.dst : arrow.src;
-    const key = `${client} ${arrow.src === "resource" || arrow.dst === "resource"} ${arrow.token}`;
-    if (!rows.has(key)) rows.set(key, row(16));
+    const key = `${client} ${arrow.src === "resource" || arrow.dst === "resource"}`;
+    if (!rows.has(key)) rows.set(key, row(5));
     const important = last.includes(kind);
     const near = frame.middle(client) + (arrow.src === "resource" || arrow.dst === "resource" ? 27 : -27);
     const label = `#${arrow.token}`;
-    if (rows.get(key)(x1, 5 * label.length) || important) {
+    if (rows.get(key)(x1, 6.8 * label.length) || important) {
       group.append(text(x1 + 3, near + 4, label, `token ${kind}`));
     }
   }
@@ -97,9 +98,10 @@ function steps(frame, lane, points, cls) {
   const all = points.filter((point) => point.t <= frame.to);
   const before = all.findLastIndex((point) => point.t <= frame.from);
   const known = all.slice(Math.max(0, before));
-  const numbers = known.map((point) => Number(point.value));
+  const numberOf = (value) => (Number.isFinite(Number(value)) ? Number(value) : 0); // a value may be a word
+  const numbers = known.map((point) => numberOf(point.value));
   const [least, most] = [Math.min(0, ...numbers), Math.max(1, ...numbers)];
-  const y = (value) => bottom - 6 - ((Number(value) - least) / (most - least)) * (bottom - top - 20);
+  const y = (value) => bottom - 6 - ((numberOf(value) - least) / (most - least)) * (bottom - top - 20);
   let path = "";
   const room = row(4);
   let last = null;
@@ -118,10 +120,13 @@ function steps(frame, lane, points, cls) {
 
 export function drawNumbers(model, frame) {
   const marks = [];
+  let highest = null;
   const values = [{ t: 0, value: 0 }];
   for (const access of model.accesses) {
-    if (access.mark !== undefined && access.mark !== null) marks.push({ t: access.t, value: access.mark });
+    if (frame.fenced) {
+      if (access.mark !== undefined && access.mark !== null) marks.push({ t: access.t, value: access.mark });
+    } else if (higher(access.given, highest) !== highest) marks.push({ t: access.t, value: highest = access.given });
     if (access.version !== undefined) values.push({ t: access.t, value: access.value, bad: access.corrupt || access.overwrote > 0 });
   }
-  return [steps(frame, "mark", marks, "mark"), steps(frame, "value", values, "value")];
+  return [steps(frame, "mark", marks, frame.fenced ? "mark" : "mark unused"), steps(frame, "value", values, "value")];
 }

@@ -1,5 +1,6 @@
 // What is read rather than seen: the scoreboard, the event log, the guide's sentences, the live region.
 import { byId, el, seconds } from "./dom.js";
+import { live } from "./engine.js";
 import { pickHistory, pickStory, sandbox, seek, state } from "./state.js";
 import { indexAt, scoreAt } from "./trace.js";
 import { describe } from "./words.js";
@@ -12,11 +13,14 @@ let told = -1;
 let scored = "";
 
 export function newTrace() {
+  const { model } = state;
   records = [];
-  for (const line of state.model.lines) {
-    const said = describe(line, state.model.owner);
+  for (const line of model.lines) {
+    const said = model.unkept.has(line) ? { kind: "worse", text: `⚠ ${line.who} was told 'done', but its write (token ${line.token}) was never made` } : describe(line, model.owner);
     if (said) records.push({ t: line.t, ...said });
   }
+  const found = (model.report?.violations ?? []).slice(0, 500);
+  if (found.length) records = [...records, ...found.map(({ t, check, what }) => ({ t, kind: "worse", text: `⚠ Broken promise, ${check}: ${what}` }))].sort((a, b) => a.t - b.t);
   shown = "";
   scored = "";
   told = indexAt(records, state.t);
@@ -29,12 +33,12 @@ export function showScore() {
   const rows = [
     ["holder", "Holder", score.holders.map((each) => each.who).join(" + ") || "none"],
     ["token", "Token", score.holders.map((each) => each.token).join(" + ") || "–"],
-    ["mark", "Mark", score.mark ?? (fenced ? "–" : "off")],
+    fenced ? ["mark", "Mark", score.mark ?? "–"] : ["mark", "Highest token", score.highest ?? "–", "seen, not compared"],
     ["value", "Value", score.value ?? 0],
     ["accepted", "Accepted", score.accepted, score.writers.length ? `from ${score.writers.join(", ")}` : ""],
     ["refused", "✗ Refused", score.refused],
     ["corrupted", "⚠ Corrupted", score.corrupted],
-    ["lost", "⚠ Lost updates", score.lost],
+    ["lost", "⚠ Lost updates", score.lost, score.unkept ? `${score.unkept} told 'done', never made` : ""],
   ];
   const key = JSON.stringify(rows);
   if (key === scored) return;
@@ -78,16 +82,33 @@ function showGuide() {
   if (!select.options.length) {
     select.append(...stories.map((each, at) => el("option", { value: each.name }, `${at + 1}. ${each.title}`)));
     if (state.options.play) select.append(el("option", { value: "*play" }, "What --play was given"));
-    select.append(el("option", { value: "*own", disabled: !state.options.live }, "Your own, from an empty world"));
+    select.append(el("option", { value: "*own" }, "Your own, from an empty world"));
+    showLive();
   }
   select.value = story ? story.name : state.played && state.options.play ? "*play" : "*own";
   const own = scenario?.actions.length ? "Your own scenario. The link holds all of it." : FIRST;
-  byId("about").textContent = story ? story.about : state.played ? `A recorded history (${state.model.source}).` : own;
+  byId("about").textContent = story ? story.about : state.played ? `A recorded history${state.name ? `, ${state.name}` : ""} (${state.model.source}). ${held(state.model.report)}` : own;
   byId("variants").replaceChildren(...(story?.variants ?? []).map((each, at) => el("button", {
     type: "button", "aria-pressed": String(at === variant), onclick: () => pickStory(story, at, null),
   }, each.label)));
   byId("notes").dataset.count = -1;
   byId("notes").hidden = state.model.notes.length === 0;
+}
+
+/** What `fencepost check` says of a history. */
+function held(report) {
+  if (!report) return "";
+  if (report.error) return `It could not be checked: ${report.error}`;
+  const kept = report.promises.filter((name) => !report.violations.some(({ check }) => check === name));
+  const broken = report.promises.filter((name) => !kept.includes(name));
+  const parts = [broken.length ? `⚠ Broken: ${broken.join(", ")} (${report.violations.length} times; the log says when).` : "", kept.length ? `✓ Kept: ${kept.join(", ")}.` : ""];
+  return `fencepost check: ${parts.filter(Boolean).join(" ")}`;
+}
+
+/** Scenarios of one's own are there to be picked only while they can be run. */
+export function showLive() {
+  const own = byId("story").querySelector('option[value="*own"]');
+  if (own) own.disabled = !live();
 }
 
 function pick(name) {

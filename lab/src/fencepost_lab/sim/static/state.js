@@ -1,33 +1,22 @@
 // The one state of the page: a scenario, its trace, and the time. Everything shown follows from it.
+import { check, live, run, text } from "./engine.js";
 import { build, parseLines } from "./trace.js";
 
 const LONGEST = 600;
-const PATIENCE = 60000; // milliseconds for an answer
 const listeners = new Set();
 export const state = {
   options: null, stories: [], story: null, variant: 0, scenario: null, played: false, model: null,
-  t: 0, playing: false, speed: 1, span: null, keepLater: false, startClock: true, undo: [], error: "",
+  t: 0, playing: false, speed: 1, span: null, keepLater: false, startClock: true, undo: [], error: "", name: "",
 };
 
 export const subscribe = (listener) => listeners.add(listener);
-/** Tell everyone what changed: "run" (a new trace), "time", "play" or "view". */
+/** Tell everyone what changed: "run" (a new trace), "time", "play", "view" or "engine". */
 export const changed = (what) => listeners.forEach((listener) => listener(what));
 
 export async function getJSON(path) {
   const reply = await fetch(path);
   if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
   return reply.json();
-}
-
-async function text(path, options) {
-  const reply = await fetch(path, { signal: AbortSignal.timeout(PATIENCE), ...options }); // the next change waits for it
-  const body = await reply.text();
-  if (!reply.ok) {
-    let said = body;
-    try { said = JSON.parse(body).error; } catch { /* the body is the message */ }
-    throw new Error(said);
-  }
-  return body;
 }
 
 let queue = Promise.resolve();
@@ -39,12 +28,13 @@ function inTurn(step) {
   return done;
 }
 
-/** Show the trace that `load` fetches, at `t` (null: where the time is by then). True if it is shown. */
+/** Show the lines that `load` fetches, at `t` (null: where the time is by then). True if they are shown. */
 async function show(load, update, t) {
   try {
-    const model = build(parseLines(await load()));
+    const given = await load();
+    const model = build(typeof given === "string" ? parseLines(given) : given);
     Object.assign(state, { played: false }, update(model), { model, error: "" });
-    state.t = Math.min(t ?? state.t, model.until);
+    state.t = Math.max(0, Math.min(t ?? state.t, model.until));
   } catch (error) {
     state.error = error.message;
     state.playing = false;
@@ -52,8 +42,6 @@ async function show(load, update, t) {
   changed("run");
   return state.error === "";
 }
-
-const post = (scenario) => () => text("run", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(scenario) });
 
 function remember() {
   if (state.scenario) state.undo.push({ story: state.story, variant: state.variant, scenario: state.scenario, t: state.t });
@@ -76,22 +64,46 @@ function showScenario(scenario, t) {
     const variant = story.variants.findIndex((each) => JSON.stringify(each.scenario) === JSON.stringify(scenario));
     if (variant >= 0) return showStory(story, variant, t);
   }
-  if (!state.options.live) {
-    state.error = "This copy of the page plays recorded scenarios only. Start 'fencepost sim' to run your own.";
+  if (!live()) {
+    state.error = state.options.engine === "page" ? "Python is not running in this page yet: wait until it is loaded, then try again."
+      : "This copy of the page plays recorded scenarios only. Start 'fencepost sim' to run your own.";
     changed("run");
     return false;
   }
-  return show(post(scenario), () => ({ story: null, variant: 0, scenario }), t);
+  return show(() => run(scenario), (model) => ({ story: null, variant: 0, scenario: model.scenario }), t);
 }
 
 /** Play a history. That of a simulation carries its scenario, so one can go on from it. */
-function showHistory(load, t) {
-  return show(load, (model) => ({ story: null, variant: 0, scenario: state.options.live ? model.scenario : null, played: true }), t);
+async function showHistory(load, t) {
+  const shown = await show(load, (model) => ({ story: null, variant: 0, scenario: model.scenario, played: true }), t);
+  if (shown) hold(state.model);
+  return shown;
+}
+
+/** Hold a history to its promises, as `fencepost check` does, while it is looked at already. */
+async function hold(model) {
+  if (!live()) return;
+  let report;
+  try {
+    report = await check(model.given.map((line) => JSON.stringify(line)).join("\n"));
+  } catch (error) {
+    report = { violations: [], promises: [], error: error.message };
+  }
+  model.report = report;
+  if (state.model === model) changed("report");
+}
+
+/** Once Python is there: what was opened before it can be checked now. */
+export function checkLate() {
+  if (state.played && state.model && !state.model.report) hold(state.model);
 }
 
 export const openStory = (story, variant, t = 0) => inTurn(() => showStory(story, variant, t));
 export const openScenario = (scenario, t = 0) => inTurn(() => showScenario(scenario, t));
-export const openHistory = (load = () => text("data/history.jsonl"), t = 0) => inTurn(() => showHistory(load, t));
+export const openHistory = (load = () => text("data/history.jsonl"), t = 0, name = "") => inTurn(() => {
+  state.name = name;
+  return showHistory(load, t);
+});
 
 /** The same by hand, so that it can be undone: a guided scenario, what --play was given, or an empty world. */
 export const pickStory = (story, variant = 0, t = 0) => inTurn(() => {
@@ -112,14 +124,15 @@ export const sandbox = () => inTurn(() => {
 });
 
 /** Open what a file holds: a scenario, as saved here or kept by a failing seed, or a history. */
-export function openText(given) {
-  let whole = null;
-  try { whole = JSON.parse(given); } catch { /* a history has many lines */ }
-  if (!whole || whole.ev || whole.history) {
-    return openHistory(async () => whole?.history?.map((line) => JSON.stringify(line)).join("\n") ?? given);
+export async function openGiven(load) {
+  let given;
+  try {
+    given = await load();
+  } catch (error) {
+    state.error = error.message;
+    return changed("run");
   }
-  const { seed = 1, settings = {}, actions = [], until = 20 } = whole;
-  return openScenario({ seed, settings: { ...state.options.settings, ...settings }, actions, until }, 0);
+  return given.scenario ? openScenario(given.scenario, 0) : openHistory(() => given.lines, 0, given.name);
 }
 
 /** Fork at the current time: what comes later is dropped, unless it is to be kept. */
@@ -129,7 +142,7 @@ export function act(action) {
 }
 
 async function perform(action, at) {
-  if (!state.scenario || !state.options.live) return;
+  if (!state.scenario || !live()) return;
   remember();
   const { scenario } = state;
   const before = scenario.actions.filter((each) => each.at <= at);
@@ -147,7 +160,7 @@ async function perform(action, at) {
 export const change = (settings) => inTurn(() => apply(settings));
 
 function apply(settings) {
-  if (!state.scenario || !state.options.live) return;
+  if (!state.scenario || !live()) return;
   remember();
   const wanted = { ...state.scenario.settings, ...settings };
   const variants = state.story?.variants ?? [];
@@ -168,7 +181,7 @@ function apply(settings) {
   return showScenario({ ...state.scenario, settings: wanted, actions }, null);
 }
 
-const longer = () => !state.story && state.scenario && state.options.live && state.scenario.until < LONGEST;
+const longer = () => !state.story && state.scenario && live() && state.scenario.until < LONGEST;
 let extending = false;
 
 /** More time at the end of a scenario of one's own; false if there is no more. The clock asks until it is there. */

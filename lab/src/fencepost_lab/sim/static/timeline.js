@@ -1,6 +1,6 @@
 // The picture: swim-lanes over time. Drawn whole once per trace and view; what has not happened yet is cut off at the playhead.
 import { byId, seconds, svg } from "./dom.js";
-import { drawArrows, drawNumbers, drawVerdicts } from "./marks.js";
+import { drawArrows, drawNumbers, drawVerdicts, row } from "./marks.js";
 import { changed, seek, state } from "./state.js";
 import { deadline, scoreAt } from "./trace.js";
 
@@ -19,7 +19,8 @@ function lanes(model) {
   add("service", "service", "service", settings?.backend ?? "lock");
   for (const client of model.clients) add(client, "client", client, "");
   add("resource", "resource", "resource", settings ? `fencing ${settings.fencing}` : "");
-  add("mark", "mark", "mark", "highest token");
+  if (settings?.fencing === "off") add("mark", "mark", "highest", "not compared");
+  else add("mark", "mark", "mark", "highest token");
   add("value", "value", "value", "counter");
   return { list, height: y + 4 };
 }
@@ -43,11 +44,11 @@ function makeFrame(model, width) {
   const middle = (name) => (find(name).top + find(name).bottom) / 2;
   const fenced = model.scenario ? model.scenario.settings.fencing !== "off" : true;
   return {
-    list, height, width, left, right, from, to, narrow, lane: find, middle,
+    list, height, width, left, right, from, to, narrow, lane: find, middle, fenced,
     x: (t) => left + ((t - from) / (to - from)) * (right - left),
     t: (x) => from + ((x - left) / (right - left)) * (to - from),
     edge: (name, side) => middle(name) + (side === "top" ? -1 : 1) * ({ client: 17, service: 12, resource: 18 }[find(name).kind] ?? 10),
-    none: (lane) => (lane === "mark" ? (fenced ? "no token seen yet" : "fencing is off: nothing is compared") : "nothing written yet"),
+    none: (lane) => (lane === "mark" ? "no token seen yet" : "nothing written yet"),
   };
 }
 
@@ -115,13 +116,20 @@ function bars(model) {
   return group;
 }
 
+/** Jumps, failovers and the like: a line each. Labels that would cover one another are put on lines of their own. */
 function points(model) {
   const group = svg("g", { class: "points" });
+  const rows = new Map();
   for (const point of model.points) {
     if (point.t < frame.from || point.t > frame.to) continue;
-    const y = frame.lane(point.who).top + 12;
-    group.append(words(frame.x(point.t) + 2, y, `⚡${point.do}`, "pointlabel"));
-    group.append(svg("line", { x1: frame.x(point.t), x2: frame.x(point.t), y1: y - 9, y2: frame.lane(point.who).bottom - 3, class: "pointline" }));
+    const lane = frame.lane(point.who);
+    if (!rows.has(lane)) rows.set(lane, [row(6), row(6), row(6)]);
+    const said = `⚡${model.machines.length > 1 && model.machines.includes(point.who) ? `${point.who} ` : ""}${point.do}`;
+    const x = frame.x(point.t);
+    const at = rows.get(lane).findIndex((room) => room(x, 6.4 * said.length));
+    const [top, bottom] = [lane.top + 12, lane.bottom - 3];
+    group.append(svg("line", { x1: x, x2: x, y1: top - 9, y2: bottom, class: "pointline" }, svg("title", null, `${seconds(point.t)}: ${said}`)));
+    if (at >= 0) group.append(words(x + 2, top + at * 13, said, "pointlabel"));
   }
   return group;
 }
@@ -165,7 +173,7 @@ function defs() {
   const pattern = (id, size, ...shapes) => svg("pattern", { id, width: size, height: size, patternUnits: "userSpaceOnUse" }, svg("rect", { width: size, height: size, class: "ground" }), ...shapes);
   return svg("defs", null,
     ["plain", "write", "refused", "corrupt", "lost"].map(head),
-    pattern("p1", 8, svg("path", { d: "M-2 10 L10 -2 M-2 2 L2 -2 M6 10 L10 6", class: "ink" })),
+    pattern("p1", 7, svg("path", { d: "M3.5 0 V7", class: "ink" })),
     pattern("p2", 7, svg("circle", { cx: 3.5, cy: 3.5, r: 1.2, class: "dot" })), pattern("p3", 7, svg("path", { d: "M0 3.5 H7", class: "ink" })),
     svg("pattern", { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse" }, svg("path", { d: "M-1 8 L8 -1", class: "hatchline" })),
     svg("pattern", { id: "dots", width: 7, height: 7, patternUnits: "userSpaceOnUse" }, svg("circle", { cx: 3, cy: 3, r: 1, class: "hatchdot" })),

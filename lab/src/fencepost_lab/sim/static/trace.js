@@ -38,7 +38,7 @@ export function build(given) {
   }
   const owner = (holder) => owners.get(holder) ?? String(holder ?? "").replace(/\d+$/, "");
   const model = {
-    lines, until, clients, owner, scenario: head.scenario ?? null, source: head.source ?? "history",
+    given, lines, until, clients, owner, unkept: broken(given), report: null, scenario: head.scenario ?? null, source: head.source ?? "history",
     machines: head.service ?? [], beliefs: [], leases: [], waits: [], arrows: [], accesses: [],
     pauses: [], cuts: [], downs: [], points: [], notes: [], actions: [], scores: [],
   };
@@ -49,12 +49,21 @@ export function build(given) {
   return model;
 }
 
+const running = new WeakMap(); // a list -> those of its spans that may not be over
+
 function open(list, span) {
-  list.push({ end: Infinity, ...span });
+  const begun = { end: Infinity, ...span };
+  list.push(begun);
+  if (!running.has(list)) running.set(list, new Set());
+  running.get(list).add(begun);
 }
 
 function close(list, t, matches, more = {}) {
-  for (const span of list) if (span.end > t && span.start <= t && matches(span)) Object.assign(span, { end: t }, more);
+  const still = running.get(list) ?? [];
+  for (const span of still) {
+    if (span.end > t && span.start <= t && matches(span)) Object.assign(span, { end: t }, more);
+    if (span.end <= t) still.delete(span);
+  }
 }
 
 function spans(model) {
@@ -63,7 +72,7 @@ function spans(model) {
     const same = (span) => span.holder === holder;
     const his = (span) => span.who === who;
     if (line.ev === "asked") open(model.waits, { who, start: t });
-    if (["acquired", "timeout", "failed"].includes(line.ev)) close(model.waits, t, his);
+    if (["acquired", "timeout", "failed", "cancelled"].includes(line.ev)) close(model.waits, t, his);
     if (line.ev === "acquired") open(model.beliefs, { who, holder, token: shown(line.token), start: t, untils: [[t, line.until]] });
     if (line.ev === "renewed") model.beliefs.findLast(same)?.untils.push([t, line.until]);
     if (line.ev === "lost" || line.ev === "releasing") close(model.beliefs, t, same, { how: line.ev, why: line.why });
@@ -99,7 +108,7 @@ function arrows(model) {
   const answered = new Map();
   for (const line of model.lines) {
     if (line.ev !== "access") continue;
-    const access = { ...line, token: shown(line.token), refused: refusal(line) };
+    const access = { ...line, token: shown(line.token), given: line.token, refused: refusal(line) };
     model.accesses.push(access);
     if (line.message !== undefined) answered.set(line.message, access);
     else model.arrows.push({ src: line.who, dst: "resource", sent: line.t, t: line.t, what: line.do, token: access.token, fate: "arrived", access });
@@ -109,20 +118,35 @@ function arrows(model) {
   }
 }
 
+/** The larger of two tokens; above 2^53 - 1 they are strings. */
+export const higher = (token, known) => (token !== undefined && token !== null && (known === null || BigInt(token) > BigInt(known)) ? token : known);
+
+/** Writes whose client was told "done", although the resource never made them. */
+function broken(given) {
+  const name = ({ token, seq, holder }) => `${token} ${seq} ${holder}`;
+  const made = new Set();
+  for (const line of given) if (line.ev === "access" && line.version !== undefined) made.add(name(line));
+  const told = new Set();
+  if (given.some((line) => line.ev === "access")) for (const line of given) if (line.ev === "wrote" && line.outcome === "done" && !made.has(name(line))) told.add(line);
+  return told;
+}
+
 function scores(model) {
   const seen = model.lines.some((line) => line.ev === "granted");
   const starts = seen ? "granted" : "acquired";
   const ends = seen ? ["freed"] : ["lost", "releasing"];
   const holders = new Map();
-  let score = { t: 0, holders: [], mark: null, value: null, accepted: 0, refused: 0, corrupted: 0, lost: 0, writers: [] };
+  let score = { t: 0, holders: [], mark: null, highest: null, value: null, accepted: 0, refused: 0, corrupted: 0, lost: 0, unkept: 0, writers: [] };
   model.scores.push(score);
   for (const line of model.lines) {
     if (line.ev === starts) holders.set(line.holder, line.token);
     else if (ends.includes(line.ev)) holders.delete(line.holder);
-    else if (line.ev !== "access") continue;
+    else if (line.ev !== "access" && !model.unkept.has(line)) continue;
     score = { ...score, t: line.t, holders: [...holders].map(([holder, token]) => ({ who: model.owner(holder), token })) };
+    score.unkept += model.unkept.has(line) ? 1 : 0;
     if (line.ev === "access") {
       score.mark = line.mark ?? score.mark;
+      score.highest = higher(line.token, score.highest);
       if (line.version !== undefined) Object.assign(score, { value: line.value, accepted: score.accepted + 1, writers: [...new Set([...score.writers, line.who])] });
       score.refused += refusal(line) ? 1 : 0;
       score.corrupted += line.corrupt ? 1 : 0;
@@ -153,7 +177,8 @@ export const deadline = (span, t) => span.untils.findLast(([since]) => since <= 
 /** What a client, or a machine of the service, is doing at an instant. */
 export function stateAt(model, who, t) {
   return {
-    paused: during(model.pauses, who, t), down: during(model.downs, who, t), cut: during(model.cuts, who, t),
+    paused: during(model.pauses, who, t), down: during(model.downs, who, t),
+    cuts: model.cuts.filter((span) => span.who === who && span.start <= t && t < span.end),
     waiting: during(model.waits, who, t), belief: during(model.beliefs, who, t), lease: during(model.leases, who, t),
   };
 }

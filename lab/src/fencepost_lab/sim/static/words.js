@@ -45,6 +45,7 @@ export function describe(line, owner) {
     case "releasing": return plain(`${line.who} gives the lock back${token(line)}`);
     case "released": return line.ok === true ? null : plain(`${line.who}: the release ${line.ok === false ? "came too late" : "got no answer"}`);
     case "timeout": return plain(`${line.who} gives up waiting`);
+    case "cancelled": return plain(`${line.who} is told to stop waiting`);
     case "failed": return plain(`${line.who} could not acquire: ${line.why}`);
     case "unrenewed": return plain(`${line.who} cannot renew: no answer`);
     case "heeded": return plain(`${line.who} looks at its lease and stops: ${line.why}`);

@@ -1,0 +1,1 @@
+"""The documents, and how the site is made of them."""

@@ -1,0 +1,46 @@
+"""An entry of Django's settings.DATABASES."""
+
+from contextlib import closing
+from typing import Any
+
+from fencepost.address import Address
+from fencepost.clients import postgres, sqlite
+from fencepost.driver import Driver
+from fencepost.errors import ConfigError
+
+
+def database(client: Any, driver: Driver) -> Address:
+    """Where ``connections["default"]``, or ``django.db.connection``, leads."""
+    wrapper = client
+    if type(client).__name__ == "ConnectionProxy":  # django.db.connection, which stands for this thread's
+        from django.db import connections
+
+        wrapper = connections[client.alias]
+    if wrapper.vendor == "sqlite":
+        return sqlite.address(str(wrapper.get_connection_params()["database"]), uri=True)
+    if wrapper.vendor != "postgresql":
+        raise ConfigError(
+            f"the database {wrapper.alias!r} is {wrapper.vendor}; fencepost has locks behind PostgreSQL and SQLite"
+        )
+    if not _connects_itself(wrapper):
+        postgres.keywords(_parameters(wrapper))  # says now what cannot be copied
+    return postgres.address(lambda: _tell(wrapper), driver, f"Django's database {wrapper.alias!r}")
+
+
+def _connects_itself(wrapper: Any) -> bool:
+    return not type(wrapper).get_new_connection.__module__.startswith("django.")
+
+
+def _tell(wrapper: Any) -> dict[str, str]:
+    """With what it would open a connection now: also what a test database or a subclass has made of the settings."""
+    if not _connects_itself(wrapper):
+        return postgres.keywords(_parameters(wrapper))
+    with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as made:
+        return postgres.from_connection(made)
+
+
+def _parameters(wrapper: Any) -> dict[str, Any]:
+    told = dict(wrapper.get_connection_params())
+    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
+        told["options"] = " ".join(filter(None, [told.get("options"), postgres.setting("role", role)]))
+    return told

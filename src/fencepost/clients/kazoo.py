@@ -1,0 +1,23 @@
+"""kazoo's client, for ZooKeeper."""
+
+from typing import Any
+
+from fencepost.address import Address
+from fencepost.driver import Driver
+
+_TLS = ("use_ssl", "verify_certs", "check_hostname", "certfile", "keyfile", "keyfile_password", "ca")
+
+
+def client(client: Any, driver: Driver) -> Address:
+    """Where a KazooClient leads; its chroot is where the locks are."""
+    settings = {name: getattr(client, name) for name in _TLS}
+    return Address(
+        "zookeeper",
+        hosts=tuple((host, int(port)) for host, port in client.hosts),
+        path=client.chroot or "",
+        given={
+            "client": settings | {"auth_data": list(client.auth_data)},
+            "acl": client.default_acl,
+            "sasl": client._connection.sasl_options,
+        },
+    )

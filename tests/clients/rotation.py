@@ -1,0 +1,64 @@
+"""Credentials that are replaced while a lock is held and another client waits for it, the same for every store."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from fencepost.errors import BackendError
+from tests.conformance.faces import Client
+from tests.harness.threads import known_to_wait, on_thread
+from tests.harness.waiting import until_async
+
+
+class Told:
+    """The caller's function, which tells what is right at present, and how often it was asked."""
+
+    def __init__(self, credentials: Any) -> None:
+        self.credentials = credentials
+        self.calls = 0
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        return self.credentials
+
+    async def awaited(self) -> Any:
+        """The same for asyncio code."""
+        await asyncio.sleep(0)
+        return self()
+
+    def on(self, face: str) -> Any:
+        return self if face == "blocking" else self.awaited
+
+
+async def goes_on(url: str, face: str, told: Told, rotate: Callable[[], Any], name: str = "a", **options: Any) -> None:
+    """Hold a lock and wait for it; ``rotate`` replaces the credentials, ends the sessions, and returns the new ones.
+
+    For a moment the function tells what is refused already, as it may in production: the waiter outlives that.
+    """
+    name += secrets.token_hex(4)
+    holder, waiter = (Client(face, url, credentials=told.on(face), **options) for _ in range(2))
+    hold = await holder.acquire(name)
+    waiting = asyncio.create_task(waiter.acquire(name))
+    await until_async(lambda: known_to_wait(waiter.raw) == 1, "it waits")
+    new, before = await on_thread(rotate), told.calls
+
+    async def renewed() -> bool:
+        try:
+            await hold.renew()
+        except BackendError:
+            return False
+        return True
+
+    async def refused() -> bool:
+        return not await renewed() and told.calls > before
+
+    await until_async(refused, "what it tells is refused", poll=0.05)
+    told.credentials = new
+    await until_async(renewed, "it is renewed with the new credentials", poll=0.05)
+    assert await hold.release()
+    next_hold = await waiting
+    assert next_hold.token > hold.token
+    assert await next_hold.release()
+    await holder.close()
+    await waiter.close()
