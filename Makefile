@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture storm reign model docs lab lock clean
+.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture torment storm reign model docs lab lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -58,7 +58,10 @@ servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
 
-torture: setup servers ## Pauses, kills and interrupts at full size, simulated worlds, mixed fleets, a fleet for 5 min on Redis and etcd
+torture: setup servers ## fencepost torture on every store (ARGS="--operations 100000 --out out/torture --resume"); the page is docs/torture.md
+	@.venv/bin/fencepost torture all --out out/torture $(ARGS)
+
+torment: setup servers ## Pauses, kills and interrupts at full size, simulated worlds, mixed fleets, a fleet for 5 min on Redis and etcd
 	$(PY) -m tests.programs.torture $(ARGS)
 	$(PY) -m tests.programs.mixed --new native
 	$(PY) -m tests.programs.mixed --new compat

@@ -5,4 +5,4 @@ ROOT = Path(__file__).parent.parent
 """The repository."""
 
 FUZZ = os.environ.get("FENCEPOST_FUZZ") == "1"
-"""Whether generated examples are new ones each time, as in `make torture`. A gate that draws them fails at random."""
+"""Whether generated examples are new ones each time, as in `make torment`. A gate that draws them fails at random."""

@@ -1,4 +1,4 @@
-"""A small torture, its control, and that its checks see what they are for. At full size: `make torture`."""
+"""A small torture, its control, and that its checks see what they are for. At full size: `make torment`."""
 
 import random
 from typing import Any

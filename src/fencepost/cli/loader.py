@@ -23,6 +23,8 @@ LAB = {
     "sim": "fencepost_lab.cli.sim:app",
     "lab": "fencepost_lab.cli.lab:app",
     "advise": "fencepost_lab.cli.advise:app",
+    "torture": "fencepost_lab.cli.torture:app",
+    "drill": "fencepost_lab.cli.drill:app",
     "fleet sim": "fencepost_lab.cli.fleet:sim",
 }
 

@@ -23,7 +23,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST, Redis
-from fencepost_lab.servers.redis_groups import RedisCluster, Watcher
+from fencepost_lab.servers.redis_groups import RedisCluster, Watched
 from tests.backends.conftest import Own
 from tests.harness.isolated import isolated
 from tests.harness.threads import background, known_to_wait
@@ -445,29 +445,10 @@ def test_a_slot_that_moves_takes_its_waiters_along() -> None:
 
 @contextlib.contextmanager
 def watched(down_after: float = 0.6) -> Iterator[tuple[Redis, Redis, str]]:
-    """A master, its replica, and three sentinels who agree that the master is well."""
-    with contextlib.ExitStack() as stack:
-        master = stack.enter_context(Redis(args=["--repl-diskless-sync-delay", "0"]))
-        replica = stack.enter_context(Redis(args=["--replicaof", HOST, str(master.port)]))
-        link: Any = redis.Redis(port=replica.port, decode_responses=True)
-        until(
-            lambda: link.info("replication")["master_link_status"] == "up",
-            "the replica is in sync",
-        )
-        link.close()
-        watchers = [stack.enter_context(Watcher(master=master.port, quorum=2, down_after=down_after)) for _ in range(3)]
-
-        def agreed() -> bool:
-            for watcher in watchers:
-                client: Any = redis.Redis(port=watcher.port, decode_responses=True)
-                state = client.sentinel_master("mymaster")
-                client.close()
-                if (state["num-slaves"], state["num-other-sentinels"]) != (1, 2):
-                    return False
-            return True
-
-        until(agreed, "all agree")
-        yield master, replica, f"redis+sentinel://{','.join(w.address for w in watchers)}/mymaster"
+    """A master, its replica, and the URL of the three sentinels that watch them."""
+    with Watched(down_after=down_after) as group:
+        master, replica = group.servers
+        yield master, replica, group.url
 
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])

@@ -12,10 +12,14 @@ from fencepost_lab.history.format import FORMAT, Line, encode, lines
 
 
 class Diary:
-    """Notes what happens, if there is a file to note it in; ``t`` counts from ``start``."""
+    """Notes what happens, if there is a file to note it in; ``t`` counts from ``start``.
 
-    def __init__(self, path: Path | None, start: float) -> None:
-        self._file: IO[str] | None = None if path is None else path.open("w", encoding="utf-8")
+    With ``each_line``, a process that is killed has left every line that it wrote.
+    """
+
+    def __init__(self, path: Path | None, start: float, *, each_line: bool = False) -> None:
+        buffering = 1 if each_line else -1
+        self._file: IO[str] | None = None if path is None else path.open("w", buffering, encoding="utf-8")
         self._gate = threading.Lock()  # its lines are in the order of their instants, whichever thread writes them
         self._start = start
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import redis
 
@@ -50,8 +51,8 @@ class Member(Redis):
 class RedisCluster(Cluster[Member]):
     """A cluster of masters, three unless `size` says otherwise, with all slots served."""
 
-    def __init__(self, *, size: int = 3) -> None:
-        super().__init__(lambda number, peers: Member(), size=size)
+    def __init__(self, *, size: int = 3, make: Callable[[], Member] = Member) -> None:
+        super().__init__(lambda number, peers: make(), size=size)
 
     @property
     def url(self) -> str:
@@ -104,3 +105,61 @@ class Watcher(Redis):
     def command(self) -> list[str]:
         program, *options = super().command()
         return [program, str(self.folder / "sentinel.conf"), "--sentinel", *options]
+
+
+class Watched:
+    """A master, its replica, and three sentinels who agree that the master is well."""
+
+    def __init__(self, *, down_after: float = 0.6, args: tuple[str, ...] = ()) -> None:
+        self._down_after = down_after
+        self._args = args
+        self._stack = contextlib.ExitStack()
+        self.servers: list[Redis] = []
+        self.watchers: list[Watcher] = []
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(each.address for each in self.watchers)}/mymaster"
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            master = stack.enter_context(Redis(args=["--repl-diskless-sync-delay", "0", *self._args]))
+            replica = stack.enter_context(
+                Redis(args=["--repl-diskless-sync-delay", "0", "--replicaof", HOST, str(master.port), *self._args])
+            )
+            self.servers = [master, replica]
+            assert wait_until(lambda: in_sync(replica), timeout=60), "the replica did not get in sync"
+            self.watchers = [
+                stack.enter_context(Watcher(master=master.port, quorum=2, down_after=self._down_after))
+                for _ in range(3)
+            ]
+            assert wait_until(self.agreed, timeout=60), "the sentinels did not find each other"
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def agreed(self) -> bool:
+        """Whether every sentinel knows the replica and both others."""
+        for watcher in self.watchers:
+            client: Any = redis.Redis(port=watcher.port, decode_responses=True)
+            with contextlib.closing(client):
+                state = client.sentinel_master("mymaster")
+            if (state["num-slaves"], state["num-other-sentinels"]) != (1, 2):
+                return False
+        return True
+
+    @property
+    def master(self) -> Redis:
+        """The server that leads, as the first sentinel has it."""
+        client: Any = redis.Redis(port=self.watchers[0].port, decode_responses=True)
+        with contextlib.closing(client):
+            _, port = client.sentinel_get_master_addr_by_name("mymaster")
+        return next(each for each in self.servers if each.port == int(port))
+
+
+def in_sync(replica: Redis) -> bool:
+    """Whether a replica is connected to its master."""
+    with contextlib.closing(redis.Redis(port=replica.port, decode_responses=True)) as client:
+        return bool(client.info("replication").get("master_link_status") == "up")

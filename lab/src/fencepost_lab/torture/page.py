@@ -1,0 +1,219 @@
+"""``python -m fencepost_lab.torture.page FOLDER...``: docs/torture.md and its plot, from the summaries of runs.
+
+A folder is one that ``fencepost torture --out`` wrote, or a ``.json`` file that this command kept of it (``--keep``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from fencepost_lab.torture.campaign import kept, summarise
+from fencepost_lab.torture.faults import CATALOGUE
+
+_BEGIN, _END = "<!-- figures -->", "<!-- end of figures -->"
+_WANTED = {
+    "operations": 1_000_000,
+    "pauses": 10_000,
+    "client kills": 2_000,
+    "server kills": 500,
+    "partitions": 500,
+    "clock jumps": 200,
+    "losses of state": 100,
+    "migrations": 50,
+    "overlapping beliefs": 1_000,
+    "stale refused": 1_000,
+}
+"""The size that the release figures are to have."""
+_LEAST = {"consul": 20_000}
+_EACH = 100_000
+
+
+def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results without what only one who looks for a fault needs, so that they are small enough to be kept."""
+    wanted: tuple[str, ...] = (
+        "plan",
+        "ok",
+        "operations",
+        "seconds",
+        "promises",
+        "violations",
+        "examples",
+        "wrong",
+        "counts",
+        "faults",
+    )
+    wanted += ("without", "lost_updates", "overlapping_beliefs", "stale_refused", "served", "left", "memory")
+    return [{name: each[name] for name in wanted} for each in results]
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    """The slices of a run's folder, or of a file that was kept of it."""
+    return kept(path) if path.is_dir() else json.loads(path.read_text())["slices"]
+
+
+def figures(found: list[dict[str, Any]]) -> str:
+    """The tables of the page."""
+    summary = summarise(found)
+    stores, total = summary["stores"], summary["total"]
+    lines = [
+        _BEGIN,
+        "",
+        f"Written on {summary['when']} by `python -m fencepost_lab.torture.page`, from {total['slices']}",
+    ]
+    lines[-1] += f" slices that took {total['seconds'] / 3600:.1f} hours on a shared machine with two cores."
+    lines += ["", "| in all | done | release size |", "|---|---|---|"]
+    for name, wanted in _WANTED.items():
+        lines.append(f"| {name} | {total[name]:,} | {wanted:,}{'' if total[name] >= wanted else ' (not reached)'} |")
+    share = total["pauses that outlived the lease"] / max(1, total["pauses"])
+    lines += [
+        f"| pauses that outlived the lease | {share:.1%} | 95% |",
+        f"| **violations** | **{total['violations']}** | 0 |",
+    ]
+    head: tuple[str, ...] = (
+        "store",
+        "operations",
+        "pauses",
+        "kills",
+        "faults of the store",
+        "overlapping beliefs",
+        "stale refused",
+    )
+    head += ("slowest lock after the last fault", "violations")
+    lines += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for name, each in stores.items():
+        short = "" if each["operations"] >= _LEAST.get(name, _EACH) else " (short)"
+        row = [
+            name,
+            f"{each['operations']:,}{short}",
+            each["pauses"],
+            each["client kills"],
+            sum(each["faults"].values()),
+        ]
+        row += [each["overlapping beliefs"], each["stale refused"], f"{each['longest until served']:.2f} s"]
+        lines.append(f"| {' | '.join(map(str, row))} | {each['violations']} |")
+    lines += ["", "## Controls", "", "| store | control | operations | violations | lost updates | seeds |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, each in stores.items():
+        for control, shown in each["controls"].items():
+            seeds = ", ".join(map(str, shown["seeds"]))
+            row = [name, control, shown["operations"], shown["violations"], shown["lost updates"], seeds]
+            lines.append(f"| {' | '.join(map(str, row))} |")
+    without: dict[tuple[str, str], list[str]] = {}
+    for name, each in stores.items():
+        for control, why in each["without controls"].items():
+            without.setdefault((control, why), []).append(name)
+    lines += ["", *(f"- No `{control}` on {', '.join(names)}: {why}." for (control, why), names in without.items())]
+    lines += [
+        "",
+        "## Faults that happened",
+        "",
+        f"| fault | what | {' | '.join(stores)} |",
+        f"|---|---|{'---|' * len(stores)}",
+    ]
+    for fault in CATALOGUE.values():
+        cells = [_times(fault.name, each) for each in stores.values()]
+        lines.append(f"| {fault.name} | {fault.about} | {' | '.join(cells)} |")
+    lines += ["", "A dash is a fault that the store cannot meet:", ""]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, each in stores.items():
+        for fault_name, why in each["without"].items():
+            reasons.setdefault((why, name), []).append(fault_name)
+    for (why, name), names in reasons.items():
+        lines.append(f"- {name}: {', '.join(names)}: {why}")
+    lines += ["", "## Seeds", ""]
+    for name, each in stores.items():
+        lines.append(f"- {name}: {_ranges(each['seeds'])}; promised in slices: {_counted(each['promised in slices'])}")
+    lines += ["", *_memory(found), "", _END]
+    return "\n".join(lines)
+
+
+def _times(name: str, store: dict[str, Any]) -> str:
+    if name in store["without"]:
+        return "-"
+    clients = {"pause": "pauses", "kill": "client kills", "fork": "forks"}
+    return str(store[clients[name]] if name in clients else store["faults"].get(name, 0))
+
+
+def _ranges(seeds: list[int]) -> str:
+    """Seeds as text: 5 to 9, 12."""
+    found: list[list[int]] = []
+    for seed in sorted(set(seeds)):
+        if found and seed == found[-1][1] + 1:
+            found[-1][1] = seed
+        else:
+            found.append([seed, seed])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in found)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _memory(found: list[dict[str, Any]]) -> list[str]:
+    product = [each for each in found if not each["plan"]["control"] and each["memory"]["samples"]]
+    if not product:
+        return []
+    longest = max(product, key=lambda each: each["memory"]["samples"][-1][0])
+    samples = longest["memory"]["samples"]
+    grown = max(each["memory"]["growth"] for each in product)
+    return [
+        "## What is left",
+        "",
+        f"After {len(product)} slices: {sum(each['left'].get('threads', 0) for each in product)} threads, "
+        f"{sum(each['left'].get('sockets', 0) for each in product)} sockets and "
+        f"{sum(each['left'].get('locks', 0) for each in product)} held locks were left. The resident memory of a "
+        f"worker grew by at most {grown / 1e6:.1f} MB between the second and the last quarter of its life; the longest "
+        f"life that was watched is {samples[-1][0]:.0f} s.",
+    ]
+
+
+def plot(found: list[dict[str, Any]], path: Path) -> None:
+    """The resident memory of the longest-lived worker of each store over time."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    mpl.rcParams["svg.hashsalt"] = "fencepost"
+    figure, axes = pyplot.subplots(figsize=(7, 3.2))
+    lives: dict[str, list[list[float]]] = {}
+    for each in found:
+        samples = each["memory"]["samples"]
+        if (
+            not each["plan"]["control"]
+            and samples
+            and samples[-1][0] > lives.get(each["plan"]["store"], [[0.0]])[-1][0]
+        ):
+            lives[each["plan"]["store"]] = samples
+    for name, samples in lives.items():
+        axes.plot([t for t, _ in samples], [size / 1e6 for _, size in samples], label=name)
+    axes.set(xlabel="seconds", ylabel="resident MB of a worker", ylim=(0, None))
+    axes.legend(fontsize=7, ncols=3)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fencepost_lab.torture.page", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--page", type=Path, default=Path("docs/torture.md"))
+    parser.add_argument("--keep", type=Path, help="also write the slices into this file, without what is not shown")
+    given = parser.parse_args()
+    found = [each for path in given.runs for each in results(path)]
+    if given.keep is not None:
+        given.keep.parent.mkdir(parents=True, exist_ok=True)
+        text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in slim(found))
+        given.keep.write_text(f'{{"slices":[\n{text}\n]}}\n')
+    page = given.page.read_text("utf-8")
+    whole = re.compile(re.escape(_BEGIN) + ".*" + re.escape(_END), re.DOTALL)
+    given.page.write_text(whole.sub(lambda _: figures(found), page), "utf-8")
+    plot(found, given.page.with_name("torture-memory.svg"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""``fencepost torture`` at a small size: it finds nothing in the product, and something in what is broken."""
+
+import gzip
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost.errors import ConfigError
+from fencepost_lab.history.checks import check
+from fencepost_lab.history.format import decode
+from fencepost_lab.torture import campaign, crew, slices
+from fencepost_lab.torture.faults import CATALOGUE
+from fencepost_lab.torture.nemesis import menu
+from fencepost_lab.torture.plan import STORES, Plan
+from fencepost_lab.torture.site import Site, checked
+from tests.harness.child import Child
+from tests.harness.waiting import until
+
+
+def small(store: str, **options: Any) -> Plan:
+    """A slice of a few seconds: many pauses, few locks, so that somebody is always replaced."""
+    given = {"workers": 6, "locks": 2, "pauses": 0.5, "operations": 160, "seconds": None, "server_every": 0.4}
+    return Plan(**{"store": store, "seed": 5, **given, **options})
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rb") as file:
+        return [decode(line) for line in file]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("store", "faults"),
+    [
+        pytest.param("sqlite", "pause,kill,fork,hostile,high-tokens"),
+        pytest.param("redis", "pause,kill,server-kill,answer-lost,values-cut,flushall", marks=pytest.mark.redis),
+        pytest.param("postgres", "pause,kill,terminate-backend,restore", marks=pytest.mark.postgres),
+    ],
+)
+def test_nothing_is_lost_on_a_store_that_is_harmed(store: str, faults: str, tmp_path: Path) -> None:
+    wanted = tuple(faults.split(","))
+    found = slices.run(small(store, faults=wanted), keep=tmp_path / "history.gz")
+    assert found["ok"], (found["examples"], found["wrong"])
+    assert found["unchecked"] == {}
+    counts = found["counts"]
+    assert counts["pauses that outlived the lease"] > 2
+    assert found["overlapping_beliefs"] > 0
+    assert set(found["faults"]) <= set(wanted)
+    assert found["faults"], "no fault of the store happened"
+    assert not any(found["left"][what] for what in ("threads", "sockets", "locks"))
+    lines = history(tmp_path / "history.gz")
+    assert check(lines).verdict == "kept"
+    assert sum(line["ev"] == "fault" and line["do"] == "pause" for line in lines) >= counts["pauses"]
+
+
+@pytest.mark.slow
+def test_a_guard_that_admits_replaced_holders_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = crew._imports
+    monkeypatch.setattr(crew, "_imports", lambda guard: [*imports(guard), "tests.programs.broken_guard"])
+    found = slices.run(small("sqlite", faults=("pause",)))
+    assert not found["ok"]
+    assert found["violations"] > 0
+    assert any("data" in each for each in found["examples"]), found["examples"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("store", "control"),
+    [("sqlite", "off"), pytest.param("redis", "set-nx", marks=pytest.mark.redis)],
+)
+def test_a_control_shows_violations(store: str, control: str) -> None:
+    found = slices.run(small(store, control=control))
+    assert found["ok"], found["wrong"]
+    assert found["violations"] > 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_a_verdict_and_the_run_goes_on_later(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("torture", "sqlite", "--faults", "pause,kill", "--workers", 6, "--out", out, "--json")
+    with Child.fencepost(*words, "--minutes", 10, "--seed", 3) as first:
+        until(lambda: " pauses" in first.errors, "the run has begun", watching=[first])
+        first.signal(signal.SIGINT)
+        assert first.wait() == 0, first.story
+        told = json.loads(first.output[-1])
+    done = told["stores"]["sqlite"]
+    assert done["operations"] > 0
+    assert done["seeds"] == [3]
+    assert told["ok"]
+    with Child.fencepost(*words, "--operations", 100) as refused:
+        assert refused.wait() == 2
+        assert "--resume" in refused.errors
+    with Child.fencepost(*words, "--resume", "--operations", done["operations"] + 100, "--seed", 3) as second:
+        assert second.wait() == 0, second.story
+        more = json.loads(second.output[-1])
+    assert more["stores"]["sqlite"]["seeds"] == [3, 4]
+    assert json.loads((out / "summary.json").read_text()) == more
+    assert sorted(path.name for path in (out / "histories").iterdir()) == ["sqlite-3.jsonl.gz", "sqlite-4.jsonl.gz"]
+
+
+@pytest.mark.slow
+def test_a_stack_that_is_not_ours_is_not_harmed(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path / 'theirs.db'}"
+    with Child.fencepost("torture", url, "--operations", 100, "--out", tmp_path / "out") as refused:
+        assert refused.wait() == 2
+        assert "--on" in refused.errors
+    plan = small(url, staging="my-staging", operations=150, guard=f"sqlite:{tmp_path / 'values.db'}")
+    found = slices.run(plan)
+    assert found["ok"], found["wrong"]
+    assert found["faults"] == {}
+    assert found["counts"]["pauses"] > 0
+    assert set(found["without"]) == {name for name, each in CATALOGUE.items() if each.group != "client"}
+
+
+def test_every_store_says_which_faults_it_cannot_meet_and_why() -> None:
+    for store in STORES:
+        site = Site(store, "", "")
+        chosen = menu(Plan(store=store, seed=0), site)
+        assert all(chosen.without.values()), chosen.without
+        assert set(chosen.without).isdisjoint(each.name for each in chosen.drawn)
+    with pytest.raises(ConfigError, match="no fault 'earthquake'"):
+        menu(Plan(store="sqlite", faults=("earthquake",)), Site("sqlite", "", ""))
+    with pytest.raises(ConfigError, match="no store 'oracle'"):
+        checked("oracle", "")
+    with pytest.raises(ConfigError, match="KIND:ADDRESS"):
+        checked("redis", "oracle:x")
+
+
+def result(control: str, violations: int) -> dict[str, Any]:
+    """What a slice found, as it is kept."""
+    return {
+        "plan": Plan(store="sqlite", control=control).data(),
+        "ok": bool(violations) == bool(control),
+        "operations": 10,
+        "seconds": 1.0,
+        "promises": ["data"],
+        "violations": violations,
+        "examples": [],
+        "wrong": [],
+        "counts": {"pauses": 2},
+        "faults": {"migration": 1, "restore": 3},
+        "without": {"flushall": "it has no such command"},
+        "lost_updates": 0,
+        "overlapping_beliefs": 1,
+        "stale_refused": 1,
+        "served": 0.1,
+        "left": {"locks": 0},
+        "memory": {"samples": [[0.5, 1000], [1.0, 1000]], "growth": 0},
+    }
+
+
+def test_a_summary_fails_where_a_control_showed_nothing() -> None:
+    good = campaign.summarise([result("off", 4), result("", 0)])
+    assert good["ok"]
+    assert (good["total"]["migrations"], good["total"]["losses of state"]) == (2, 3)
+    assert not campaign.summarise([result("off", 0), result("", 0)])["ok"]
+    assert not campaign.summarise([result("off", 4), result("", 1)])["ok"]
+    assert not campaign.summarise([])["ok"]
+
+
+@pytest.mark.slow
+def test_the_page_is_written_from_what_was_kept(tmp_path: Path) -> None:
+    run, kept, doc = tmp_path / "run", tmp_path / "kept.json", tmp_path / "torture.md"
+    run.mkdir()
+    lines = [json.dumps(each) for each in (result("off", 4), result("", 0))]
+    (run / "slices.jsonl").write_text("\n".join([*lines, lines[0][:40]]))  # the last one was not written to its end
+    doc.write_text("before\n<!-- figures -->\nof yesterday\n<!-- end of figures -->\nafter\n")
+    for source, options in ((run, ["--keep", kept]), (kept, [])):
+        with Child.python("-m", "fencepost_lab.torture.page", source, "--page", doc, *options) as child:
+            child.succeed()
+        text = doc.read_text()
+        assert text.startswith("before\n<!-- figures -->")
+        assert text.endswith("<!-- end of figures -->\nafter\n")
+        assert "of yesterday" not in text
+        assert "| sqlite | 10 (short) | 2 |" in text
+        assert "| operations | 10 | 1,000,000 (not reached) |" in text
+        assert "| sqlite | off | 10 | 4 | 0 | 0 |" in text
+    assert (tmp_path / "torture-memory.svg").read_text().startswith("<?xml")
