@@ -233,8 +233,9 @@ class Postgres(Register):
                 yield self._conn
         except psycopg.Error as error:
             ambiguous = inside and (self._conn is None or self._conn.closed or self._conn.broken)
-            with suppress(psycopg.Error):
-                self._conn.close()
+            if self._conn is not None:  # else it could not be opened
+                with suppress(psycopg.Error):
+                    self._conn.close()
             raise BackendError(f"Postgres failed: {error}", backend="postgres", ambiguous=bool(ambiguous)) from error
 
     def _read(self, key: str, access: Access | None) -> Seen:
