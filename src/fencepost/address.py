@@ -186,6 +186,15 @@ def masked(url: str) -> str:
 
 
 def state_file(name: str) -> Path:
-    """A file of fencepost's in this user's state folder: where things lie when no other place is named."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    """A file of fencepost's in this user's state folder: where things lie when no other place is named.
+
+    ConfigError if there is none, as for a container's user that no file names.
+    """
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise ConfigError(
+            "this user has no home folder for the embedded SQLite file; name a store in the URL or in $FENCEPOST_URL, "
+            "or a folder in $XDG_STATE_HOME"
+        ) from None
     return Path(state) / "fencepost" / name

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -15,7 +16,7 @@ from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
 from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, late, left, skipped
+from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, left, skipped
 from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
@@ -104,8 +105,8 @@ class Body:
         self._late: asyncio.CancelledError | None = None
         self._around = lease._body  # of the block around this one, where it holds the same lease
         lease._body = self
-        if not lease.shared:  # a guard must not take a share for the lock
-            ambient.push(lease)
+        lease._entered_by = weakref.ref(task)
+        ambient.push(lease)
 
     def cancel(self) -> None:
         """Cancel the block, once: its lease is lost. A second time would cut its clean-up short."""
@@ -166,12 +167,9 @@ class Lock:
     async def acquire(self) -> Lease:
         """The plain form: a new lease that you release yourself. Raises as ``Locks.acquire`` does.
 
-        It never enters again, also if the lock is re-entrant: a task that holds it already waits for itself.
+        It never enters again, also if the lock is re-entrant: a task that holds it already would wait for itself.
         """
-        lease = await self._locks._core.acquire(self.name, **self._options)
-        if lease is None:
-            raise late(self.name, self._options["timeout"])
-        return lease
+        return await self._locks._core.acquire_or_raise(self.name, asyncio.current_task(), **self._options)
 
     @bare
     async def try_acquire(self) -> Lease | None:
@@ -349,10 +347,9 @@ class Locks:
         BackendError, ConfigError; whatever it raises, and when it is cancelled, it leaves neither a
         lock nor a queue entry.
         """
-        lease = await self._core.acquire(name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
-        if lease is None:
-            raise late(name, timeout)
-        return lease
+        return await self._core.acquire_or_raise(
+            name, asyncio.current_task(), ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold
+        )
 
     async def try_acquire(
         self,
@@ -443,6 +440,7 @@ def connect(
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
+    label: str | None = None,
 ) -> Locks: ...
 @overload
 def connect(
@@ -454,6 +452,7 @@ def connect(
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
+    label: str | None = None,
 ) -> Locks: ...
 def connect(
     source: "str | AsyncClient | None" = None,
@@ -465,6 +464,7 @@ def connect(
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
+    label: str | None = None,
 ) -> Locks:
     """The locks behind a URL; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
 
@@ -475,7 +475,9 @@ def connect(
 
     ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
     password; a coroutine function is awaited, and any other runs on a thread. ``ttl`` is for leases that name none;
-    ``queue_limit`` bounds how many may wait for one lock; with ``keys`` its leases carry signed tokens. Nothing is
+    ``queue_limit`` bounds how many may wait for one lock; with ``keys`` its leases carry signed tokens. ``label`` is
+    what others are told of this process when it holds or waits: its command, pid, user and host unless given here or in
+    $FENCEPOST_LABEL; nothing if it is empty. Nothing is
     contacted before the first lock. Raises ConfigError for a URL that is empty or leads nowhere, and for a client that
     cannot be copied.
 
@@ -486,7 +488,7 @@ def connect(
     driver = Asyncio()
     lease = Lease if keys is None else keys.signing(Lease)
     backend = registry.connect(source, driver, credentials, options)
-    return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
+    return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks, label=label), keys)
 
 
 class Term(Lease):

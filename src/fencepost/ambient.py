@@ -23,9 +23,14 @@ def pop(lease: BaseLease) -> None:
     _held.set(tuple(held))
 
 
-def held() -> tuple[BaseLease, ...]:
-    """The leases of the blocks around here, the innermost last; also those that are over."""
+def blocks() -> tuple[BaseLease, ...]:
+    """The leases of the blocks around here, the innermost last; also those that are over, and shares."""
     return _held.get()
+
+
+def held() -> tuple[BaseLease, ...]:
+    """The same without shares, which a guard must not take for the lock."""
+    return tuple(lease for lease in _held.get() if not lease.shared)
 
 
 def find(resource: str) -> BaseLease | None:
@@ -36,7 +41,7 @@ def find(resource: str) -> BaseLease | None:
     is taken if there is no other, and then refused.
     """
     best: BaseLease | None = None
-    for lease in _held.get():
+    for lease in held():
         covers = resource == lease.name or resource.startswith(lease.name.rstrip("/") + "/")
         if covers and (best is None or _rank(lease) >= _rank(best)):
             best = lease

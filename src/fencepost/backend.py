@@ -12,8 +12,8 @@ end soon after it. asyncio code is cancelled then; blocking code has nobody else
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal, NamedTuple
 
@@ -100,6 +100,8 @@ class Status:
     sharers: tuple[str, ...] = ()
     """Who shares the lock, first come first; empty if one holds it alone. Of a shared lock, ``holder`` is the first
     of them, ``token`` the newest one's, ``remaining`` that of the last to expire."""
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What the processes of these holders tell of themselves, such as ``report.py[4711] deploy@web-1``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,12 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def leave(self, name: str, holder: str) -> None:
+    async def leave(self, name: str, holder: str) -> str | None:
         """Make sure that ``holder`` neither holds nor waits, whatever became of its earlier requests.
 
         It is called after a cancelled or failed ``take`` or ``wait``: a request of theirs that is
         still under way must not take effect after this returns. What it held goes to the next waiter.
+        Return who else holds the lock, where the store tells that in the same step; else None.
         """
 
     def home(self, name: str) -> Hashable:

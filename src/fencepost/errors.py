@@ -43,14 +43,25 @@ class ConfigError(FencepostError, ValueError):
 class NotAcquired(FencepostError, TimeoutError):
     """The lock could not be acquired within the timeout; neither a lock nor a queue entry was left behind."""
 
-    def __init__(self, name: str, timeout: float, message: str | None = None) -> None:
-        super().__init__(
-            message
-            or f"lock {name!r} was not acquired within {timeout:g} s: somebody else holds it; wait longer "
-            f"(timeout=), or look who it is with 'fencepost show'"
-        )
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        message: str | None = None,
+        *,
+        holder: str = "",
+        label: str = "",
+        why: str = "",
+    ) -> None:
+        who = label or holder or "somebody else"
+        why = why or f"{who} holds it; wait longer (timeout=), or look at it with 'fencepost show'"
+        super().__init__(message or f"lock {name!r} was not acquired within {timeout:g} s: {why}")
         self.name = name
         self.timeout = timeout
+        self.holder = holder
+        """Who held it when the time was up; empty where the store did not tell."""
+        self.label = label
+        """What that one's process tells of itself, such as ``report.py[4711] deploy@web-1``."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -1,21 +1,28 @@
-"""Who holds: a random id of 32 hex digits, and after an ``@`` what a candidate tells of itself.
+"""Who holds: a random id of 32 hex digits, and in the store what its process, or a candidate, tells of itself.
 
-The metadata travels inside the holder, percent-encoded, so that every store keeps it in the same step as
-the grant or the place in the queue, and a lock that carries none costs nothing. Stores whose customary election
-has a place of its own for it (etcd's value, the data of a ZooKeeper node) take it apart and put it there.
+The **label** of a process follows the id after a ``~``, so that people can tell who holds:
+``report.py[4711] deploy@web-1``. It is in the store only: a lease, its stamps and its events have the bare id. The
+**metadata** of a candidate follows after an ``@``, in place of a label. Both are percent-encoded and travel inside the
+holder, so that every store keeps them in the same step as the grant or the place in the queue. Stores whose customary
+election has a place of its own for metadata (etcd's value, the data of a ZooKeeper node) put it there.
 """
 
 import os
 import re
+import sys
+from pathlib import PurePath
 from urllib.parse import quote, unquote
 
 from fencepost.errors import ConfigError
 
 MAX_METADATA = 400
 """Bytes of metadata, percent-encoded: a holder has at most 512, and travels with every stamp."""
+MAX_LABEL = 120
+"""Bytes of a label, percent-encoded."""
 
-_PLAIN = "/:,;=+*()[]@!$&'"  # legible as they are; no store splits a holder at them
+_PLAIN = "/:,;=+*()[]!$&'"  # legible as they are; no store splits a holder at them
 _OURS = re.compile(r"[0-9a-f]{32}")
+_LONGEST = 30  # characters of the command, the user and the host in a label
 
 
 def random_holder() -> str:
@@ -24,28 +31,84 @@ def random_holder() -> str:
 
 def compose(identity: str, metadata: str) -> str:
     """A holder that carries metadata; ConfigError if that is too long."""
-    if not isinstance(metadata, str):
-        raise ConfigError(f"metadata is a str, not {metadata!r}; carry an address, or JSON as text")
-    if not metadata:
+    if not metadata and isinstance(metadata, str):
         return identity
-    try:
-        told = quote(metadata, safe=_PLAIN)
-    except UnicodeEncodeError:
-        raise ConfigError(f"metadata must be valid Unicode: {metadata[:40]!r}") from None
-    if len(told) > MAX_METADATA:
-        raise ConfigError(
-            f"metadata has at most {MAX_METADATA} bytes, percent-encoded; {metadata[:40]!r}... has {len(told)}: "
-            f"carry an address, and serve the rest from there"
-        )
-    return f"{identity}@{told}"
+    return f"{identity}@{_encoded(metadata, 'metadata', MAX_METADATA, '@')}"
 
 
 def split(holder: str) -> tuple[str, str]:
-    """A holder's id, and its metadata; empty if it carries none."""
-    identity, _, told = holder.partition("@")
+    """A holder's id, without its label, and its metadata; empty if it carries none."""
+    identity, _, told = unlabelled(holder)[0].partition("@")
     return identity, unquote(told)
 
 
 def ours(identity: str) -> bool:
     """Whether an id is one that fencepost made."""
     return _OURS.fullmatch(identity) is not None
+
+
+def suffix(label: str) -> str:
+    """What stands in the store after the ids of a process with this label; ConfigError if that is too long."""
+    return f"~{_encoded(label, 'a label', MAX_LABEL, '')}" if label or not isinstance(label, str) else ""
+
+
+def unlabelled(holder: str) -> tuple[str, str]:
+    """A holder as its lease has it, and its label; empty if it carries none."""
+    if holder[32:33] == "~" and ours(holder[:32]):
+        return holder[:32], unquote(holder[33:])
+    return holder, ""
+
+
+def own_label(command: str | None = None) -> str:
+    """What this process tells of itself: $FENCEPOST_LABEL, or else its command, pid, user and host.
+
+    Never the arguments of the command, which may hold passwords. An empty $FENCEPOST_LABEL tells nothing.
+    """
+    given = os.environ.get("FENCEPOST_LABEL")
+    if given is not None:
+        return given
+    parts = [command or _command(), _user(), _host()]
+    # Letters beyond ASCII take up to twelve bytes each: such names are cut shorter.
+    for longest in (_LONGEST, 12, 3):
+        what, user, host = (part[:longest] for part in parts)
+        label = f"{what}[{os.getpid()}] {user}@{host}"
+        if len(quote(label, safe=_PLAIN, errors="replace")) <= MAX_LABEL:
+            break
+    return label.encode(errors="replace").decode()
+
+
+def _command() -> str:
+    path = PurePath(sys.argv[0] if sys.argv else "")
+    if path.name == "__main__.py":  # python -m package
+        path = path.parent
+    return path.name if path.name not in ("", "-c", "-m", "-") else PurePath(sys.executable or "python").name
+
+
+def _user() -> str:
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except ImportError:  # not on Unix
+        return os.environ.get("USERNAME", "?")
+    except KeyError:  # containers run as numbers that no file names
+        return str(os.geteuid())
+
+
+def _host() -> str:
+    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
+
+
+def _encoded(text: str, what: str, most: int, plain: str) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} is a str, not {text!r}; carry an address, or JSON as text")
+    try:
+        told = quote(text, safe=_PLAIN + plain)
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} must be valid Unicode: {text[:40]!r}") from None
+    if len(told) > most:
+        raise ConfigError(
+            f"{what} has at most {most} bytes, percent-encoded; {text[:40]!r}... has {len(told)}: "
+            f"carry an address, and serve the rest from there"
+        )
+    return told

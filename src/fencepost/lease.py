@@ -124,6 +124,7 @@ class BaseLease:
         "_core",
         "_detail",
         "_due",
+        "_entered_by",
         "_forks",
         "_holds",
         "_kept_until",
@@ -134,6 +135,7 @@ class BaseLease:
         "_renew_until",
         "_sign",
         "_signal",
+        "_stored",
         "deadline",
         "holder",
         "name",
@@ -155,6 +157,7 @@ class BaseLease:
     ) -> None:
         self.name = name
         self.holder = holder
+        self._stored = holder  # as the store has it: the core adds its label
         self.token = grant.token
         self.ttl = grant.ttl
         self.since = grant.since
@@ -168,6 +171,7 @@ class BaseLease:
         self._reason: Reason | None = None
         self._detail = ""
         self._begun = False
+        self._entered_by: Callable[[], object] | None = None  # a weak reference to the thread or task in its block
         self._releasing: tuple[object, int] | None = None  # while it is released: under which service, on which thread
         self._signal: Signal | None = None
         self._on_loss: tuple[Callable[[], object], ...] = ()

@@ -9,19 +9,20 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from typing import Any, Generic, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from fencepost import check, registry
+from fencepost import ambient, check, registry
 from fencepost.backend import Backend, Hold, Status
 from fencepost.driver import Driver
 from fencepost.driver.fork import at_fork, look_for_silent_forks
 from fencepost.driver.scope import Closed, Scope, Visit
 from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook, Hooks, Kind
-from fencepost.holders import random_holder
+from fencepost.holders import own_label, random_holder, suffix, unlabelled
 from fencepost.lease import BaseLease, Grant, Reason
 from fencepost.renewals import Renewals
 from fencepost.rule import MAX_TOKEN
@@ -106,11 +107,6 @@ def bare(method: M) -> M:
     return cast(M, checked_too)
 
 
-def late(name: str, timeout: float | timedelta | None) -> NotAcquired:
-    """What a face raises once ``timeout`` has passed."""
-    return NotAcquired(name, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0)
-
-
 Busy = Literal["wait", "skip", "raise"]
 """What a decorated call does while its lock is held elsewhere."""
 
@@ -136,6 +132,36 @@ def left(blocks: Mapping[T, object], who: T, name: str) -> T:
     return others[0]
 
 
+def _nested(own: BaseLease, blocking: bool) -> str:
+    """That one waits for its own block, and what to do about it."""
+    what = "a share of lock" if own.shared else "lock"
+    advice = (
+        "leave that block first: a share cannot become the lock itself"
+        if own.shared
+        else "make both re-entrant, as in locks.lock(name, reentrant=True), or use the lease of the block around"
+    )
+    return f"this {'thread' if blocking else 'task'} holds {what} {own.name!r} already, in a block around: {advice}"
+
+
+def _legible(status: Status) -> Status:
+    """A status with the holders as their leases have them, and their labels beside them."""
+    labels: dict[str, str] = {}
+
+    def bare(holder: str) -> str:
+        identity, label = unlabelled(holder)
+        if label:
+            labels[identity] = label
+        return identity
+
+    return replace(
+        status,
+        holder=bare(status.holder),
+        waiters=tuple(map(bare, status.waiters)),
+        sharers=tuple(map(bare, status.sharers)),
+        labels=labels,
+    )
+
+
 def _closed() -> ConfigError:
     return ConfigError("these locks are closed; connect again")
 
@@ -153,6 +179,7 @@ class Core(Generic[L]):
         queue_limit: int,
         hooks: Iterable[Hook],
         holders: Callable[[], str] = random_holder,
+        label: str | None = "",
     ) -> None:
         self.backend = backend
         self.driver = driver
@@ -164,6 +191,8 @@ class Core(Generic[L]):
         self.queue_limit = queue_limit
         self._lease = lease
         self._holders = holders
+        self._own_label = label is None  # which tells the pid: a forked child has another one
+        self._suffix = None if label is None else suffix(label)
         self._closed = False
         self._unsure: list[L] = []
         """Leases whose release was interrupted while these locks were being closed."""
@@ -252,13 +281,15 @@ class Core(Generic[L]):
         at_least: float | timedelta | None = None,
         more: Callable[[], float] | None = None,
         scope: Scope | None = None,
+        in_the_way: list[str] | None = None,
     ) -> L | None:
         """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
 
         ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
         With a ``limit`` it is a share, of at most as many. With ``at_least`` the end of its block leaves the lock to
         expire, so many seconds after now. ``more`` says, whenever the time is up, for how much longer to keep the place
-        in the queue. Ending ``scope`` ends the wait, which then raises Closed.
+        in the queue. Ending ``scope`` ends the wait, which then raises Closed. ``in_the_way`` gets who held the lock
+        when the time was up, as the store has it, where the store tells without being asked for it.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
@@ -272,20 +303,24 @@ class Core(Generic[L]):
             self.emit("attempt", name)
         while True:
             holder = (holders or self._holders)()
-            grant = await self._obtain(name, holder, seconds, start + patience, patience > 0, limit, more, scope)
+            stored = self._stored(holder)
+            grant = await self._obtain(
+                name, stored, seconds, start + patience, patience > 0, limit, more, scope, in_the_way
+            )
             if grant is None:
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
             try:
                 lease = (make or self._lease)(self, name, holder, grant, renew, hold, limit is not None)
+                lease._stored = stored
                 over = lease.reason is not None
             except BaseException:  # for example, out of memory: nobody would release it
-                await self._leave(name, holder)
+                await self._leave(name, stored)
                 raise
             if not over:
                 break
             # This process slept through the whole lease on its way here; it is worth nothing.
-            await self._leave(name, holder)
+            await self._leave(name, stored)
             if self.driver.now() >= start + patience:  # where every answer comes that late, asking again never ends
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
@@ -303,6 +338,54 @@ class Core(Generic[L]):
             raise _closed()
         return lease
 
+    def _stored(self, holder: str) -> str:
+        """A holder as the store gets it: a bare id with the label of this process."""
+        if self._suffix is None:
+            self._suffix = suffix(own_label())
+        return holder + self._suffix if len(holder) == 32 else holder
+
+    async def acquire_or_raise(
+        self, name: str, who: Hashable, *, timeout: float | timedelta | None, limit: int | None = None, **options: Any
+    ) -> L:
+        """The same; NotAcquired once ``timeout`` has passed. It tells who holds the lock, where that is known.
+
+        ConfigError if ``who``, a thread or task, would wait for itself without end.
+        """
+        own = self._own_block(name, who, limit) if ambient.blocks() else None
+        if own is not None and check.wait(timeout, "timeout") == inf:
+            # The store may have given the lock away already: then there is somebody else to wait for, or nobody.
+            if (lease := await self.acquire(name, timeout=0, limit=limit, **options)) is not None:
+                return lease
+            status = await self.status(name)
+            if status is not None and own.holder in (status.holder, *status.sharers):
+                raise ConfigError(f"{_nested(own, self.driver.blocking)}; this wait would have no end")
+        in_the_way: list[str] = []
+        lease = await self.acquire(name, timeout=timeout, limit=limit, in_the_way=in_the_way, **options)
+        if lease is not None:
+            return lease
+        holder, label = unlabelled(in_the_way[0]) if in_the_way else ("", "")
+        nested = own is not None and own.reason is None and holder in ("", own.holder)
+        why = _nested(own, self.driver.blocking) if own is not None and nested else ""
+        raise NotAcquired(name, check.wait(timeout, "timeout"), holder=holder, label=label, why=why)
+
+    def _own_block(self, name: str, who: Hashable, limit: int | None) -> BaseLease | None:
+        """The lease of a block around here that ``who`` entered, and that keeps it from the lock.
+
+        A block that somebody else entered, or a lease that was acquired without one, may well be released elsewhere.
+        """
+        for lease in ambient.blocks():
+            if (
+                lease.name == name
+                and lease._core is self
+                and lease._entered_by is not None
+                and lease._entered_by() is who
+                and (limit is None or not lease.shared)
+                and lease._renew_until == inf
+                and lease.reason is None
+            ):
+                return lease
+        return None
+
     async def _obtain(
         self,
         name: str,
@@ -313,6 +396,7 @@ class Core(Generic[L]):
         limit: int | None,
         more: Callable[[], float] | None,
         scope: Scope | None,
+        in_the_way: list[str] | None,
     ) -> Grant | None:
         backend = self.backend
         waits = scope or self._waits
@@ -330,7 +414,9 @@ class Core(Generic[L]):
                     left = more()
                     until = self.driver.now() + left
                 if left <= 0:
-                    await self._in_time(backend.leave(name, holder), until)
+                    other = await self._in_time(backend.leave(name, holder), until)
+                    if other and in_the_way is not None:
+                        in_the_way.append(other)
                     return None
                 patience = None if left == inf else left
                 with waits.inside():
@@ -420,9 +506,9 @@ class Core(Generic[L]):
         try:
             self._renewals.forget(lease)
             if keep:
-                released = await self.backend.keep(lease.name, lease.holder, lease.token, keep)
+                released = await self.backend.keep(lease.name, lease._stored, lease.token, keep)
             else:
-                released = await self.backend.release(lease.name, lease.holder, lease.token)
+                released = await self.backend.release(lease.name, lease._stored, lease.token)
         except GeneratorExit:
             self._done_releasing(lease)
             raise
@@ -430,7 +516,7 @@ class Core(Generic[L]):
             self._settle(lease, known, Reason.UNCONFIRMED if reason is Reason.RELEASED else reason)
             if not isinstance(error, BackendError):
                 # Cancelled or interrupted: see it through where that does not reach.
-                again = self._keep(lease, keep) if keep else self._leave(lease.name, lease.holder)
+                again = self._keep(lease, keep) if keep else self._leave(lease.name, lease._stored)
                 await self.driver.apart(again, GRACE)
             raise
         self._settle(lease, known, reason if released else Reason.REPLACED)
@@ -438,7 +524,7 @@ class Core(Generic[L]):
 
     async def _keep(self, lease: L, seconds: float) -> None:
         try:
-            await self.backend.keep(lease.name, lease.holder, lease.token, seconds)
+            await self.backend.keep(lease.name, lease._stored, lease.token, seconds)
         except BackendError as error:
             _log.warning("could not keep %r for %g s more; its ttl frees it: %s", lease.name, seconds, error)
 
@@ -529,15 +615,16 @@ class Core(Generic[L]):
     async def status(self, name: str) -> Status | None:
         """The lock as its store sees it; None if nobody holds it."""
         found = await self._open.status(check.name(name))
-        return found[0] if found else None
+        return _legible(found[0]) if found else None
 
     async def list(self, prefix: str) -> list[Status]:
         """The held locks whose names begin with ``prefix``."""
-        return await self._open.status(prefix=prefix and check.name(prefix, "prefix"))
+        return [_legible(each) for each in await self._open.status(prefix=prefix and check.name(prefix, "prefix"))]
 
     async def break_lock(self, name: str) -> Status | None:
         """Take the lock from its holder; the hold that was ended."""
-        return await self._open.break_lock(check.name(name))
+        ended = await self._open.break_lock(check.name(name))
+        return _legible(ended) if ended else None
 
     async def bump(self, name: str, above: int, force: bool) -> None:
         """Make every later token of ``name`` larger than ``above``."""
@@ -621,7 +708,7 @@ class Core(Generic[L]):
                 self._cancel_body(lease)
         try:
             answers = await self.backend.release_all(
-                [Hold(lease.name, lease.holder, lease.token, lease.ttl) for lease in mine]
+                [Hold(lease.name, lease._stored, lease.token, lease.ttl) for lease in mine]
             )
         except BaseException as error:
             for lease in mine:
@@ -650,7 +737,7 @@ class Core(Generic[L]):
         """Make sure that nothing is held whose release was interrupted."""
         while self._unsure:
             lease = self._unsure[-1]
-            await self._leave(lease.name, lease.holder)
+            await self._leave(lease.name, lease._stored)
             self._unsure.pop()
 
     def _cancel_body(self, lease: L) -> None:
@@ -665,6 +752,8 @@ class Core(Generic[L]):
             scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
         self.reentrant = ReentrantLeases()
+        if self._own_label:
+            self._suffix = None
         self.backend.forked()
 
 

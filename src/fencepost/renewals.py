@@ -63,16 +63,16 @@ class Renewals(Generic[L]):
 
     def watch(self, lease: L) -> None:
         """Watch a lease from now on; RuntimeError or MemoryError if that needs a thread and none can be started."""
-        self._leases[lease.holder] = weakref.ref(lease)
-        self._timer.set(lease.holder, lease._due, lease.ttl / _TOGETHER)
-        if self._unknown and (why := self._unknown.pop(lease.holder, None)) is not None:
-            self._reports.append((lease.holder, why))
+        self._leases[lease._stored] = weakref.ref(lease)
+        self._timer.set(lease._stored, lease._due, lease.ttl / _TOGETHER)
+        if self._unknown and (why := self._unknown.pop(lease._stored, None)) is not None:
+            self._reports.append((lease._stored, why))
         if self._reports:  # it may have been this one's, before it was set
-            self._timer.post(lease.holder)
+            self._timer.post(lease._stored)
 
     def forget(self, lease: L) -> None:
-        self._leases.pop(lease.holder, None)
-        self._timer.drop(lease.holder)
+        self._leases.pop(lease._stored, None)
+        self._timer.drop(lease._stored)
 
     def close(self) -> None:
         self._timer.close()
@@ -82,7 +82,8 @@ class Renewals(Generic[L]):
         now = self._driver.now
         sent = now()
         try:
-            answers = await self._backend.renew([Hold(each.name, each.holder, each.token, each.ttl) for each in leases])
+            holds = [Hold(each.name, each._stored, each.token, each.ttl) for each in leases]
+            answers = await self._backend.renew(holds)
         except Exception as error:
             if strict:
                 raise
@@ -132,7 +133,7 @@ class Renewals(Generic[L]):
                 # Try again soon, though not at once, until the deadline passes.
                 lease._due = min(lease.deadline, now + ttl / 10)
                 self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
-            due.append((lease.holder, lease._due, ttl / _TOGETHER))
+            due.append((lease._stored, lease._due, ttl / _TOGETHER))
         self._timer.offer_all(due)
 
     def lost(self, lease: L) -> None:
@@ -154,7 +155,7 @@ class Renewals(Generic[L]):
         """End what is over, and renew what is due, each server's leases apart."""
         for batch in self._look(keys):
             flight = Flight(batch)
-            self._timer.park([(lease.holder, lease.deadline) for lease in batch])
+            self._timer.park([(lease._stored, lease.deadline) for lease in batch])
             self._timer.offer(flight, min(lease.deadline for lease in batch))
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
             job = self._renew_apart(flight)
@@ -222,7 +223,7 @@ class Renewals(Generic[L]):
             # Somebody cancelled all tasks, or the event loop has ended, and these leases are still held.
             for lease in flight.leases:
                 lease._due = min(lease._due, self._driver.now())
-                self._timer.post(lease.holder)
+                self._timer.post(lease._stored)
             if not isinstance(error, GeneratorExit):
                 self._driver.later(self._start_again)
             raise

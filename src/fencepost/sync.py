@@ -3,6 +3,7 @@
 import functools
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -17,7 +18,7 @@ from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
 from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, late, left, skipped
+from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, left, skipped
 from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
@@ -112,8 +113,8 @@ class Lease(BaseLease):
 
     def _enter(self) -> Self:
         self._begin_block()
-        if not self.shared:
-            ambient.push(self)
+        ambient.push(self)
+        self._entered_by = weakref.ref(threading.current_thread())
         return self
 
     def __exit__(
@@ -152,21 +153,17 @@ class Lock:
     def acquire(self) -> Lease:
         """The plain form: a new lease that you release yourself. Raises as ``Locks.acquire`` does.
 
-        It never enters again, also if the lock is re-entrant: a thread that holds it already waits for itself.
+        It never enters again, also if the lock is re-entrant: a thread that holds it already would wait for itself.
         """
-        lease = self._ask(self._options)
-        if lease is None:
-            raise late(self.name, self._options["timeout"])
-        return lease
+        core = self._locks._core
+        # Not call_or_undo(..., **options): after such a call Python 3.11 runs signal handlers, and the lease is lost.
+        ask = functools.partial(core.acquire_or_raise, self.name, threading.current_thread(), **self._options)
+        return call_or_undo(core.give_up, ask)
 
     @bare
     def try_acquire(self) -> Lease | None:
         """A lease if the lock is free at this moment, else None."""
-        return self._ask(self._options | {"timeout": 0})
-
-    def _ask(self, options: dict[str, Any]) -> Lease | None:
-        core = self._locks._core
-        # Not call_or_undo(..., **options): after such a call Python 3.11 runs signal handlers, and the lease is lost.
+        core, options = self._locks._core, self._options | {"timeout": 0}
         return call_or_undo(core.give_up, functools.partial(core.acquire, self.name, **options))
 
     def __enter__(self) -> Lease:
@@ -182,8 +179,8 @@ class Lock:
                 lease._begun = True
                 if self._reentrant:
                     reentrant.first(thread, lease)
-            if not lease.shared:  # a guard must not take a share for the lock
-                ambient.push(lease)
+            ambient.push(lease)
+            lease._entered_by = weakref.ref(thread)
             self._held.setdefault(thread, []).append(lease)
         except BaseException:  # for example, out of memory: nobody would leave the block
             ambient.pop(lease)
@@ -354,10 +351,10 @@ class Locks:
         BackendError, ConfigError; whatever it raises, it leaves neither a lock nor a queue entry.
         """
         core = self._core
-        lease = call_or_undo(core.give_up, core.acquire, name, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
-        if lease is None:
-            raise late(name, timeout)
-        return lease
+        who = threading.current_thread()
+        return call_or_undo(
+            core.give_up, core.acquire_or_raise, name, who, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold
+        )
 
     def try_acquire(
         self,
@@ -449,6 +446,7 @@ def connect(
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
+    label: str | None = None,
 ) -> Locks: ...
 @overload
 def connect(
@@ -460,6 +458,7 @@ def connect(
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
+    label: str | None = None,
 ) -> Locks: ...
 def connect(
     source: "str | Client | None" = None,
@@ -471,6 +470,7 @@ def connect(
     queue_limit: int = 10_000,
     hooks: Iterable[Hook] = (),
     keys: Keys | None = None,
+    label: str | None = None,
 ) -> Locks:
     """The locks behind a URL; without one, behind $FENCEPOST_URL, else in this user's SQLite file, with a WARNING.
 
@@ -481,7 +481,9 @@ def connect(
 
     ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
     password. ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with ``keys``
-    its leases carry signed tokens. Nothing is contacted before the first lock. Raises ConfigError for a URL that is
+    its leases carry signed tokens. ``label`` is what others are told of this process when it holds or waits: its
+    command, pid, user and host unless given here or in $FENCEPOST_LABEL; nothing if it is empty. Nothing is
+    contacted before the first lock. Raises ConfigError for a URL that is
     empty or leads nowhere, and for a client that cannot be copied.
 
         with fencepost.connect("redis://localhost:6379/0") as locks:
@@ -491,7 +493,7 @@ def connect(
     driver = Blocking()
     lease = Lease if keys is None else keys.signing(Lease)
     backend = registry.connect(source, driver, credentials, options)
-    return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks), keys)
+    return Locks(Core(backend, driver, lease, ttl=ttl, queue_limit=queue_limit, hooks=hooks, label=label), keys)
 
 
 class Term(Lease):

@@ -81,7 +81,7 @@ def test_those_behind_it_notice_that_the_holders_lease_has_expired(url: str) -> 
     with fencepost.connect(url, ttl=LONG) as locks:
         holder = locks.acquire("a", renew=False)
         left = forsaken(url, locks)
-        driver.run(locks._core.backend.renew([Hold("a", holder.holder, holder.token, ttl=0.5)]))
+        driver.run(locks._core.backend.renew([Hold("a", holder._stored, holder.token, ttl=0.5)]))
         assert locks.acquire("a", timeout=PATIENCE).token > holder.token
     run(left.close())
 

@@ -12,6 +12,7 @@ from fencepost import errors
 from fencepost.cli import app as root
 from fencepost.cli import exits
 from fencepost.cli.options import Duration
+from fencepost.cli.text import in_words
 from fencepost.rule import Stamp, Verdict
 from tests.harness.child import Child
 
@@ -73,7 +74,7 @@ def test_an_error_of_ours_ends_with_one_line_and_its_code(
     monkeypatch.setattr(sys.modules["tests.failing"], "app", failing, raising=False)
     monkeypatch.setitem(root.COMMANDS, "fail", "tests.failing:app")
     done = run(root.app, ["fail"])
-    assert (done.exit_code, done.stderr) == (code, f"fencepost: {error}\n")
+    assert (done.exit_code, done.stderr) == (code, f"fencepost: {in_words(error)}\n")
 
 
 def test_an_unknown_command_is_wrong_usage() -> None:

@@ -247,7 +247,7 @@ def test_install_guards_an_sqlite_table_by_its_epoch(tmp_path: Path) -> None:
     [
         (("install", "redis://localhost"), "postgresql:// and sqlite:"),
         (("install", "sqlite:x.db", "t", "--resource", "t/{id}"), "use --column"),
-        (("install", "postgresql://localhost/x", "t", "--print"), "either resource= or column="),
+        (("install", "postgresql://localhost/x", "t", "--print"), "needs either --resource"),
         (("raise", "ftp://x", "thing", "--to", "5", "--reason", "r", "--audit", "{tmp}/a"), "no marks in 'ftp'"),
         (("raise", "file://{tmp}", "thing", "--to", "5", "--reason", " ", "--audit", "{tmp}/a"), "needs a reason"),
     ],
@@ -255,7 +255,7 @@ def test_install_guards_an_sqlite_table_by_its_epoch(tmp_path: Path) -> None:
 def test_wrong_usage_names_the_next_step(arguments: tuple[str, ...], complaint: str, tmp_path: Path) -> None:
     done = Done(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
     assert done.code == 2
-    assert complaint in done.err.replace("resource=, such as 'account/{id}', or", "resource= or")
+    assert complaint in done.err
 
 
 def test_lower_takes_a_wild_mark_down_once_and_is_audited(tmp_path: Path, thing: str) -> None:

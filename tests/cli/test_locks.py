@@ -1,6 +1,7 @@
 """`fencepost ls|show|watch|break|bump|backends|doctor`, on locks that are really there."""
 
 import json
+import os
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from fencepost.backend import Finding
 from fencepost.backends.memory import Memory
 from fencepost.cli import app as root
 from fencepost.cli.stores import promised, tables
+from fencepost.cli.text import in_words, table
+from fencepost.errors import ConfigError, NotAcquired, QueueFull
 from tests.harness.child import Child
 from tests.harness.threads import Background, background
 from tests.harness.waiting import PATIENCE, until
@@ -66,14 +69,18 @@ def test_what_a_store_holds_is_shown_and_not_obeyed_by_the_terminal(
         db.execute("UPDATE lock SET name = ?, holder = ? WHERE name = 'evil'", ("a\x1b]0;x\x07\u202e", "b\x9b2J\nfree"))
     for command in (("ls",), ("watch", "--for", "0")):
         said = fence(*command, "--backend", where).stdout
-        assert "a\\x1b]0;x\\x07\\u202e  token " in said
-        assert "holder b\\x9b2J\\nfree, " in said
+        assert "a\\x1b]0;x\\x07\\u202e  " in said
+        assert "b\\x9b2J\\nfree" in said
         assert said.replace("\n", "").isprintable()
 
 
 def test_ls_lists_what_is_held(locks: sync.Locks, where: str) -> None:
     one, two = locks.acquire("jobs/one"), locks.acquire("other")
-    assert fence("ls", "--backend", where).stdout.splitlines()[0].startswith(f"jobs/one  token {one.token}, holder ")
+    head, first, second = fence("ls", "--backend", where).stdout.splitlines()
+    assert head.split() == ["NAME", "TOKEN", "LEFT", "WAITING", "HOLDER"]
+    assert first.split()[:2] == ["jobs/one", str(one.token)]
+    assert f"[{os.getpid()}] " in first, "who it is, for people"
+    assert len({line.rindex(f"{os.getpid()}") for line in (first, second)}) == 1, "below each other"
     told = json.loads(fence("ls", "--backend", where, "--json").stdout)
     assert [(each["name"], each["token"], each["holder"]) for each in told] == [
         ("jobs/one", one.token, one.holder),
@@ -86,9 +93,10 @@ def test_ls_lists_what_is_held(locks: sync.Locks, where: str) -> None:
 
 def test_sharers_are_shown(locks: sync.Locks, where: str) -> None:
     with locks.shared("catalog") as one, locks.shared("catalog") as two:
-        assert f"catalog  token {two.token}, shared by 2, " in fence("ls", "--backend", where).stdout
-        shown = fence("show", "catalog", "--backend", where).stdout.splitlines()
-        assert shown[1:] == [f"  shared by {one.holder}", f"  shared by {two.holder}"]
+        assert "shared by 2: " in fence("ls", "--backend", where).stdout
+        head, *shown = fence("show", "catalog", "--backend", where).stdout.splitlines()
+        assert head.startswith(f"catalog  token {two.token}, shared by 2, ")
+        assert [line.endswith(f" ({each.holder})") for line, each in zip(shown, (one, two), strict=True)] == [True] * 2
         (told,) = json.loads(fence("ls", "--backend", where, "--json").stdout)
         assert told["sharers"] == [one.holder, two.holder]
 
@@ -200,7 +208,8 @@ def test_show_numbers_the_waiters_in_the_order_they_came(locks: sync.Locks, wher
             waiting.append(background(lambda: locks.acquire("job", timeout=PATIENCE)))
             order += until(newcomers, "one more waiter", watching=waiting)
         shown = fence("show", "job", "--backend", where).stdout.splitlines()
-    assert shown[1:] == [f"  1. {order[0]}", f"  2. {order[1]}"]
+    assert [line.split()[0] for line in shown[1:]] == ["1.", "2."]
+    assert [line.rpartition("(")[2] for line in shown[1:]] == [f"{each})" for each in order]
     for each in waiting:
         each.result().release()
 
@@ -210,6 +219,57 @@ def test_break_tells_programs_what_it_ended_or_null_and_1(locks: sync.Locks, whe
     ended = json.loads(fence("break", "job", "--backend", where, "--json").stdout)
     assert (ended["name"], ended["holder"], ended["token"]) == ("job", lease.holder, lease.token)
     assert json.loads(fence("break", "job", "--backend", where, "--json", code=1).stdout) is None
+
+
+def test_columns_stand_below_each_other_whatever_the_letters() -> None:
+    lines = table([("NAME", "TOKEN", "HOLDER"), ("報告/日", "1", "a"), ("e\u0301t\u0301", "12", "b")], right=(1,))
+    assert lines == ["NAME     TOKEN  HOLDER", "報告/日      1  a", "e\u0301t\u0301          12  b"]
+
+
+def test_nothing_is_listed_where_nothing_is_held(where: str) -> None:
+    done = fence("ls", "--backend", where)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_embedded_file_is_named_once_and_only_if_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FENCEPOST_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    said = fence("ls").stderr
+    assert said.count("\n") == 1
+    assert f"{tmp_path}/fencepost/locks.db, which other users and hosts do not share" in said
+    assert fence("ls", "--backend", "sqlite:").stderr == ""
+    assert "the processes of this user on this host share it, and nobody else" in fence("doctor").stdout
+    elsewhere = fence("doctor", "--backend", f"sqlite:{tmp_path}/other.db").stdout
+    assert "all processes of this host that may open it share it" in elsewhere
+    fence("doctor", "sqlite:", "--backend", "sqlite:", code=2)
+
+
+def test_bump_tells_programs_what_it_did(locks: sync.Locks, where: str) -> None:
+    told = json.loads(fence("bump", "job", "--above", "41", "--backend", where, "--json").stdout)
+    assert told == {"name": "job", "above": 41}
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("FENCEPOST_URL", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    with pytest.raises(ConfigError, match=r"no home folder.*\$FENCEPOST_URL"):
+        fencepost.connect()
+    for command in (("ls",), ("run", "-q", "job", "--", "true")):
+        assert "no home folder" in fence(*command, code=2).stderr
+
+
+def test_a_trigger_is_asked_for_in_the_words_of_the_command_line(tmp_path: Path) -> None:
+    assert "--resource" in fence("guard", "install", "postgresql://nowhere", "account", code=2).stderr
+    assert "--column" in fence("guard", "install", f"sqlite:///{tmp_path}/x.db", "account", code=2).stderr
+
+
+def test_a_full_queue_is_told_in_the_words_of_the_command_line() -> None:
+    assert "=" not in in_words(QueueFull("job", 3))
+    assert "(--timeout)" in in_words(NotAcquired("job", 3.0))
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:

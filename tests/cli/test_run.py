@@ -184,14 +184,44 @@ def test_a_folder_of_the_path_that_may_not_be_read_is_passed_over(tmp_path: Path
 def test_a_lock_that_is_not_to_be_had_is_75_and_the_command_never_starts(
     runner: Runner, locks: sync.Locks, option: tuple[str, ...]
 ) -> None:
-    with locks.lock("job"):
+    with locks.lock("job") as lease:
         done = runner.run(*option, command=["touch", str(runner.folder / "started")])
     assert done.wait() == 75, done.story
-    assert "job" in done.errors
+    assert f"[{os.getpid()}] " in done.errors, "it says who holds the lock"
+    assert lease.holder in done.errors
+    assert "--timeout" in done.errors
     assert not (runner.folder / "started").exists()
 
 
-@pytest.mark.parametrize("options", [("--no-wait", "--timeout", "1s"), ("--ttl", "soon"), ("--ttl", "0")])
+@pytest.mark.parametrize("option", [("--no-wait",), ("--timeout", "50ms")])
+def test_a_skipped_run_ends_as_cron_wants_it(runner: Runner, locks: sync.Locks, option: tuple[str, ...]) -> None:
+    with locks.lock("job"):
+        done = runner.run(*option, "--quiet", "--busy-exit", "0", command=["false"])
+        again = runner.run(*option, "-E", "9", command=["false"])
+    assert (done.wait(), done.errors) == (0, ""), done.story
+    assert again.wait() == 9, again.story
+    assert runner.run("-q", "--busy-exit", "0", command=["sh", "-c", "exit 3"]).wait() == 3, "the command's own"
+
+
+def test_the_holder_is_told_as_the_command_that_runs(runner: Runner, locks: sync.Locks) -> None:
+    process, _ = runner.sleeper()
+    status = locks.status("job")
+    assert status is not None
+    assert status.labels[status.holder].startswith(f"sh[{process.pid}] ")
+    process.kill()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--no-wait", "--timeout", "1s"),
+        ("--ttl", "soon"),
+        ("--ttl", "0"),
+        ("--busy-exit", "256"),
+        ("--busy-exit", "-1"),
+        ("--quiet", "--verbose"),
+    ],
+)
 def test_wrong_usage_is_2(runner: Runner, options: tuple[str, ...]) -> None:
     done = CliRunner().invoke(root.app, runner.arguments(*options, command=["true"]))
     assert done.exit_code == 2, done.output

@@ -30,6 +30,7 @@ class Hold:
         self.raw = raw
         self._call = call
         self.name, self.holder, self.token, self.ttl = raw.name, raw.holder, raw.token, raw.ttl
+        self.stored = raw._stored  # the holder as its store has it
 
     @property
     def lost(self) -> bool:

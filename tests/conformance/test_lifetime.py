@@ -102,7 +102,7 @@ async def without_renewal_a_lease_ends_at_its_ttl_and_is_not_brought_back(store:
         return await client.status(store.name) is None
 
     assert await store.until(gone, "the lock is free, renewing it changed nothing")
-    held = Held(lease.name, lease.holder, lease.token, lease.ttl)
+    held = Held(lease.name, lease.stored, lease.token, lease.ttl)
     assert list(await client.raw._core.backend.renew([held])) == [Renewal.LOST], "the store refuses it too"
     assert await client.status(store.name) is None
 
@@ -317,11 +317,11 @@ async def test_the_stores_own_renewal_asks_for_holder_and_token(store: Store) ->
     backend = client.raw._core.backend
     answers = await backend.renew(
         [
-            Held(mine.name, mine.holder, mine.token, mine.ttl),
-            Held(mine.name, mine.holder, mine.token + 1, mine.ttl),
-            Held(mine.name, other.holder, mine.token, mine.ttl),
-            Held(f"{store.prefix}/nobody", mine.holder, mine.token, mine.ttl),
-            Held(other.name, other.holder, other.token, other.ttl),
+            Held(mine.name, mine.stored, mine.token, mine.ttl),
+            Held(mine.name, mine.stored, mine.token + 1, mine.ttl),
+            Held(mine.name, other.stored, mine.token, mine.ttl),
+            Held(f"{store.prefix}/nobody", mine.stored, mine.token, mine.ttl),
+            Held(other.name, other.stored, other.token, other.ttl),
         ]
     )
     assert list(answers) == [Renewal.RENEWED, Renewal.LOST, Renewal.LOST, Renewal.LOST, Renewal.RENEWED]

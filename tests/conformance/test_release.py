@@ -26,13 +26,13 @@ async def test_the_stores_own_release_asks_for_holder_and_token(store: Store) ->
         done: bool = await backend.release(store.name, holder, token)
         return done
 
-    for holder, token in ((lease.holder, lease.token + 1), ("f" * 32, lease.token), (lease.holder, lease.token - 1)):
+    for holder, token in ((lease.stored, lease.token + 1), ("f" * 32, lease.token), (lease.stored, lease.token - 1)):
         assert await release(holder, token) is False
     status = await client.status(store.name)
     assert status is not None
     assert (status.holder, status.token) == (lease.holder, lease.token)
-    assert await release(lease.holder, lease.token) is True
-    assert await release(lease.holder, lease.token) is False
+    assert await release(lease.stored, lease.token) is True
+    assert await release(lease.stored, lease.token) is False
 
 
 async def test_a_release_of_a_lock_that_nobody_has_had_is_false(store: Store) -> None:
@@ -61,7 +61,7 @@ async def test_leaving_makes_sure_of_neither_holding_nor_waiting(store: Store) -
     status = await watcher.status(store.name)
     assert status is not None
     assert status.holder == lease.holder, "somebody else's leaving is nothing to a holder"
-    await backend.leave(store.name, lease.holder)
+    await backend.leave(store.name, lease.stored)
     assert await watcher.status(store.name) is None
 
 

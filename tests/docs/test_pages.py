@@ -38,6 +38,8 @@ def test_every_page_is_in_the_sidebar() -> None:
     assert set(captions) >= {"Reference", "Stores", "Comparison", "Lab"}
     listed = [path for caption in captions for path in dict.fromkeys(toctree(caption))]
     assert len(listed) == len(set(listed)), "a page is listed under two captions"
+    named = re.findall(r"^[\w/-]+$", INDEX, re.MULTILINE)
+    assert [page for page in set(named) if named.count(page) > 1] == [], "listed twice"
     lost = set(every()) - set(listed) - {DOCS / "index.md"} - set(DOCS.glob("decisions/*.md"))
     assert lost == set(), "name it in a toctree of docs/index.md"
 

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from fencepost.check import AHEAD
 from fencepost.errors import ConfigError, MissingToken, StaleToken, TokenLeap
 from fencepost.events import Event
 from fencepost.guards.memory import MemoryGuard
-from fencepost.guards.policy import Policy, position
+from fencepost.guards.policy import Policy, current_policy, default_policy, position
 from fencepost.lease import Access
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 
@@ -195,3 +196,68 @@ def test_the_first_token_of_an_issuer_whose_clock_is_ahead_is_admitted() -> None
     assert guard.write("thing", "x", now + AHEAD // 2)
     with pytest.raises(TokenLeap):
         guard.write("other", "x", now + 2 * AHEAD)
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where nobody has named a default policy yet."""
+    monkeypatch.delenv("FENCEPOST_POLICY", raising=False)
+    monkeypatch.setattr("fencepost.guards.policy._default", None)
+
+
+def _stale(guard: MemoryGuard[str]) -> None:
+    guard.write("thing", "new", 5)
+    guard.write("thing", "old", 4)
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_default_policy_holds_for_guards_made_before_and_in_every_thread(caplog: pytest.LogCaptureFixture) -> None:
+    guard, strict = MemoryGuard[str](), MemoryGuard[str](policy=Policy("strict"))
+    with pytest.raises(StaleToken):
+        _stale(guard)
+    with default_policy("shadow") as policy:
+        assert policy.mode == "shadow"
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_stale, guard).result()
+        with pytest.raises(StaleToken):
+            _stale(strict)
+        with default_policy(Policy("off")):
+            guard.write("thing", "older", 1)
+        policy.mode = "strict"
+        with pytest.raises(StaleToken):
+            _stale(guard)
+    with pytest.raises(StaleToken):
+        _stale(guard)
+    assert [record.message.split("mode ")[1] for record in caplog.records] == [
+        "shadow, by default_policy()",
+        "off, by default_policy()",
+    ]
+
+
+@pytest.mark.usefixtures("unset")
+def test_the_environment_names_the_default_policy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FENCEPOST_POLICY", "shadow")
+    _stale(MemoryGuard[str]())
+    with pytest.raises(StaleToken):
+        _stale(MemoryGuard[str](policy=Policy()))
+    assert "mode shadow, by $FENCEPOST_POLICY" in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("mode", ["shadw", "", "STRICT"])
+def test_a_mode_of_the_environment_that_is_none_lets_nothing_pass(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCEPOST_POLICY", mode)
+    guard = MemoryGuard[str]()
+    with pytest.raises(ConfigError, match=r"\$FENCEPOST_POLICY: no mode"):
+        guard.write("thing", "x", 1)
+    assert guard.mark("thing") is None
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_default_policy_that_cannot_be_changes_nothing() -> None:
+    with pytest.raises(ConfigError, match="no mode"):
+        default_policy("shadw")
+    assert current_policy().mode == "strict"

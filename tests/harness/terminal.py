@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import fcntl
 import os
 import pty
+import struct
+import termios
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -76,3 +79,13 @@ class Terminal:
     def type(self, text: str) -> None:
         """Press the keys; ``\x03`` is Ctrl-C."""
         os.write(self._ours, text.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Make the terminal another size, which its programs are told."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    @property
+    def echoes(self) -> bool:
+        """Whether it shows what is typed, and takes whole lines, as a shell needs it."""
+        flags = termios.tcgetattr(self._theirs)[3]
+        return bool(flags & termios.ECHO) and bool(flags & termios.ICANON)

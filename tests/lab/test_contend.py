@@ -174,10 +174,12 @@ def test_ctrl_c_ends_with_the_summary_so_far(redis_server: Endpoint) -> None:
 
         def counted() -> bool:
             lines = scraped().splitlines()
-            return any(line.startswith("lock_acquire_success_total") and not line.endswith(" 0.0") for line in lines)
+            return any(
+                line.startswith("fencepost_lock_acquire_success_total") and not line.endswith(" 0.0") for line in lines
+            )
 
         until(counted, "sections are counted", watching=[child])
-        assert 'lock_acquire_latency_seconds_bucket{le="+Inf"}' in scraped()
+        assert 'fencepost_lock_acquire_latency_seconds_bucket{le="+Inf"}' in scraped()
         children = family_of(child.pid)[1:]
         assert len(children) == 2
         child.signal(signal.SIGINT)

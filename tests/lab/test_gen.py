@@ -75,7 +75,7 @@ def test_the_locks_are_held_as_the_backend_holds_them(store: Store) -> None:
     done = lay(store.url, Order(keys=2500, seed=7, ttl=60, batch=999))
     assert (done.laid, done.found, done.resumed) == (2500, 0, 0)
     assert store.locks() == dict(listed(7, 2500))
-    with fencepost.connect(store.url) as locks:
+    with fencepost.connect(store.url, label="") as locks:
         mine = locks.acquire("mine", ttl=60)
         ours, theirs = (store.client.get(f"fencepost:lock:{name}") for name in ("mine", listed(7, 1)[0][0]))
         assert len(ours) == len(theirs), "holder and token"
@@ -162,7 +162,11 @@ def test_it_serves_its_metrics(store: Store) -> None:
         def counted() -> bool:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(place) as reply:
                 lines = dict(line.split(" ") for line in reply.read().decode().splitlines() if line[:1] != "#")
-            return float(lines["lock_acquire_success_total"]) == float(lines["lock_acquire_attempts_total"]) > 0
+            return (
+                float(lines["fencepost_lock_acquire_success_total"])
+                == float(lines["fencepost_lock_acquire_attempts_total"])
+                > 0
+            )
 
         until(counted, "what was laid is counted", watching=[child])
 

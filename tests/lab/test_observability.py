@@ -114,8 +114,8 @@ def names(page: str) -> set[str]:
 
 @pytest.mark.server
 def test_promtool_finds_no_fault_with_what_is_really_served(resource_page: str, worker_page: str) -> None:
-    assert 'fencing_reject_total{verdict="stale"} 1.0' in resource_page
-    assert "lock_acquire_success_total 1.0" in worker_page
+    assert 'fencepost_fencing_reject_total{verdict="stale"} 1.0' in resource_page
+    assert "fencepost_lock_acquire_success_total 1.0" in worker_page
     for page in (resource_page, worker_page):
         assert promtool("check", "metrics", text=page) == ""
 
@@ -123,7 +123,7 @@ def test_promtool_finds_no_fault_with_what_is_really_served(resource_page: str, 
 def test_both_halves_serve_every_instrument_and_no_other_label(resource_page: str, worker_page: str) -> None:
     for page in (resource_page, worker_page):
         families = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
-        assert set(INSTRUMENTS) <= families
+        assert {f"fencepost_{name}" for name in INSTRUMENTS} <= families
         labels = set(re.findall(r'([a-z_]+)="', page))
         assert labels <= {"le", "verdict", "result", "method", "code"}
 
@@ -132,7 +132,7 @@ def test_both_halves_serve_every_instrument_and_no_other_label(resource_page: st
 def test_a_real_prometheus_raises_the_alarm_about_a_clash_and_a_write_without_a_token() -> None:
     with Service() as service, running(Prometheus(args=[service.address])) as prometheus:
         service.put("thing", b"1", Stamp(5, 1, "ann"))
-        scraped = 'count_over_time(fencing_reject_total{verdict="clash"}[1m])'
+        scraped = 'count_over_time(fencepost_fencing_reject_total{verdict="clash"}[1m])'
         until(lambda: prometheus.samples(scraped) >= 3, "three scrapes")
         assert prometheus.firing() == set()
         assert service.put("thing", b"2", Stamp(5, 1, "bob")).headers["X-Fence-Verdict"] == "clash"
@@ -171,7 +171,7 @@ def test_every_metric_a_rule_or_panel_asks_for_is_really_served(
 
 def test_the_documentation_lists_every_instrument_with_its_own_words() -> None:
     rows = re.findall(r"^\| `(\w+)(?:\{\w+\})?` \| (.*?) \|$", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    assert dict(rows) == {name: instrument.text for name, instrument in INSTRUMENTS.items()}
+    assert dict(rows) == {f"fencepost_{name}": instrument.text for name, instrument in INSTRUMENTS.items()}
 
 
 @pytest.mark.server

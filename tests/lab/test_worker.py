@@ -159,7 +159,7 @@ def test_metrics_are_served_while_it_runs(common: list[str]) -> None:
         worker.go("acquire", "read")
         worker.until("read")
         with urllib.request.urlopen(url) as page:
-            assert "lock_acquire_success_total 1.0" in page.read().decode()
+            assert "fencepost_lock_acquire_success_total 1.0" in page.read().decode()
 
 
 def test_without_json_it_tells_a_story(common: list[str]) -> None:

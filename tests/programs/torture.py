@@ -147,7 +147,7 @@ class Torture:
         return count(
             self.lives,
             final=int(self.service.get(KEY).body or 0),
-            accepted=int(self.service.metric("resource_writes_accepted_total")),
+            accepted=int(self.service.metric("fencepost_resource_writes_accepted_total")),
             stops=self.stops,
         )
 

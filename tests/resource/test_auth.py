@@ -296,7 +296,7 @@ def test_with_keys_only_what_an_issuer_signed_is_admitted(tmp_path: Path) -> Non
         with unsigned.lock("a") as lease:
             assert service.ask("PUT", "/r/a", b"3", lease.access("a").headers).status == 403
         assert service.ask("GET", "/r/a").body == b"1"
-        assert b"fencing_reject_total{" in service.ask("GET", "/metrics").body
+        assert b"fencepost_fencing_reject_total{" in service.ask("GET", "/metrics").body
         assert re.search(rb'verdict="forged"[^\n]*} 1[0-9]\.0', service.ask("GET", "/metrics").body)
 
 

@@ -111,19 +111,19 @@ def test_every_refusal_says_which_it_is(service: Service, key: str, offer: Stamp
 
 
 def test_a_retry_of_the_same_write_is_answered_as_done(service: Service, key: str) -> None:
-    before = service.metric("resource_writes_replayed_total")
+    before = service.metric("fencepost_resource_writes_replayed_total")
     first, again = (service.put(key, b"hello", Stamp(7, 1, "ann")) for _ in range(2))
     assert (first.status, first.json["replay"]) == (200, False)
     assert (again.status, again.json["replay"]) == (200, True)
-    assert service.metric("resource_writes_replayed_total") == before + 1
+    assert service.metric("fencepost_resource_writes_replayed_total") == before + 1
 
 
 def test_a_write_without_a_token_gets_428(service: Service, key: str) -> None:
-    before = service.metric("critical_write_without_token_total")
+    before = service.metric("fencepost_critical_write_without_token_total")
     refused = service.ask("PUT", f"/r/{key}", b"x")
     assert (refused.status, refused.headers["X-Fence-Verdict"]) == (428, "missing")
     assert service.get(key).status == 404
-    assert service.metric("critical_write_without_token_total") == before + 1
+    assert service.metric("fencepost_critical_write_without_token_total") == before + 1
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_has_written_nothing(servic
 
 
 def test_metrics_count_by_verdict_and_name_no_key(service: Service, key: str) -> None:
-    names = ['fencing_reject_total{verdict="stale"}', "resource_stale_token_rejections_total"]
-    names += ["resource_writes_accepted_total", "token_gap_count"]
+    names = ['fencepost_fencing_reject_total{verdict="stale"}', "fencepost_resource_stale_token_rejections_total"]
+    names += ["fencepost_resource_writes_accepted_total", "fencepost_token_gap_count"]
     before = [service.metric(name) for name in names]
     service.put(key, b"hello", 7)
     service.put(key, b"hello", 6)
@@ -357,11 +357,11 @@ def test_with_fencing_off_everything_is_accepted_and_what_is_wrong_is_counted(un
     read = unfenced.get(key, Accept="application/json")
     assert read.json == {"value": "zombie", "encoding": "utf-8", "max_fence": 7}
     assert unfenced.get(key, X_Fence_Token="5").status == 200
-    assert unfenced.metric('fencing_would_reject_total{verdict="stale"}') == 2
-    assert unfenced.metric('fencing_would_reject_total{verdict="missing"}') == 1
-    assert unfenced.metric('fencing_reject_total{verdict="stale"}') == 0
-    assert unfenced.metric("critical_write_without_token_total") == 1
-    assert unfenced.metric("resource_writes_accepted_total") == 3
+    assert unfenced.metric('fencepost_fencing_would_reject_total{verdict="stale"}') == 2
+    assert unfenced.metric('fencepost_fencing_would_reject_total{verdict="missing"}') == 1
+    assert unfenced.metric('fencepost_fencing_reject_total{verdict="stale"}') == 0
+    assert unfenced.metric("fencepost_critical_write_without_token_total") == 1
+    assert unfenced.metric("fencepost_resource_writes_accepted_total") == 3
 
 
 @pytest.mark.slow

@@ -185,8 +185,8 @@ FAULTS: dict[str, Fault] = {
     "a release always says that it was done": Fault(
         Core,
         "_released",
-        "released = await self.backend.release(lease.name, lease.holder, lease.token)",
-        "released = bool(await self.backend.release(lease.name, lease.holder, lease.token)) or True",
+        "released = await self.backend.release(lease.name, lease._stored, lease.token)",
+        "released = bool(await self.backend.release(lease.name, lease._stored, lease.token)) or True",
         0,
         "freed",
     ),

@@ -103,10 +103,11 @@ def test_the_counts_are_those_of_prometheus_and_no_attribute_names_a_lock(seen: 
     with fencepost.connect("memory://", hooks=[seen.hook]) as locks:
         locks.acquire("thing").release()
     points = seen.points()
-    assert set(points) <= {name.removesuffix("_total").removesuffix("_seconds") for name in INSTRUMENTS}
-    assert [point.value for point in points["resource_writes_accepted"]] == [1]
-    assert [(dict(p.attributes), p.value) for p in points["fencing_reject"]] == [({"verdict": "stale"}, 1)]
-    assert points["lock_acquire_latency"][0].count == 1
+    names = {f"fencepost_{name}".removesuffix("_total").removesuffix("_seconds") for name in INSTRUMENTS}
+    assert set(points) <= names
+    assert [point.value for point in points["fencepost_resource_writes_accepted"]] == [1]
+    assert [(dict(p.attributes), p.value) for p in points["fencepost_fencing_reject"]] == [({"verdict": "stale"}, 1)]
+    assert points["fencepost_lock_acquire_latency"][0].count == 1
     assert {key for each in points.values() for point in each for key in point.attributes} <= {"verdict", "result"}
 
 

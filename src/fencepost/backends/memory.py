@@ -299,9 +299,11 @@ class Memory(Backend):
         except BackendError:
             pass  # it was collected inside another request of this thread: the next hand-over skips it
 
-    async def leave(self, name: str, holder: str) -> None:
-        with self._store.gate:
-            self._store.leave(name, holder, self.driver.now())
+    async def leave(self, name: str, holder: str) -> str | None:
+        store = self._store
+        with store.gate:
+            store.leave(name, holder, self.driver.now())
+            return store.locks[name].holder or None if name in store.locks else None
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         store = self._store

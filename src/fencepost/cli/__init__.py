@@ -1,5 +1,7 @@
 """The command line. Commands are listed in ``fencepost.cli.app``, each in a module of its own."""
 
+import errno
+import os
 import sys
 
 from fencepost.cli.text import complain
@@ -8,6 +10,16 @@ from fencepost.cli.text import complain
 def main() -> None:
     """Run the command line; never returns."""
     try:
+        from fencepost.cli import completion
+        from fencepost.cli.app import COMMANDS
+
+        asked = completion.VARIABLE in os.environ
+        if not asked and len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
+            _quickly(COMMANDS[sys.argv[1]], sys.argv[2:])
+        if asked:
+            from typer.completion import completion_init  # type: ignore[attr-defined]
+
+            completion_init()
         from fencepost.cli.app import app
     except ModuleNotFoundError as error:
         from fencepost.registry import ours
@@ -20,3 +32,38 @@ def main() -> None:
         app(prog_name="fencepost")
     finally:
         complain()  # a log line may be left that could not be written
+
+
+def _quickly(target: str, words: list[str]) -> None:
+    """Run a command and end; return if Typer has to see to it. How it ends is as Typer has it."""
+    import typer
+
+    from fencepost.cli import exits, quick
+    from fencepost.cli.text import in_words
+    from fencepost.errors import FencepostError
+
+    try:
+        function = quick.command(target)
+        arguments = quick.parse(function, words)
+    except quick.Unknown:
+        return
+    try:
+        function(**arguments)
+        code = 0
+    except typer.BadParameter:
+        return  # it is told with the usage, and nothing was done yet
+    except typer.Exit as end:
+        code = end.exit_code
+    except FencepostError as error:
+        complain(in_words(error))
+        code = exits.code(error)
+    except KeyboardInterrupt:
+        code = exits.SIGNALLED + 2
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever reads it is gone; the exit must not complain
+        code = 1
+    finally:
+        complain()  # a log line may be left that could not be written
+    sys.exit(code)

@@ -6,7 +6,7 @@ import typer
 
 from fencepost.cli import exits
 from fencepost.cli.loader import Loader
-from fencepost.cli.text import complain
+from fencepost.cli.text import complain, in_words
 from fencepost.errors import FencepostError
 
 COMMANDS = {
@@ -14,12 +14,14 @@ COMMANDS = {
     "ls": "fencepost.cli.locks:ls",
     "show": "fencepost.cli.locks:show",
     "watch": "fencepost.cli.locks:watch",
+    "top": "fencepost.cli.top:top",
     "break": "fencepost.cli.locks:break_lock",
     "bump": "fencepost.cli.locks:bump",
     "migrate": "fencepost.cli.migrate:migrate",
     "fleet": "fencepost.cli.fleet:app",
     "backends": "fencepost.cli.stores:backends",
     "doctor": "fencepost.cli.stores:doctor",
+    "completion": "fencepost.cli.completion:completion",
     "resource": "fencepost.cli.resource:app",
     "guard": "fencepost.cli.guard:app",
     "saga": "fencepost.cli.saga:app",
@@ -39,7 +41,7 @@ class Root(Loader):
         try:
             return super().invoke(ctx)
         except FencepostError as error:
-            complain(str(error))
+            complain(in_words(error))
             raise typer.Exit(exits.code(error)) from None
 
 
@@ -48,6 +50,7 @@ app = typer.Typer(
     epilog=exits.table(),
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

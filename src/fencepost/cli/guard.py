@@ -131,6 +131,10 @@ def install(
 ) -> None:
     """Create the table of marks; with TABLE, a trigger that refuses updates which are not fenced, psql included."""
     url = _given(url)
+    if table and (resource is None) == (column is None) and not url.startswith("sqlite:"):
+        raise ConfigError("a trigger needs either --resource, such as 'account/{id}', or --column, such as lock_epoch")
+    if table and column is None and resource is None and url.startswith("sqlite:"):
+        raise ConfigError("a trigger needs --column, such as lock_epoch")
     if url.startswith(("postgres://", "postgresql://")):
         from fencepost.guards import postgres
 

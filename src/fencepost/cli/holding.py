@@ -1,6 +1,7 @@
 """Holding a lock for as long as a command runs."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -10,8 +11,9 @@ from fencepost import aio
 from fencepost.address import masked
 from fencepost.cli import exits
 from fencepost.cli.child import ENDING, FORWARDED, Child
-from fencepost.cli.text import complain
-from fencepost.errors import BackendError, LeaseLost, NotAcquired
+from fencepost.cli.text import complain, left, named
+from fencepost.errors import BackendError, LeaseLost, NotAcquired, QueueFull
+from fencepost.holders import own_label
 
 _NOT_OURS = "it runs as another user, and we may not signal it"
 
@@ -33,8 +35,14 @@ async def hold(
             complain(what)
 
     signals = Signals()
-    async with aio.connect(url, ttl=ttl) as locks:
-        lease = await signals.unless_told_to_end(locks.acquire(name, timeout=timeout))
+    label = own_label(os.path.basename(command[0]))
+    async with aio.connect(url, ttl=ttl, label=label) as locks:
+        try:
+            lease = await signals.unless_told_to_end(locks.acquire(name, timeout=timeout))
+        except QueueFull:
+            raise
+        except NotAcquired as error:
+            raise await _explained(locks, error) from None
         if isinstance(lease, signal.Signals):
             say(f"{lease.name} while waiting for {name!r}")
             return exits.SIGNALLED + lease
@@ -56,6 +64,24 @@ async def hold(
         if lost or not held:
             raise LeaseLost(name, lease.token, f"{lost or 'it was replaced'}; {command[0]!r} ended with {code}")
         return code
+
+
+async def _explained(locks: aio.Locks, error: NotAcquired) -> NotAcquired:
+    """The same error, with who holds the lock now."""
+    try:
+        status = await locks.status(error.name)
+    except BackendError:
+        return error
+    if status is None:
+        return error  # it is free again, as of just now
+    waited = f"within {error.timeout:g} s" if error.timeout else "at once"
+    held = f"shared by {len(status.sharers)}" if status.sharers else f"held by {named(status, status.holder)}"
+    return NotAcquired(
+        error.name,
+        error.timeout,
+        f"lock {error.name!r} was not acquired {waited}: it is {held}, {left(status)}; wait longer (--timeout), or see "
+        f"'fencepost show {error.name}'",
+    )
 
 
 async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[int, str]:

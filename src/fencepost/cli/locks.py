@@ -2,34 +2,48 @@
 
 import json
 import time
+from math import isinf
 from typing import Annotated
 
 import typer
 
+from fencepost import check
 from fencepost.backend import Status
 from fencepost.cli import exits
-from fencepost.cli.options import Backend, Duration, Json, store
-from fencepost.cli.text import as_fact, as_line, say
+from fencepost.cli.options import Backend, Duration, Json, Name, Prefix, store
+from fencepost.cli.text import as_fact, as_line, named, say, table, told
 
 
 def ls(
-    prefix: Annotated[str, typer.Argument(help="Only locks whose names begin with this.")] = "",
+    prefix: Prefix = "",
     backend: Backend = None,
     as_json: Json = False,
 ) -> None:
-    """List the locks that are held right now: name, token, holder, ttl left, waiters."""
+    """List the locks that are held right now: name, token, seconds left, how many wait, and who holds.
+
+    The holder is what its process tells of itself: command, pid, user and host. See also show, watch and top.
+    """
     import fencepost
 
     with fencepost.connect(store(backend)) as locks:
         held = locks.list(prefix)
     if as_json:
         print(json.dumps([as_fact(status) for status in held], indent=2))
-    for status in () if as_json else held:
-        say(as_line(status))
+    elif held:
+        for line in table([_HEAD, *map(_row, held)], right=(1, 2, 3)):
+            say(line)
+
+
+_HEAD = ("NAME", "TOKEN", "LEFT", "WAITING", "HOLDER")
+
+
+def _row(status: Status) -> tuple[str, ...]:
+    left = "-" if isinf(status.remaining) else f"{status.remaining:.1f} s"
+    return status.name, str(status.token), left, str(len(status.waiters)), told(status)
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="The lock.")],
+    name: Name,
     backend: Backend = None,
     as_json: Json = False,
 ) -> None:
@@ -45,13 +59,13 @@ def show(
     else:
         say(as_line(status))
         for sharer in status.sharers:
-            say(f"  shared by {sharer}")
+            say(f"  shared by {named(status, sharer)}")
         for place, waiter in enumerate(status.waiters, 1):
-            say(f"  {place}. {waiter}")
+            say(f"  {place}. {named(status, waiter)}")
 
 
 def watch(
-    prefix: Annotated[str, typer.Argument(help="Only locks whose names begin with this.")] = "",
+    prefix: Prefix = "",
     backend: Backend = None,
     every: Annotated[float, Duration(help="How often to look; what comes and goes in between is not seen.")] = 0.5,
     duration: Annotated[float | None, Duration("--for", help="How long to watch; default: until Ctrl-C.")] = None,
@@ -86,7 +100,7 @@ def watch(
 
 
 def break_lock(
-    name: Annotated[str, typer.Argument(help="The lock.")],
+    name: Name,
     backend: Backend = None,
     as_json: Json = False,
 ) -> None:
@@ -107,10 +121,11 @@ def break_lock(
 
 
 def bump(
-    name: Annotated[str, typer.Argument(help="The lock.")],
+    name: Name,
     above: Annotated[int, typer.Option(help="The token seen, such as a stale verdict names it.")],
     force: Annotated[bool, typer.Option("--force", help="Also past what any issuer can have come to by now.")] = False,
     backend: Backend = None,
+    as_json: Json = False,
 ) -> None:
     """Make every later token of a lock larger than one that was seen.
 
@@ -121,4 +136,7 @@ def bump(
 
     with fencepost.connect(store(backend)) as locks:
         locks.bump(name, above=above, force=force)
-    say(f"{name}  the next token is larger than {above}")
+    if as_json:
+        print(json.dumps({"name": name, "above": check.json_number(above)}))
+    else:
+        say(f"{name}  the next token is larger than {above}")

@@ -1,12 +1,15 @@
 """Options that several commands share."""
 
 import os
+import time
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from fencepost import check
+from fencepost.address import state_file
+from fencepost.cli.text import complain, escaped
 from fencepost.errors import ConfigError
 
 
@@ -31,14 +34,45 @@ def Duration(*flags: str, help: str) -> typer.models.OptionInfo:
     return option
 
 
-def store(backend: str | None) -> str:
-    """The store's URL: --backend, else $FENCEPOST_URL, else the embedded file, said outright: no warning here."""
+def store(backend: str | None, *, quiet: bool = False) -> str:
+    """The store's URL: --backend, else $FENCEPOST_URL, else the embedded file, which is then told on stderr."""
     if backend is not None:
         return backend
-    url = os.environ.get("FENCEPOST_URL", "sqlite:")
+    url = os.environ.get("FENCEPOST_URL")
     if url == "":
         raise ConfigError("$FENCEPOST_URL is empty; unset it for the embedded SQLite file, or name a store in it")
-    return url
+    if url is None and not quiet:
+        complain(
+            f"locks are in {state_file('locks.db')}, which other users and hosts do not share; name another store "
+            f"with --backend or $FENCEPOST_URL, or this one with sqlite:"
+        )
+    return url or "sqlite:"
+
+
+def lock_names(incomplete: str) -> list[str]:
+    """The held locks whose names begin like this, for the shell: of the store in the environment, or the embedded one.
+
+    Silent, and empty if the store does not answer soon.
+    """
+    import logging
+
+    import fencepost
+    from fencepost.driver.scope import deadline
+
+    logging.disable()
+    deadline.set(time.monotonic() + 1.0)
+    try:
+        with fencepost.connect(os.environ.get("FENCEPOST_URL") or "sqlite:") as locks:
+            return [status.name for status in locks.list(incomplete) if escaped(status.name) == status.name]
+    except Exception:  # the shell would show it in the middle of the line
+        return []
+
+
+Name = Annotated[str, typer.Argument(help="The lock.", metavar="NAME", autocompletion=lock_names)]
+Prefix = Annotated[
+    str,
+    typer.Argument(help="Only locks whose names begin with this.", metavar="PREFIX", autocompletion=lock_names),
+]
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -47,5 +81,9 @@ Ceiling = Annotated[
 ]
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", help="Where locks live; default: $FENCEPOST_URL, else the embedded SQLite file."),
+    typer.Option(
+        "--backend",
+        metavar="URL",
+        help="Where locks live, such as redis://host/0; default: $FENCEPOST_URL, else an SQLite file of this user.",
+    ),
 ]

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fencepost.backend import Backend, Finding, Promises
+from fencepost.backend import Backend as Store
+from fencepost.backend import Finding, Promises
 from fencepost.cli import exits
-from fencepost.cli.options import Json, store
+from fencepost.cli.options import Backend, Json, store
 from fencepost.cli.text import say
 
 _SIGNS = {"ok": "ok  ", "warn": "warn", "risk": "RISK"}
@@ -86,8 +87,9 @@ def tables(rows: list[dict[str, Any]]) -> str:
 
 def doctor(
     url: Annotated[
-        str | None, typer.Argument(help="The store; default: $FENCEPOST_URL, else the embedded SQLite file.")
+        str | None, typer.Argument(help="The store; default: $FENCEPOST_URL, else an SQLite file of this user.")
     ] = None,
+    backend: Backend = None,
     as_json: Json = False,
 ) -> None:
     """Connect to a store and report its version, topology, ttl limits, persistence and restore risks.
@@ -99,11 +101,13 @@ def doctor(
     from fencepost.driver.threads import Blocking
 
     driver = Blocking()
-    backend = registry.connect(store(url), driver)
+    if url is not None and backend is not None:
+        raise typer.BadParameter("name the store once: as the argument, or with --backend")
+    found = registry.connect(store(backend if url is None else url), driver)
     try:
-        findings = [*run(backend.doctor()), *guarantees(backend)]
+        findings = [*run(found.doctor()), *guarantees(found)]
     finally:
-        run(backend.close())
+        run(found.close())
         driver.close()
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -115,7 +119,7 @@ def doctor(
         raise typer.Exit(exits.FAILED)
 
 
-def guarantees(backend: Backend) -> list[Finding]:
+def guarantees(backend: Store) -> list[Finding]:
     """The guarantee level of the backend as such, in plain words."""
     promises = backend.promises
     exact = "agreed on by a majority" if promises.consensus else "one server's word"

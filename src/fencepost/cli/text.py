@@ -2,12 +2,15 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import isinf
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 from fencepost import check
 from fencepost.backend import Status
+from fencepost.errors import FencepostError, NotAcquired, QueueFull
 
 
 def escaped(text: str) -> str:
@@ -35,6 +38,13 @@ def complain(what: str = "") -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
+def in_words(error: FencepostError) -> str:
+    """What an error says, in the words of the command line instead of those of Python."""
+    if isinstance(error, QueueFull):
+        return f"lock {error.name!r} has {error.limit} waiters already, the most its queue takes; come back later"
+    return str(error).replace("(timeout=)", "(--timeout)") if isinstance(error, NotAcquired) else str(error)
+
+
 def as_fact(status: Status) -> dict[str, Any]:
     """A status as JSON has it: tokens beyond 2^53 as text, a time without end as null."""
     remaining = None if isinf(status.remaining) else round(status.remaining, 3)
@@ -44,6 +54,44 @@ def as_fact(status: Status) -> dict[str, Any]:
 def as_line(status: Status) -> str:
     """A status in one line."""
     waiting = f", {len(status.waiters)} waiting" if status.waiters else ""
-    held = f"shared by {len(status.sharers)}" if status.sharers else f"holder {status.holder}"
-    left = "no expiry" if isinf(status.remaining) else f"{status.remaining:.1f} s left"
-    return f"{status.name}  token {status.token}, {held}, {left}{waiting}"
+    held = f"shared by {len(status.sharers)}" if status.sharers else f"holder {named(status, status.holder)}"
+    return f"{status.name}  token {status.token}, {held}, {left(status)}{waiting}"
+
+
+def left(status: Status) -> str:
+    """How much time is left."""
+    return "no expiry" if isinf(status.remaining) else f"{status.remaining:.1f} s left"
+
+
+def named(status: Status, holder: str) -> str:
+    """A holder, sharer or waiter: what its process tells of itself, and its id."""
+    label = status.labels.get(holder)
+    return f"{label} ({holder})" if label else holder
+
+
+def told(status: Status) -> str:
+    """Who holds a lock, as briefly as it can be told apart: what the process tells of itself, or else its id."""
+    if status.sharers:
+        labels = {status.labels.get(each, each) for each in status.sharers}
+        return f"shared by {len(status.sharers)}" + (f": {labels.pop()}" if len(labels) == 1 else "")
+    return status.labels.get(status.holder, status.holder)
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows as lines whose columns stand below each other; the columns ``right`` are aligned there."""
+    cells = [[escaped(cell) for cell in row] for row in rows]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        spaces = [" " * (most - width(cell)) for cell, most in zip(row, widths, strict=True)]
+        pairs = enumerate(zip(row, spaces, strict=True))
+        return "  ".join(space + cell if at in right else cell + space for at, (cell, space) in pairs).rstrip()
+
+    return [line(row) for row in cells]
+
+
+def width(text: str) -> int:
+    """How many columns of a terminal a text takes: two for the wide letters of East Asia, none for what combines."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fencepost.guards.etcd import EtcdGuard
     from fencepost.guards.file import FileGuard
     from fencepost.guards.memory import MemoryGuard
+    from fencepost.guards.policy import Policy, default_policy
     from fencepost.guards.redis import RedisGuard
     from fencepost.guards.s3 import S3Guard
 
@@ -20,19 +21,29 @@ __all__ = [
     "EtcdGuard",
     "FileGuard",
     "MemoryGuard",
+    "Policy",
     "RedisGuard",
     "S3Guard",
     "aio",
+    "default_policy",
     "postgres",
     "sqlite",
 ]
 
-_CLASSES = {"EtcdGuard": "etcd", "FileGuard": "file", "MemoryGuard": "memory", "RedisGuard": "redis", "S3Guard": "s3"}
+_NAMES = {
+    "EtcdGuard": "etcd",
+    "FileGuard": "file",
+    "MemoryGuard": "memory",
+    "Policy": "policy",
+    "RedisGuard": "redis",
+    "S3Guard": "s3",
+    "default_policy": "policy",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CLASSES:
-        return getattr(importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

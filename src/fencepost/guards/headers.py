@@ -9,7 +9,7 @@ from fencepost import check
 from fencepost.errors import ConfigError, Refused
 from fencepost.events import Action, Hook
 from fencepost.guards.judgement import Judgement
-from fencepost.guards.policy import DEFAULT, Policy
+from fencepost.guards.policy import Policy, current_policy
 from fencepost.lease import Access, entering_stamp, stamp
 from fencepost.rule import Stamp, Verdict
 
@@ -81,7 +81,7 @@ def judge(
     ConfigError if it is malformed, and the policy refuses anything; else that counts as a request without a token.
     """
     action: Action = "enter" if method in SAFE else "write"
-    stance = (policy or DEFAULT).stance(resource)
+    stance = (policy or current_policy()).stance(resource)
     try:
         found = access(resource, values, reads=action == "enter")
         if found is None and action == "enter":

@@ -12,7 +12,7 @@ from fencepost import ambient, check
 from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError, refusal
 from fencepost.events import Action, Event, Hook, Hooks
-from fencepost.guards.policy import DEFAULT, Policy
+from fencepost.guards.policy import Policy, current_policy
 from fencepost.lease import AMBIENT, Access, BaseLease, Fence, FenceOrAmbient, entering_stamp, stamp
 from fencepost.rule import Stamp, Verdict, judge, raised
 
@@ -64,7 +64,7 @@ class Judgement:
         self._offer = ambient.find(resource) if lease is AMBIENT else lease
         self.action = action
         self._hooks = hooks
-        self._policy = policy or DEFAULT
+        self._policy = policy or current_policy()
         self._stance = self._policy.stance(resource)
         if isinstance(self._offer, BaseLease) and self._offer._inherited:
             if self._stance.refuses:

@@ -12,9 +12,11 @@ A rollout goes up these steps, one guard at a time, and each is safe to stay on:
 
 import hashlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple, TypeAlias
 
 from fencepost import check
@@ -23,7 +25,7 @@ from fencepost.events import Event, Hook, Hooks
 from fencepost.rule import Stamp
 from fencepost.signing import Keys
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "current_policy", "default_policy"]
 
 Ceiling: TypeAlias = Literal["on", "off"]
 """Whether a token that no issuer can have come to is refused; see `Policy`."""
@@ -180,5 +182,50 @@ class Policy:
         return f"<Policy {self._mode}>"
 
 
-DEFAULT = Policy()
-"""What a guard follows that is given none."""
+_default: Policy | None = None
+
+
+class _Restore:
+    """Has set the default policy; ``with`` sets back the one before at its end."""
+
+    def __init__(self, before: Policy | None) -> None:
+        self._before = before
+
+    def __enter__(self) -> Policy:
+        return current_policy()
+
+    def __exit__(self, *_: object) -> None:
+        global _default
+        _default = self._before
+
+
+def default_policy(policy: Policy | str | Callable[[], str]) -> AbstractContextManager[Policy]:
+    """Set the policy that every guard of this process follows which was given none; also those made before.
+
+    It holds at once, in all threads and tasks, and until it is set again: call it when the program starts. In a test,
+    ``with default_policy("off"):`` sets back the one before at its end. A guard's own ``policy=`` goes first; without
+    a call, $FENCEPOST_POLICY has the mode, such as ``shadow``, and else it is strict. Anything below strict is logged.
+    """
+    global _default
+    before, found = _default, policy if isinstance(policy, Policy) else Policy(policy)
+    _default = found
+    _tell(found, "default_policy()")
+    return _Restore(before)
+
+
+def current_policy() -> Policy:
+    """The policy that a guard follows which was given none; ConfigError if $FENCEPOST_POLICY names no mode."""
+    global _default
+    if _default is None:
+        mode = os.environ.get("FENCEPOST_POLICY")
+        try:
+            _default = Policy() if mode is None else Policy(mode)
+        except ConfigError as error:
+            raise ConfigError(f"$FENCEPOST_POLICY: {error}") from None
+        _tell(_default, "$FENCEPOST_POLICY")
+    return _default
+
+
+def _tell(policy: Policy, where: str) -> None:
+    if policy.mode != "strict":
+        _log.warning("guards without a policy of their own are in mode %s, by %s", policy.mode, where)

@@ -1,8 +1,13 @@
 """What is counted, in one place: every instrument, and what each event adds to which."""
 
-from collections.abc import Iterator
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from fencepost.driver.fork import in_child
+from fencepost.errors import ConfigError
 from fencepost.events import Event
 from fencepost.rule import Verdict
 
@@ -48,6 +53,63 @@ INSTRUMENTS: dict[str, Instrument] = {
     "resource_writes_replayed_total": Instrument("Repeated writes answered as done."),
     "token_gap": Instrument("Offered token minus the mark's token.", _GAP),
 }
+
+
+PREFIX = "fencepost_"
+"""What the names of all instruments begin with, unless told otherwise."""
+MOST_CLASSES = 20
+OTHER = "other"
+_PREFIX = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", re.ASCII)
+_log = logging.getLogger("fencepost")
+
+
+def named(prefix: str) -> dict[str, str]:
+    """The whole name of each instrument; ConfigError if no name can begin like that."""
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        raise ConfigError(f"the prefix of metrics is of letters, digits and _, such as {PREFIX!r}, not {prefix!r}")
+    return {name: prefix + name for name in INSTRUMENTS}
+
+
+class Classes:
+    """The class of a lock or a resource, by its name: at most 20 of them, then "other".
+
+    So that the number of series stays small, whatever ``of`` returns. When it raises, the class is "other" too.
+    """
+
+    def __init__(self, of: Callable[[str], str]) -> None:
+        if not callable(of):
+            raise ConfigError(f"classes= is a function from a name to its class, not {of!r}")
+        self._of = of
+        self._gate = threading.Lock()
+        self._known = {OTHER}
+        self._told = False
+        in_child(self, Classes._forked)
+
+    def _forked(self) -> None:
+        self._gate = threading.Lock()  # a thread of the parent may have held it
+
+    def __call__(self, name: str) -> str:
+        try:
+            found = self._of(name)
+            if found.__class__ is not str:
+                raise TypeError(f"a class is a str, not {found!r}")
+        except Exception as error:  # whatever their function raises
+            self._tell(f"{name!r} is of no class: {type(error).__name__}: {error}")
+            return OTHER
+        if found in self._known:
+            return found
+        with self._gate:
+            if len(self._known) < MOST_CLASSES:
+                self._known.add(found)
+            elif found not in self._known:
+                self._tell(f"there are {MOST_CLASSES} classes already; {found!r} and later ones are {OTHER!r}")
+                return OTHER
+        return found
+
+    def _tell(self, what: str) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning("metrics: %s", what)
 
 
 class Measure(NamedTuple):

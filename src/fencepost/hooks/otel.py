@@ -2,13 +2,13 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fencepost.driver.fork import in_child
 from fencepost.errors import ConfigError
 from fencepost.events import Event
-from fencepost.hooks.instruments import INSTRUMENTS, measure
+from fencepost.hooks.instruments import INSTRUMENTS, PREFIX, Classes, measure, named
 
 __all__ = ["INSTRUMENTS", "Telemetry"]
 
@@ -28,7 +28,8 @@ class Telemetry:
 
     A span ``lock acquire`` covers each acquire that ended, ``lock hold`` the time from then to the release or
     the loss; both are children of the span that was current. A guard's decision is an event of the current
-    span. Spans name the lock and the token; metrics never do. The providers are the global ones unless given.
+    span. Spans name the lock and the token; metrics never do. The providers are the global ones unless given;
+    ``prefix`` and ``classes`` are as for ``fencepost.hooks.prometheus.Metrics``.
 
     An exporter that adds the units of the Prometheus convention gives the very names of ``fencepost.hooks.prometheus``.
     A histogram takes no negative numbers here, so ``token_gap`` leaves out what was refused as stale.
@@ -41,7 +42,11 @@ class Telemetry:
         *,
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: metrics.MeterProvider | None = None,
+        prefix: str = PREFIX,
+        classes: Callable[[str], str] | None = None,
     ) -> None:
+        self._classes = None if classes is None else Classes(classes)
+        whole = named(prefix)
         self._tracer = trace.get_tracer("fencepost", tracer_provider=tracer_provider)
         meter = metrics.get_meter("fencepost", meter_provider=meter_provider)
         self._counters: dict[str, metrics.Counter] = {}
@@ -50,20 +55,23 @@ class Telemetry:
             if buckets:
                 unit = "s" if name.endswith("_seconds") else ""
                 self._histograms[name] = meter.create_histogram(
-                    name.removesuffix("_seconds"),
+                    whole[name].removesuffix("_seconds"),
                     unit,
                     text,
                     explicit_bucket_boundaries_advisory=[edge for edge in buckets if edge >= 0],
                 )
             else:
-                self._counters[name] = meter.create_counter(name.removesuffix("_total"), description=text)
+                self._counters[name] = meter.create_counter(whole[name].removesuffix("_total"), description=text)
         self._gate = threading.Lock()
         self._holds: OrderedDict[str, Span] = OrderedDict()
         in_child(self, Telemetry._forked)
 
     def __call__(self, event: Event) -> None:
+        common: dict[str, str] = {}
+        if self._classes is not None:
+            common = {"backend": event.source, "class": self._classes(event.name)}
         for name, value, label in measure(event):
-            attributes: dict[str, str] = {INSTRUMENTS[name].label: label} if label else {}
+            attributes = {**common, INSTRUMENTS[name].label: label} if label else common
             if counter := self._counters.get(name):
                 counter.add(value, attributes)
             elif value >= 0:

@@ -1,8 +1,11 @@
 """Prometheus metrics of both halves, as a hook: ``connect(..., hooks=[Metrics()])``."""
 
+from collections.abc import Callable
+from typing import Any
+
 from fencepost.errors import ConfigError
 from fencepost.events import Event
-from fencepost.hooks.instruments import INSTRUMENTS, measure
+from fencepost.hooks.instruments import INSTRUMENTS, PREFIX, Classes, measure, named
 
 __all__ = ["INSTRUMENTS", "Metrics"]
 
@@ -17,28 +20,57 @@ except ModuleNotFoundError as error:
 class Metrics:
     """Counts what happens to locks and at guards. No label ever names a lock, a holder or a token.
 
+    The names begin with ``prefix``. With ``classes``, a function from the name of a lock or a resource to its class,
+    each metric has the labels ``backend`` (the store, or the kind of guard) and ``class``, of which there are at most
+    20: later ones count as "other".
+
     Make one for each registry (prometheus_client's own by default); a second one in the same registry
     is a ValueError of prometheus_client.
 
         locks = fencepost.connect("redis://localhost", hooks=[Metrics()])
     """
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._counters: dict[tuple[str, str], Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for name, (text, buckets, label, values) in INSTRUMENTS.items():
-            if buckets:
-                self._histograms[name] = Histogram(name, text, buckets=buckets, registry=registry)
-            elif label:
-                family = Counter(name, text, (label,), registry=registry)
-                # From the start: a rate over a series that is born with its first count does not see that count.
-                self._counters |= {(name, value): family.labels(value) for value in values}
-            else:
-                self._counters[name, ""] = Counter(name, text, registry=registry)
+    def __init__(
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        prefix: str = PREFIX,
+        classes: Callable[[str], str] | None = None,
+    ) -> None:
+        self._classes = None if classes is None else Classes(classes)
+        self._families: dict[str, Any] = {}
+        self._series: dict[tuple[str, ...], dict[tuple[str, str], Any]] = {}
+        common = () if classes is None else ("backend", "class")
+        for name, whole in named(prefix).items():
+            text, buckets, label, _ = INSTRUMENTS[name]
+            labels = (*common, label) if label else common
+            self._families[name] = (
+                Histogram(whole, text, labels, buckets=buckets, registry=registry)
+                if buckets
+                else Counter(whole, text, labels, registry=registry)
+            )
+        if classes is None:
+            self._begin(())
+
+    def _begin(self, key: tuple[str, ...]) -> dict[tuple[str, str], Any]:
+        """All series of a backend and class, from its first event on.
+
+        A rate over a series that is born with its first count does not see that count.
+        """
+        made: dict[tuple[str, str], Any] = {}
+        for name, family in self._families.items():
+            instrument = INSTRUMENTS[name]
+            for value in instrument.values or ("",):
+                labels = (*key, value) if instrument.label else key
+                made[name, value] = family.labels(*labels) if labels else family
+        return self._series.setdefault(key, made)
 
     def __call__(self, event: Event) -> None:
+        key = () if self._classes is None else (event.source, self._classes(event.name))
+        series = self._series.get(key) or self._begin(key)
         for name, value, label in measure(event):
-            if histogram := self._histograms.get(name):
-                histogram.observe(value)
+            found = series[name, label]
+            if INSTRUMENTS[name].buckets:
+                found.observe(value)
             else:
-                self._counters[name, label].inc(value)
+                found.inc(value)

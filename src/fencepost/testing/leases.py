@@ -25,7 +25,7 @@ async def _free(lease: BaseLease) -> None:
     backend = _core(lease).backend
     if isinstance(backend, FailingStore):
         backend = backend.inner  # what the test does to the store does not fail
-    await backend.release(lease.name, lease.holder, lease.token)
+    await backend.release(lease.name, lease._stored, lease.token)
 
 
 def _check_held(lease: BaseLease, what: str) -> None:
@@ -39,7 +39,7 @@ async def lose(lease: BaseLease) -> None:
     """End a lease as a store does that gave it away."""
     _check_held(lease, "lose")
     await _free(lease)
-    _core(lease).backend.report(lease.holder, "it was taken away by fencepost.testing")
+    _core(lease).backend.report(lease._stored, "it was taken away by fencepost.testing")
     if not await lease._until_over(_SOON):
         raise BackendError("the loss was not noticed in time", backend="testing", ambiguous=True)
 

@@ -108,8 +108,8 @@ class FailingStore(Backend):
     ) -> Grant | None:
         return await self._ask("acquire", lambda: self.inner.wait(name, holder, ttl, timeout, limit))
 
-    async def leave(self, name: str, holder: str) -> None:
-        await self._ask("release", lambda: self.inner.leave(name, holder))
+    async def leave(self, name: str, holder: str) -> str | None:
+        return await self._ask("release", lambda: self.inner.leave(name, holder))
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         return await self._ask("renew", lambda: self.inner.renew(holds))

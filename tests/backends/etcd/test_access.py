@@ -258,7 +258,7 @@ def test_a_key_that_may_no_longer_be_deleted_ends_with_its_session(guarded: Etcd
         etcdctl(guarded.url, "--user", "root:top", "role", "revoke-permission", "part", "--prefix=true", "mine/")
         assert key(), "it is there"
         sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
-        sessions.find(lease.holder).deadline -= 2 * lease.ttl  # so long ago it was to be deleted
+        sessions.find(lease._stored).deadline -= 2 * lease.ttl  # so long ago it was to be deleted
         sessions._service.wake()
         until(lambda: not key(), "it is not kept alive forever", poll=0.3)
 

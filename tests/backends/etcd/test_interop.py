@@ -105,7 +105,7 @@ def test_a_key_is_named_after_its_lease_and_tells_its_holder(url: str, locks: sy
     found = etcdctl(url, "get", "--prefix", f"{name}/")
     (entry,) = found["kvs"]
     assert base64.b64decode(entry["key"]).decode() == f"{name}/{entry['lease']:x}"
-    assert base64.b64decode(entry["value"]).decode() == lease.holder
+    assert base64.b64decode(entry["value"]).decode() == lease._stored
     assert entry["create_revision"] == lease.token
     assert lease.release()
 

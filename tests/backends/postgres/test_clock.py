@@ -64,7 +64,7 @@ async def test_a_clock_that_was_set_while_one_waited_does_not_lengthen_its_lease
     def granted() -> bool:
         """Whether the server has given the waiter the lock, and long enough ago."""
         ask = "SELECT expires < clock_timestamp() + interval '59.5 s' FROM fencepost.lock WHERE name = 'set'"
-        return server.psql(f"{ask} AND holder <> '{holder.holder}'") == "t"
+        return server.psql(f"{ask} AND holder <> '{holder._stored}'") == "t"
 
     with fencepost.connect(server.url, ttl=LONG) as others:
         async with aio.connect(server.url, ttl=60) as locks:

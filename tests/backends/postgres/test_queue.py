@@ -12,6 +12,7 @@ from fencepost.backends.postgres import listener
 from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.backends.postgres.listener import Listener
 from fencepost.errors import BackendError
+from fencepost.holders import unlabelled
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session, started
 from tests.backends.redis.waiters import Waiters
@@ -84,7 +85,7 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
         for task in tasks:
             task.result(PATIENCE)
     assert served == list(waiters), "0 inversions"
-    assert sorted(news) == sorted(waiters), "one message for each hand-over"
+    assert sorted(unlabelled(each)[0] for each in news) == sorted(waiters), "one message for each hand-over"
     after = calls(server)
     spent = {function: after[function] - before.get(function, 0) for function in ("take", "release")}
     # One request each, and one more from each of those who came before this process could hear, or who were not in line

@@ -7,6 +7,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends.postgres import listener
+from fencepost.holders import unlabelled
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session, started
 from tests.backends.redis.waiters import Waiters
@@ -48,7 +49,7 @@ def test_a_share_blocked_across_anothers_whole_life_gets_a_larger_token_and_its_
         assert lease is not None
         assert lease.token > token > first.token
         ((expires,),) = other.execute(
-            "SELECT expires FROM fencepost.share WHERE holder = %s", [lease.holder]
+            "SELECT expires FROM fencepost.share WHERE holder = %s", [lease._stored]
         ).fetchall()
         assert (expires - before).total_seconds() >= LONG
 
@@ -62,7 +63,7 @@ def test_readers_let_in_together_are_told_once_each(server: Postgres, name: str,
         leases = {task.result(PATIENCE).holder: task.result() for task in tasks}
         tokens = [leases[holder].token for holder in waiters]
         assert tokens == sorted(set(tokens)), "in the order they came"
-        assert news == list(waiters)
+        assert [unlabelled(each)[0] for each in news] == list(waiters)
         assert sharers(locks, name) == waiters
 
 

@@ -95,16 +95,16 @@ def test_programs_of_0_1_go_on_working_beside_sharers(server: Postgres, schema: 
         with session(server) as later:
             for old in (before, Old(later, schema, 2)):
                 assert old.take("one", "writer") == [-1]
-                assert old.status("one") == (one.holder, two.token, [])
+                assert old.status("one") == (one._stored, two.token, [])
         assert before.take("one", "writer", queue=True)[0] == 0
         assert one.release()
-        assert before.status("one")[0] == two.holder
+        assert before.status("one")[0] == two._stored
         assert two.release()
         holder, token, _ = before.status("one")
         assert (holder, token > two.token) == ("writer", True)
         assert before.release("one", "writer", token)
         three = locks.shared("one").acquire()
-        assert before.break_lock("one") == three.holder
+        assert before.break_lock("one") == three._stored
         assert len(before.take("one", "writer")) == 1
         assert not three.release()
 

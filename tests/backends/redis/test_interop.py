@@ -110,7 +110,7 @@ def test_redis_py_gets_a_lock_only_once_nobody_is_in_the_queue(own_redis: Own) -
 
 def test_the_prefix_says_which_key_is_the_lock(own_redis: Own) -> None:
     with fencepost.connect(f"{own_redis.url}?prefix=") as locks, locks.lock("account/42") as lease:
-        assert own_redis.client.get("account/42") == f"{lease.holder}:{lease.token}"
+        assert own_redis.client.get("account/42") == f"{lease._stored}:{lease.token}"
         assert 14_000 < own_redis.client.pttl("account/42") <= 15_152, "a little longer than its holder counts on it"
         own_redis.client.set("not a lock", "1")
         assert [status.name for status in locks.list()] == ["account/42"]
@@ -133,7 +133,7 @@ def test_get_then_del_deletes_somebody_elses_lock_and_our_release_does_not(own_r
             return locks.acquire("a")
 
         first = locks.acquire("a")
-        value = f"{first.holder}:{first.token}".encode()
+        value = f"{first._stored}:{first.token}".encode()
         second: list[sync.Lease] = []
         assert buggy_release(client, "fencepost:lock:a", value, lambda: second.append(replaced(first)))
         assert second

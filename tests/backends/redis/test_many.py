@@ -27,7 +27,7 @@ async def acquired(client: Client, count: int = MANY) -> list[Held]:
 
 async def renewed(client: Client, leases: Sequence[Held]) -> list[Renewal]:
     """What the store says to a renewal of them all."""
-    holds = [Hold(lease.name, lease.holder, lease.token, lease.ttl) for lease in leases]
+    holds = [Hold(lease.name, lease.stored, lease.token, lease.ttl) for lease in leases]
     return list(await client.raw._core.backend.renew(holds))
 
 

@@ -155,7 +155,7 @@ def test_who_leaves_a_redis_that_is_full_frees_what_it_had(own_redis: Own) -> No
         own_redis.client.config_set("maxmemory", 1)
         with pytest.raises(redis.ResponseError, match="maxmemory"):
             own_redis.client.set("x", "y")
-        finish(backend._leave("a", held.holder, "", late=True))
+        finish(backend._leave("a", held._stored, "", late=True))
         assert own_redis.client.get("fencepost:lock:a") is None
         own_redis.client.config_set("maxmemory", 0)
 

@@ -59,7 +59,7 @@ def test_a_dead_sharers_key_frees_itself_for_everybody(own_redis: Own) -> None:
 def test_a_renewal_does_not_bring_back_a_share_that_expired_beside_others(own_redis: Own) -> None:
     with fencepost.connect(own_redis.url, ttl=300) as locks:
         kept, expired = (locks.shared("a").acquire() for _ in range(2))
-        entry = f"{expired.holder}:{expired.token}"
+        entry = f"{expired._stored}:{expired.token}"
         assert own_redis.client.zadd(SHARES, {entry: 1}, xx=True, ch=True) == 1, "its deadline has passed"
         with pytest.raises(LeaseLost):
             expired.renew()

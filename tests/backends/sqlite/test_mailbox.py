@@ -109,7 +109,7 @@ def test_a_release_sends_one_wake_up_and_only_to_the_next(url: str, monkeypatch:
             assert lease.release()
             lease = next(_served(waiters))
             assert len(sent) == turn
-            assert sent[-1] == lease.holder
+            assert sent[-1] == lease._stored
         assert lease.release()
 
 

@@ -169,6 +169,6 @@ def test_our_nodes_are_called_as_the_layout_has_it(zookeeper_server: Endpoint, l
         [node] = client.get_children(f"{root}/x")
         assert shape in node
         data, stat = client.get(f"{root}/x/{node}")
-        assert data.decode().split()[0] == lease.holder
+        assert data.decode().split()[0] == lease._stored
         assert stat.czxid == lease.token
         assert stat.ephemeralOwner

@@ -45,6 +45,11 @@ class Histogram:
         raise AssertionError("the last bucket holds them all")
 
 
+def _known(name: str) -> str:
+    """The histogram that a metric is, whatever prefix its program has; empty if it is none of ours."""
+    return next((known for known in (HELD, LATENCY, SLACK) if name.endswith(known)), "")
+
+
 def histograms(text: str) -> dict[str, Histogram]:
     """The histograms in a page of metrics, series that differ in other labels added up.
 
@@ -52,8 +57,8 @@ def histograms(text: str) -> dict[str, Histogram]:
     """
     found: dict[str, dict[float, float]] = {}
     for match in map(_LINE.match, text.splitlines()):
-        if match and match["name"] in (HELD, LATENCY, SLACK):
-            buckets = found.setdefault(match["name"], {})
+        if match and (name := _known(match["name"])):
+            buckets = found.setdefault(name, {})
             bound = float(match["le"].replace("+Inf", "inf"))
             buckets[bound] = buckets.get(bound, 0.0) + float(match["count"])
     if not found:

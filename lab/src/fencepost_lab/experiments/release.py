@@ -77,7 +77,7 @@ def _run_rounds(
     with ExitStack() as stack:
 
         def client() -> Locks:
-            return stack.enter_context(connect(url, hooks=[lambda event: counts.update([event.kind])]))
+            return stack.enter_context(connect(url, hooks=[lambda event: counts.update([event.kind])], label=""))
 
         first, second, third = client(), client(), client()
         while counts["rounds"] < rounds:

@@ -88,6 +88,7 @@ SETTINGS: dict[str, str] = {
     "patience": "seconds that a client waits for an answer",
     "retries": "how often a client repeats a write that got no answer",
     "go_on": "a client whose write got no answer reads again, and goes on under the same lease",
+    "fickle": "a repeated write has another value than the first time: a broken program, which the guard refuses",
     "offsets": "the clocks start at different readings",
     "shuffle": "the seed decides what comes first at one instant",
     "until": "seconds until the run ends",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from fencepost.errors import BackendError, ConfigError
+from fencepost.hooks.instruments import PREFIX
 
 
 class Reply(NamedTuple):
@@ -72,10 +73,10 @@ class Client:
             raise self._silent(error) from error
 
     def metric(self, name: str) -> int:
-        """One number of the service's own count."""
+        """One number of the service's own count, by its name without the prefix."""
         self._send("GET", "/metrics", None, {})
         for line in self.answer().body.decode().splitlines():
-            if line.startswith(name + " "):
+            if line.startswith(f"{PREFIX}{name} "):
                 return int(float(line.rpartition(" ")[2]))
         raise BackendError(f"{self._url} has no metric {name!r}", backend="resource", ambiguous=False)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
-from fencepost.hooks.instruments import INSTRUMENTS
+from fencepost.hooks.instruments import INSTRUMENTS, PREFIX
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -31,7 +31,7 @@ def counters(port: int, *names: str, host: str = "127.0.0.1") -> tuple[Callable[
     from prometheus_client import CollectorRegistry, Counter  # isort: skip
 
     registry = CollectorRegistry()
-    made = {name: Counter(name, INSTRUMENTS[name].text, registry=registry) for name in names}
+    made = {name: Counter(PREFIX + name, INSTRUMENTS[name].text, registry=registry) for name in names}
 
     def count(**more: int) -> None:
         for name, number in more.items():

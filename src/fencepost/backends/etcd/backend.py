@@ -297,28 +297,30 @@ class Etcd(Backend):
         if contender.sent.doubtful:
             self._sessions.distrust(contender.session)
 
-    async def leave(self, name: str, holder: str) -> None:
+    async def leave(self, name: str, holder: str) -> str | None:
         contender = self._sessions.find(holder)
         if contender is None:
-            return
+            return None
         await self._rpc.settled(contender.sent)
         self._judge(contender)
-        await self._remove(contender)
+        return await self._remove(contender)
 
-    async def _remove(self, contender: Contender) -> None:
-        """Delete an entry's key, or have it deleted as soon as that can be done."""
-        session = contender.session
+    async def _remove(self, contender: Contender) -> str | None:
+        """Delete an entry's key, or have it deleted as soon as that can be done; who is first in the queue now."""
+        session, name, other = contender.session, contender.name, None
         try:
             if not session.gone:
-                await self._rpc.call(
-                    TXN, keys.remove(contender.key, contender.value), timeout=min(self._rpc.timeout, 2.0)
-                )
+                removal = keys.remove(contender.key, contender.value, lock=name)
+                answer = await self._rpc.call(TXN, removal, timeout=min(self._rpc.timeout, 2.0))
+                oldest = [kv for part in answer.responses[1:] for kv in part.kvs]
+                other = keys.holder(oldest[0]) if oldest and keys.contends(oldest[0], keys.prefix(name)) else None
             self._sessions.leave(contender)
             if session.doubtful and not session.contenders and not session.gone:
                 await self._sessions.revoke(session)
         except BaseException:
             self._sessions.doom(contender)
             raise
+        return other
 
     async def release(self, name: str, holder: str, token: int) -> bool:
         contender = self._sessions.find(holder)

@@ -49,7 +49,8 @@ def holder(kv: KV) -> str:
     """Who contends under this key; etcd's own clients leave no name, so their lease stands for them."""
     said = kv.value.decode(errors="replace")
     identity = kv.key.rpartition(b"/")[2].partition(b"-")[2].partition(b"~")[0].decode(errors="replace")
-    if said == identity or (not identity and holders.ours(said)):
+    own = holders.split(said)[0]
+    if (own == identity and "@" not in said) or (not identity and holders.ours(own)):
         return said or f"{kv.lease:x}"
     try:
         return holders.compose(identity or f"{kv.lease:x}", said)
@@ -65,7 +66,7 @@ def spell(lock: str, lease: int, holder: str, limit: int | None, *, alone: bool)
         key += b"-" + identity.encode()
     if limit:
         key += b"~%d" % limit
-    return key, (proposal or identity).encode()
+    return key, (proposal or holder).encode()
 
 
 def limit(kv: KV) -> int | None:
@@ -113,9 +114,9 @@ def contenders(lock: str, *, keys_only: bool = True) -> pb.RangeRequest:
     )
 
 
-def first(lock: str) -> pb.RequestOp:
+def first(lock: str, *, keys_only: bool = True) -> pb.RequestOp:
     """The oldest key under a lock's prefix, and how many there are."""
-    request = contenders(lock)
+    request = contenders(lock, keys_only=keys_only)
     request.limit = 1
     return pb.RequestOp(request_range=request)
 
@@ -178,12 +179,15 @@ def look_all(lock: str) -> pb.TxnRequest:
     return pb.TxnRequest(success=[pb.RequestOp(request_range=contenders(lock)), base(lock)])
 
 
-def remove(key: bytes, value: bytes = b"", revision: int = 0) -> pb.TxnRequest:
-    """Delete a key, if it still has this value, made at this revision."""
+def remove(key: bytes, value: bytes = b"", revision: int = 0, lock: str = "") -> pb.TxnRequest:
+    """Delete a key, if it still has this value, made at this revision; with a ``lock``, see who is first now."""
     compare = [pb.Compare(target=pb.VALUE, key=key, value=value)] if value else []
     if revision:
         compare.append(created(key, revision))
-    return pb.TxnRequest(compare=compare, success=[pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))])
+    success = [pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))]
+    if lock:
+        success.append(first(lock, keys_only=False))
+    return pb.TxnRequest(compare=compare, success=success)
 
 
 def present(keys: list[tuple[bytes, int]]) -> pb.TxnRequest:

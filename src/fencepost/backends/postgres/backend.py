@@ -213,18 +213,24 @@ class Postgres(Backend):
         finally:
             self._queues.leave(name, holder)
 
-    async def leave(self, name: str, holder: str) -> None:
+    async def leave(self, name: str, holder: str) -> str | None:
         self._listener.forget(holder)
         try:
-            await self._leave(name, holder)
+            return await self._leave(name, holder)
         except BackendError as error:
             if _passing(error):
                 # What was asked before may be carried out when the server is back: undo it then.
                 self._cleanups.add((name, holder))
             raise
 
-    async def _leave(self, name: str, holder: str) -> None:
-        await self._links.rows(f"SELECT {self._schema}.leave(%s, %s)", name, holder)
+    async def _leave(self, name: str, holder: str) -> str | None:
+        # The subquery sees the lock as it was before.
+        rows = await self._links.rows(
+            f"SELECT {self._schema}.leave(%s, %s), (SELECT holder FROM {self._schema}.lock WHERE name = %s)",
+            *(name, holder, name),
+        )
+        other = rows[0][1] if rows else None
+        return other if other and other != holder else None
 
     async def _clean(self, left: tuple[str, str]) -> None:
         await self._leave(*left)

@@ -48,6 +48,10 @@ def _released(reply: Any) -> bool:
     return bool(reply) and len(reply) % 2 == 0 and all(map(_text, reply)) and all(map(_digits, reply[1::2]))
 
 
+def _left(reply: Any) -> bool:
+    return _bit(reply) or _text(reply)
+
+
 def answers_for(locks: int, reply: Any) -> bool:
     """For each of so many locks a bit, or what there is against it."""
     return reply.__class__ is list and len(reply) == locks and all(_bit(each) or _text(each) for each in reply)
@@ -68,7 +72,7 @@ SCRIPTS: Mapping[str, Fits] = {
     "release": _released,
     "renew": _bit,
     "renew_all": lambda reply: reply.__class__ is list,  # how many answers it has depends on the request
-    "leave": _bit,
+    "leave": _left,
     "break_lock": _seen,
     "status": _seen,
     "bump": _bit,

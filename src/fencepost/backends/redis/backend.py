@@ -205,14 +205,14 @@ class Redis(Backend):
             await self._confirm(waiter.queue.keys, holder, token, ttl)
         return Grant(token, ttl, since)
 
-    async def leave(self, name: str, holder: str) -> None:
+    async def leave(self, name: str, holder: str) -> str | None:
         earlier, entry = self._waiters.asking.pop(holder, (None, ""))
         waiter = self._waiters.part(holder)
         if waiter is not None:
             entry = waiter.entry
         try:
             # A look of its that got no answer may still arrive, and take the lock.
-            await self._leave(name, holder, entry, earlier, late=waiter is not None and waiter.doubtful)
+            return await self._leave(name, holder, entry, earlier, late=waiter is not None and waiter.doubtful)
         except BackendError:
             self._later(name, holder, entry)
             raise
@@ -225,14 +225,15 @@ class Redis(Backend):
         earlier: Pool | Stream | None = None,
         late: bool = False,
         token: str = "",
-    ) -> None:
+    ) -> str | None:
         keys = self.layout.keys(name)
         transport = await self._calls.transport(keys.lock)
         # On the same connection this comes after whatever is still under way. On another one it may not.
         late = late or (earlier is not None and not (earlier.ordered and earlier is transport))
-        await self._calls.run(
+        other = await self._calls.run(
             self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, transport=transport
         )
+        return other.decode("utf-8", "replace") if isinstance(other, bytes) else None
 
     def _later(self, name: str, holder: str, entry: str, token: str = "") -> None:
         """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""

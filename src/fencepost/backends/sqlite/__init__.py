@@ -1,4 +1,4 @@
-"""SQLite: the embedded default, one file shared by all processes of one host.
+"""SQLite: the embedded default, one file shared by the processes of one host that may open it.
 
 ::
 

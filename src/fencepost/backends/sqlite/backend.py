@@ -1,4 +1,4 @@
-"""Locks in an SQLite file: the embedded default, shared by all processes of one host."""
+"""Locks in an SQLite file: the embedded default, shared by the processes of one host that may open it."""
 
 import logging
 import socket
@@ -118,9 +118,9 @@ class SQLite(Backend):
             self._mailbox.forget(holder)
             self._minders.leave(name, holder)
 
-    async def leave(self, name: str, holder: str) -> None:
+    async def leave(self, name: str, holder: str) -> str | None:
         self._mailbox.forget(holder)
-        await self._offload(self._leave, name, holder)
+        return await self._offload(self._leave, name, holder)
 
     async def renew(self, holds: Sequence[Hold]) -> list[Renewal]:
         return await self._offload(self._renew, holds)
@@ -280,7 +280,7 @@ class SQLite(Backend):
         self._wake(wakes)
         return bool(now < row[0])
 
-    def _leave(self, name: str, holder: str) -> None:
+    def _leave(self, name: str, holder: str) -> str | None:
         wakes: Wakes = []
         with self._file.writing() as db:
             db.execute("DELETE FROM waiter WHERE holder = ?", (holder,))
@@ -291,6 +291,7 @@ class SQLite(Backend):
             elif row and row[0] == SHARED:
                 self._queue.part(db, name, self.driver.now(), wakes)
         self._wake(wakes)
+        return str(row[0]) if row and row[0] not in (holder, SHARED) else None
 
     def _drop(self, name: str, holder: str) -> None:
         """Leave the queue for a waiter that nobody can wake any more; the next in this process minds the deadline."""

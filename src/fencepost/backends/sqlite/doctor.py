@@ -4,8 +4,10 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from fencepost.address import state_file
 from fencepost.backend import Finding
 from fencepost.backends.sqlite.file import File
+from fencepost.errors import ConfigError
 
 _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "sshfs", "fuse.sshfs", "virtiofs")
 
@@ -23,7 +25,13 @@ def _findings(path: Path, mode: str, locks: int, last: int) -> Iterator[Finding]
     if kind.startswith(_REMOTE):
         yield Finding("risk", f"the file lies on {kind}", "several hosts see it, yet its locks work on one host only")
     else:
-        yield Finding("ok", f"the file lies on {kind or 'a local file system'}", "all processes of this host share it")
+        share = "all processes of this host that may open it share it"
+        if path == _default():
+            share = (
+                "the processes of this user on this host share it, and nobody else; for several users name a file that "
+                "all of them may write, such as sqlite:///var/lib/app/locks.db"
+            )
+        yield Finding("ok", f"the file lies on {kind or 'a local file system'}", share)
     if mode != "wal":
         yield Finding("warn", f"journal_mode={mode} instead of wal", "every lock waits for the disk several times")
     yield Finding(
@@ -32,6 +40,13 @@ def _findings(path: Path, mode: str, locks: int, last: int) -> Iterator[Finding]
         "they survive kill -9 and power loss; a file restored from a backup repeats them: 'fencepost bump' past what "
         "the guards have seen",
     )
+
+
+def _default() -> Path | None:
+    try:
+        return state_file("locks.db").absolute()
+    except ConfigError:  # there is no home folder
+        return None
 
 
 def _file_system(path: Path) -> str:

@@ -99,9 +99,13 @@ function showGuide() {
 function held(report) {
   if (!report) return "";
   if (report.error) return `It could not be checked: ${report.error}`;
-  const kept = report.promises.filter((name) => !report.violations.some(({ check }) => check === name));
-  const broken = report.promises.filter((name) => !kept.includes(name));
-  const parts = [broken.length ? `⚠ Broken: ${broken.join(", ")} (${report.violations.length} times; the log says when).` : "", kept.length ? `✓ Kept: ${kept.join(", ")}.` : ""];
+  const those = (state) => Object.keys(report.promises).filter((name) => report.promises[name] === state);
+  const [broken, kept, open] = ["broken", "kept", "not checked"].map(those);
+  const parts = [
+    broken.length ? `⚠ Broken: ${broken.join(", ")} (${report.violations.length} times; the log says when).` : "",
+    kept.length ? `✓ Kept: ${kept.join(", ")}.` : "",
+    open.length ? `? Not checked: ${open.map((name) => `${name} (${report.unchecked[name]})`).join(", ")}.` : "",
+  ];
   return `fencepost check: ${parts.filter(Boolean).join(" ")}`;
 }
 

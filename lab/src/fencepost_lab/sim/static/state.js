@@ -87,7 +87,7 @@ async function hold(model) {
   try {
     report = await check(model.given.map((line) => JSON.stringify(line)).join("\n"));
   } catch (error) {
-    report = { violations: [], promises: [], error: error.message };
+    report = { violations: [], promises: {}, error: error.message };
   }
   model.report = report;
   if (state.model === model) changed("report");

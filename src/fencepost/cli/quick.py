@@ -1,0 +1,118 @@
+"""The quick way to a command: its arguments read without Typer's machinery, which takes longer than most commands run.
+
+It knows plain options and arguments only. For whatever it does not know, such as ``--help`` or a mistake, it does
+nothing, and Typer does all of it: what is said, and how it ends, is the same either way.
+"""
+
+import importlib
+import inspect
+import os
+import types
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+
+class Unknown(Exception):
+    """Typer has to see to it."""
+
+
+def command(target: str) -> Callable[..., Any]:
+    """The function of a command that is one, such as ``module:name``; Unknown for a group of them."""
+    module, _, attribute = target.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        commands = found.registered_commands
+        if len(commands) != 1 or found.registered_callback is not None or found.registered_groups:
+            raise Unknown
+        found = commands[0].callback
+    return found  # type: ignore[no-any-return]
+
+
+def parse(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
+    """The arguments for a command's function; Unknown if they need another look."""
+    options: dict[str, _Parameter] = {}
+    arguments: list[_Parameter] = []
+    found: dict[str, Any] = {}
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        known = _Parameter(name, hints[name], parameter.default)
+        if known.option is None:
+            arguments.append(known)
+        else:
+            options |= dict.fromkeys(known.flags, known)
+        found[name] = parameter.default
+    plain: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            plain += rest
+            break
+        if not word.startswith("-") or word == "-":
+            plain.append(word)
+            continue
+        flag, equals, text = word.partition("=") if word.startswith("--") else (word, "", "")
+        if (option := options.get(flag)) is None or (option.kind is bool and equals):
+            raise Unknown
+        if option.kind is bool:
+            found[option.name] = True
+        elif equals or rest:
+            found[option.name] = option.read(text if equals else rest.pop(0))
+        else:
+            raise Unknown
+    for argument in arguments:
+        if argument.many:
+            found[argument.name], plain = [argument.read(word) for word in plain], []
+        elif plain:
+            found[argument.name] = argument.read(plain.pop(0))
+    missing = [name for name, value in found.items() if value is inspect.Parameter.empty or value == []]
+    if plain or missing:
+        raise Unknown
+    return found
+
+
+class _Parameter:
+    """One parameter of a command's function, as far as it is plain."""
+
+    def __init__(self, name: str, hint: Any, default: Any) -> None:
+        kind, info = get_args(hint) if hasattr(hint, "__metadata__") else (hint, None)
+        if not isinstance(info, (ArgumentInfo, OptionInfo)) or info.callback is not None:
+            raise Unknown
+        if getattr(info, "click_type", None) is not None:  # of older versions of Typer
+            raise Unknown
+        if info.envvar is not None and os.environ.get(str(info.envvar)):
+            raise Unknown  # the environment has a say
+        self.name = name
+        self._info = info
+        self.option = info if isinstance(info, OptionInfo) else None
+        named = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
+        self.flags = tuple(named) or (f"--{name.replace('_', '-')}",)  # in Annotated, its default is the first flag
+        if any("/" in flag for flag in self.flags) or (kind is bool and default is not False):
+            raise Unknown
+        if get_origin(kind) in (Union, types.UnionType):
+            kind = next(each for each in get_args(kind) if each is not type(None))
+        self.many = get_origin(kind) is list
+        if self.many and self.option is not None:
+            raise Unknown
+        self.kind: Any = get_args(kind)[0] if self.many else kind
+
+    def read(self, text: str) -> Any:
+        """The value that a word stands for."""
+        try:
+            if self._info.parser is not None:
+                return self._info.parser(text)
+            if self.kind is str or self.kind is Path or issubclass(self.kind, StrEnum):
+                return self.kind(text)
+            if self.kind is int and text.isascii() and text.isdigit():
+                value = int(text)
+                low, high = self._info.min, self._info.max
+                if (low is None or value >= low) and (high is None or value <= high):
+                    return value
+        except (ValueError, typer.BadParameter):
+            pass  # Typer says what is wrong with it
+        raise Unknown

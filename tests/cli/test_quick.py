@@ -1,0 +1,126 @@
+"""The quick way to a command says and does what Typer does; and completion at a real shell."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost.cli import locks, quick, run, top
+from fencepost.cli.app import COMMANDS
+from fencepost.cli.top import Sort
+from tests.harness.child import Child
+
+
+def test_plain_arguments_are_read() -> None:
+    found = quick.parse(
+        quick.command(COMMANDS["run"]), ["--quiet", "job", "--ttl", "500ms", "-E", "0", "--", "sh", "-c", "x"]
+    )
+    assert (found["name"], found["command"], found["ttl"], found["busy_exit"]) == ("job", ["sh", "-c", "x"], 0.5, 0)
+    assert (found["quiet"], found["verbose"], found["timeout"]) == (True, False, None)
+    found = quick.parse(top.top, ["--sort", "name", "a/", "--every=2s", "--json"])
+    assert (found["prefix"], found["sort"], found["every"], found["as_json"]) == ("a/", Sort.NAME, 2.0, True)
+    assert quick.parse(locks.ls, [])["prefix"] == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["job"],  # no command
+        ["job", "--ttl", "soon", "--", "true"],
+        ["job", "--ttl"],
+        ["job", "--busy-exit", "256", "--", "true"],
+        ["job", "--no-wait=1", "--", "true"],
+        ["job", "-qv", "--", "true"],
+        ["job", "sh", "-c", "true"],
+        [],
+    ],
+)
+def test_whatever_else_is_left_to_typer(words: list[str]) -> None:
+    with pytest.raises(quick.Unknown):
+        quick.parse(run.run, words)
+
+
+def test_what_the_environment_decides_is_left_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCEPOST_AUDIT", "audit.jsonl")
+    with pytest.raises(quick.Unknown):
+        quick.parse(top.top, [])
+    with pytest.raises(quick.Unknown):
+        quick.command(COMMANDS["guard"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["ls"], 0),
+        (["ls", "--json"], 0),
+        (["show"], 2),
+        (["ls", "--jsn"], 2),
+        (["show", "a" * 600], 2),
+        (["watch", "--every", "0"], 2),
+        (["break", "job"], 1),
+        (["run", "--no-wait", "--timeout", "1s", "job", "--", "true"], 2),
+        (["run", "job", "--", "sh", "-c", "exit 41"], 41),
+    ],
+)
+def test_both_ways_end_alike(words: list[str], code: int, tmp_path: Path) -> None:
+    env = {**os.environ, "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
+    slow = "import sys\nfrom fencepost.cli import quick\nquick.command = lambda target: exec('raise quick.Unknown')\n"
+    slow += "import fencepost.cli\nfencepost.cli.main()"
+    ends = []
+    for program in (["-m", "fencepost"], ["-c", slow]):
+        done = subprocess.run([sys.executable, *program, *words], env=env, capture_output=True, text=True, check=False)
+        ends.append((done.returncode, done.stdout, done.stderr))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == code
+
+
+def test_the_quick_way_loads_neither_pydantic_nor_asyncio(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom fencepost.cli import main\n"
+        f"sys.argv = ['fencepost', 'ls', '--backend', 'sqlite://{tmp_path}/locks.db']\n"
+        "try:\n    main()\nfinally:\n    print('LOADED', *({'pydantic', 'asyncio', 'rich'} & set(sys.modules)))"
+    )
+    with Child.python("-c", code) as program:
+        assert program.wait() == 0, program.story
+    assert program.output[-1].strip() == "LOADED"
+
+
+def test_a_reader_that_went_away_is_no_traceback(tmp_path: Path) -> None:
+    with fencepost.connect(f"sqlite://{tmp_path}/locks.db") as held:
+        held.acquire("a")
+        command = f"{sys.executable} -m fencepost watch --every 10ms --for 2s --backend sqlite://{tmp_path}/locks.db"
+        done = subprocess.run(
+            ["bash", "-c", f"{command} > >(true); exit $?"], capture_output=True, text=True, check=False
+        )
+    assert "Traceback" not in done.stderr
+
+
+def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
+    program = tmp_path / "fencepost"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fencepost "$@"\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
+    script = """source <(fencepost completion bash)
+    try() {
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+        _fencepost_completion fencepost; echo "${COMPREPLY[@]}"
+    }
+    try fencepost ba
+    try fencepost show acc
+    """
+    with fencepost.connect(env["FENCEPOST_URL"]) as held:
+        held.acquire("account/42")
+        held.acquire("other")
+        done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["backends", "account/42"], done.stderr
+
+
+@pytest.mark.parametrize(("shell", "word"), [("zsh", "compdef"), ("fish", "complete --command fencepost")])
+def test_other_shells_have_a_script(shell: str, word: str) -> None:
+    with Child.fencepost("completion", shell) as program:
+        assert program.wait() == 0, program.story
+    assert word in "\n".join(program.output)
