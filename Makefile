@@ -90,7 +90,7 @@ lab: setup servers ## Run every experiment in full, and write the report into do
 docs: setup servers ## Build the site into out/site without a warning, check its links, and look at it in Chromium
 	rm -rf out/site
 	$(PY) -m sphinx -W --keep-going -q -b html -d out/doctrees docs out/site
-	FENCEPOST_SITE=out/site $(PY) -m pytest -q tests/docs/test_site.py tests/docs/every_page.py tests/docs/test_pages.py tests/docs/test_links.py $(ARGS)
+	FENCEPOST_SITE=out/site $(PY) -m pytest -q tests/docs/built_site.py tests/docs/every_page.py tests/docs/test_pages.py tests/docs/test_links.py $(ARGS)
 	@echo 'to read it: python3 -m http.server -b 127.0.0.1 -d out/site'
 
 lock: ## Regenerate requirements/*.lock (UPGRADE=1 takes the newest versions)

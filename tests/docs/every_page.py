@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.built_site import too_wide
 from tests.docs.site import pages
-from tests.docs.test_site import too_wide
 from tests.sim.browser import Browser
 
 

@@ -58,7 +58,7 @@ def blocks(document: Path) -> Iterator[Block]:
             fence = ""
         elif fence:
             body.append(line)
-        elif opening := re.match(r"\s*(`{3,}|~{3,})\s*([\w+-]*|\{[\w-]+\})", line):
+        elif opening := re.match(r"\s*(`{3,}|~{3,})\s*(\{[\w-]+\}|[\w+-]*)", line):
             fence, language = opening.groups()
             start, body = number + 1, []
             comment = re.fullmatch(r"\s*<!--\s*snippet:\s*(.*?)\s*-->\s*", previous)

@@ -21,6 +21,9 @@ from tests.harness.waiting import PATIENCE, until
 _AT_TERMINAL = 'exec 0<>"$0" 1>&0 2>&0; exec "$@"'
 
 
+_SIZE = ("COLUMNS", "LINES")  # pytest's workers have them, and programs believe them before they ask the terminal
+
+
 class Terminal:
     """One program whose input, output and controlling terminal is a new pseudo-terminal.
 
@@ -30,11 +33,12 @@ class Terminal:
     def __init__(self, command: Sequence[object], *, env: Mapping[str, str] | None = None) -> None:
         self._ours, self._theirs = pty.openpty()  # theirs stays open: without it, a read before the start would fail
         os.set_blocking(self._ours, False)
+        inherited = {name: value for name, value in os.environ.items() if name not in _SIZE}
         self.command = [str(part) for part in command]
         self.process = spawn(
             ["sh", "-c", _AT_TERMINAL, os.ttyname(self._theirs), *self.command],
             cwd=ROOT,
-            env={**os.environ, "TERM": "xterm-256color", **(env or {})},
+            env={**inherited, "TERM": "xterm-256color", **(env or {})},
         )
         self.screen = ""
         self._shown = 0

@@ -315,7 +315,17 @@ def test_the_script_says_where_everything_is() -> None:
     places = dict(line.split("=", 1) for line in said.stdout.splitlines())
     assert set(places) == {
         *("REDIS_SERVER", "REDIS_CLI", "ETCD", "ETCDCTL", "JAVA", "ZOOKEEPER_CLASSPATH"),
-        *("CONSUL", "POSTGRES_BIN", "PGBOUNCER", "PROMETHEUS", "PROMTOOL", "CHROMIUM", "CHROMEDRIVER", "AXE"),
+        *(
+            "CONSUL",
+            "POSTGRES_BIN",
+            "PGBOUNCER",
+            "PROMETHEUS",
+            "PROMTOOL",
+            "CHROMIUM",
+            "CHROMEDRIVER",
+            "AXE",
+            "PYODIDE",
+        ),
         *("CC", "IP", "UNSHARE", "NSENTER"),
     }
     assert all(Path(part).exists() for place in places.values() for part in place.split(os.pathsep))

@@ -164,8 +164,8 @@ def test_a_foreign_key_without_expiry_is_shown_as_one_and_as_json(own_redis: Own
         raise AssertionError(f"{constant} is no JSON")
 
     own_redis.client.set("fencepost:lock:a", "somebody")
-    for command in (("show", "a"), ("ls",)):
+    for command, said in ((["show", "a"], "holder somebody, no expiry"), (["ls"], "-        0  somebody")):
         shown = [sys.executable, "-m", "fencepost", *command, "--backend", own_redis.url]
-        assert "holder somebody, no expiry" in subprocess.check_output(shown, text=True)
+        assert said in subprocess.check_output(shown, text=True)
         facts = json.loads(subprocess.check_output([*shown, "--json"]), parse_constant=refuse)
         assert (facts[0] if command == ("ls",) else facts)["remaining"] is None

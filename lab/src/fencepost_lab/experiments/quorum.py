@@ -6,6 +6,7 @@ from typing import Self
 
 import redis
 
+from fencepost.holders import unlabelled
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST, Redis
@@ -54,7 +55,7 @@ class Views:
         for number, member in enumerate(self._members, 1):
             with redis.Redis(HOST, member.port, decode_responses=True) as node:
                 value = node.get(f"fencepost:lock:{lock}")
-            if str(value or "").startswith(holder + ":"):
+            if unlabelled(str(value or "").rpartition(":")[0])[0] == holder:
                 found.append(f"r{number}")
         return found
 

@@ -47,17 +47,17 @@ class Socket:
             self.raw = dial.socket(endpoint)
         except OSError as error:
             dial.fail(endpoint, f"cannot connect: {error}", ambiguous=False)
-        self.endpoint = endpoint
-        reader = Reader(notEnoughData=NOTHING)
-        self._feed = reader.feed
-        self._gets = reader.gets
-        self._more = reader.has_data
-        self._recv = self.raw.recv
-        self._timeout = self._patience = dial.timeout
-        self._limit = dial.timeout if self.raw.gettimeout() is None else 0.0  # else Python keeps the time itself
-        self._send = self.raw.sendall
-        self._poll = poller()
         try:
+            self.endpoint = endpoint
+            reader = Reader(notEnoughData=NOTHING)
+            self._feed = reader.feed
+            self._gets = reader.gets
+            self._more = reader.has_data
+            self._recv = self.raw.recv
+            self._timeout = self._patience = dial.timeout
+            self._limit = dial.timeout if self.raw.gettimeout() is None else 0.0  # else Python keeps the time itself
+            self._send = self.raw.sendall
+            self._poll = poller()
             self._poll.register(self.raw, READABLE)
             dial.welcomed(endpoint, self.calls(dial.greeting(secret), dial.greets()), secret)
         except BaseException as error:

@@ -1,4 +1,7 @@
-"""The built site: no warning, no broken link, nothing from another host; and a person can use it on any screen."""
+"""The built site: no warning, no broken link, nothing from another host; and a person can use it on any screen.
+
+`make docs` runs this, and `.ci/run` runs that: a build costs as much CPU as a thousand other tests.
+"""
 
 from pathlib import Path
 from typing import Any
