@@ -170,7 +170,7 @@ def test_the_readme_has_one_order_and_is_short() -> None:
         "The refused write",
         "Stores and frameworks",
         "What it does not do",
-        "Two commands",
+        "Commands",
         "More",
     ]
 

@@ -300,6 +300,15 @@ def test_shares_exclude_holders_and_each_other_beyond_their_limit() -> None:
     assert only("exclusion", [shares[0], over(1.5, "A"), acquired(2, "D", 9, until=8)]) == ("kept", set())
 
 
+def test_a_deadline_that_is_moved_back_afterwards_was_counted_on_all_the_same() -> None:
+    until = {"ev": "renewed", "who": "a", "token": 1, "holder": "a1", "until": 4.0}
+    two = [acquired(1, "a", 1, until=10), acquired(5, "b", 2, until=9)]
+    head = RUN | {"promises": ["exclusion"]}
+    assert [each.kind for each in check([head, *two, until | {"t": 6.0}]).violations] == ["overlap"]
+    moved = [two[0], until | {"t": 2.0}, two[1]]
+    assert check([head, *moved]).violations == [], "nobody counted on both"
+
+
 def test_a_killed_holder_holds_nothing() -> None:
     kill = {"t": 2, "ev": "fault", "do": "kill", "who": "A"}
     leases = [acquired(1, "A", 1, until=9), kill, acquired(3, "B", 2, until=9)]

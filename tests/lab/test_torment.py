@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from fencepost.errors import ConfigError
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import decode
-from fencepost_lab.torture import campaign, crew, slices
+from fencepost_lab.torture import campaign, crew, page, slices
 from fencepost_lab.torture.faults import CATALOGUE
 from fencepost_lab.torture.nemesis import menu
 from fencepost_lab.torture.plan import STORES, Plan
 from fencepost_lab.torture.site import Site, checked
+from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.waiting import until
 
@@ -159,6 +161,13 @@ def test_a_summary_fails_where_a_control_showed_nothing() -> None:
     assert not campaign.summarise([result("off", 0), result("", 0)])["ok"]
     assert not campaign.summarise([result("off", 4), result("", 1)])["ok"]
     assert not campaign.summarise([])["ok"]
+
+
+def test_the_figures_of_the_docs_are_those_of_the_slices_that_are_kept_beside_them() -> None:
+    docs = ROOT / "docs"
+    dated = re.compile("^Written on .*? by ", re.MULTILINE)
+    found = page.figures(page.results(docs / "torture-slices.json"))
+    assert dated.sub("", found) in dated.sub("", (docs / "torture.md").read_text("utf-8"))
 
 
 @pytest.mark.slow

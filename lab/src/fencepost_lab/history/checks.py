@@ -591,7 +591,7 @@ def _exclusion(gathered: Gathered, report: Report) -> Iterator[Violation]:
             seen += 1
             while active and active[0][0] <= each.t + SLACK:
                 heappop(active)
-            end = min(each.until - drift * each.ttl, each.ended)
+            end = min(each.reach - drift * each.ttl, each.ended)
             others = active if each.limit is None else [other for other in active if other[2]]
             if each.limit is not None and not others and len(active) >= each.limit:
                 others = active

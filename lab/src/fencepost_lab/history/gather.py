@@ -85,7 +85,7 @@ def violation(kind: str, t: float, what: str) -> Violation:
 class Lease:
     """One lease as its holder came to it, and what became of it."""
 
-    __slots__ = ("asked", "ended", "holder", "limit", "lock", "released", "t", "token", "ttl", "until", "who")
+    __slots__ = ("asked", "ended", "holder", "limit", "lock", "reach", "released", "t", "token", "ttl", "until", "who")
 
     def __init__(
         self, lock: str, who: str, holder: str, token: int | None, asked: float, t: float, ttl: float, limit: int | None
@@ -99,6 +99,8 @@ class Lease:
         self.ttl = ttl
         self.limit = limit
         self.until: float | None = None
+        self.reach = 0.0
+        """How far it was counted on, also by a deadline that was moved back later."""
         self.ended = inf
         """When its holder lost it, began to give it back, or was killed."""
         self.released = inf
@@ -306,7 +308,10 @@ class Gathered:
         if line["t"] > until + SLACK:
             self.note("over-on-arrival", line["t"], f"{holder} was given a lease that was over at {until}")
         self.counts["deadlines"] += 1
+        if lease.until is not None:
+            lease.reach = min(lease.reach, line["t"])
         lease.until = until
+        lease.reach = max(lease.reach, until)
 
     def _lost(self, line: Line) -> None:
         self.counts["lost"] += 1
