@@ -125,4 +125,3 @@ def test_a_file_that_is_none_of_these_is_explained(browser: Browser, page: str, 
     browser.type("#file", str(tmp_path / "words.json"))
     browser.wait("!document.querySelector('#error').hidden")
     assert "words.json, line 1: is not a line of a history" in browser.text("#error")
-    until(lambda: any("400" in said for said in browser.complaints()), "the console tells of the refusal")

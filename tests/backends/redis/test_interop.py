@@ -168,4 +168,4 @@ def test_a_foreign_key_without_expiry_is_shown_as_one_and_as_json(own_redis: Own
         shown = [sys.executable, "-m", "fencepost", *command, "--backend", own_redis.url]
         assert said in subprocess.check_output(shown, text=True)
         facts = json.loads(subprocess.check_output([*shown, "--json"]), parse_constant=refuse)
-        assert (facts[0] if command == ("ls",) else facts)["remaining"] is None
+        assert (facts[0] if command == ["ls"] else facts)["remaining"] is None
