@@ -34,7 +34,6 @@ class _Watched(weakref.ref[L]):
     __slots__ = ("name",)
 
     def __init__(self, lease: L) -> None:
-        super().__init__(lease)
         self.name = lease.name
 
 

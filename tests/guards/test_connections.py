@@ -233,7 +233,7 @@ def test_the_guard_for_the_other_database_refuses_it(play: Callable[[Scenario], 
 @pytest.mark.postgres
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_a_connection_of_asyncpg_is_refused_with_the_way_that_works(postgres_url: str, pooled: bool) -> None:
-    import asyncpg
+    import asyncpg  # type: ignore[import-untyped]
 
     url = postgres_url.partition("?")[0]
     if pooled:
