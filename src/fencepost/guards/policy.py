@@ -205,6 +205,8 @@ def default_policy(policy: Policy | str | Callable[[], str]) -> AbstractContextM
     It holds at once, in all threads and tasks, and until it is set again: call it when the program starts. In a test,
     ``with default_policy("off"):`` sets back the one before at its end. A guard's own ``policy=`` goes first; without
     a call, $FENCEPOST_POLICY has the mode, such as ``shadow``, and else it is strict. Anything below strict is logged.
+
+        guards.default_policy("shadow")
     """
     global _default
     before, found = _default, policy if isinstance(policy, Policy) else Policy(policy)
@@ -214,7 +216,12 @@ def default_policy(policy: Policy | str | Callable[[], str]) -> AbstractContextM
 
 
 def current_policy() -> Policy:
-    """The policy that a guard follows which was given none; ConfigError if $FENCEPOST_POLICY names no mode."""
+    """The policy that a guard follows which was given none; ConfigError if $FENCEPOST_POLICY names no mode.
+
+    For example::
+
+        print(guards.current_policy().mode)
+    """
     global _default
     if _default is None:
         mode = os.environ.get("FENCEPOST_POLICY")
