@@ -30,8 +30,8 @@ def test_a_file_that_cannot_be_made_is_the_only_thing_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").touch()
-    with fencepost.connect(f"sqlite:{tmp_path}/taken/locks.db") as locks:
-        with pytest.raises(BackendError, match="taken") as failed:
-            locks.acquire("job", timeout=1)
+    url = f"sqlite:{tmp_path}/taken/locks.db"
+    with fencepost.connect(url) as locks, pytest.raises(BackendError, match="taken") as failed:
+        locks.acquire("job", timeout=1)
     assert not failed.value.ambiguous
     assert caplog.text == "", "nothing was acquired, so there is nothing to clean up"
