@@ -113,7 +113,8 @@ class Nemesis:
     def prepare(self) -> None:
         """The fault that comes before everything else."""
         high = next((each for each in self.menu.drawn if each.name == "high-tokens"), None)
-        if high is not None and (self.plan.seed % 4 == 2 or self.plan.faults is not None):
+        # Not where the store may forget them: it would be refused for a mark that no holder had.
+        if high is not None and not self.menu.loses and (self.plan.seed % 4 == 2 or self.plan.faults is not None):
             self.do(high)
 
     def begin(self) -> None:

@@ -47,7 +47,12 @@ def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "faults",
     )
     wanted += ("without", "lost_updates", "overlapping_beliefs", "stale_refused", "served", "left", "memory")
-    return [{name: each[name] for name in wanted} for each in results]
+    found = [{name: each[name] for name in wanted} for each in results]
+    # Of what a worker said when it broke, not its traceback: that names folders of the machine.
+    return [
+        each | {"wrong": [re.split(r" ended with \d+:", text)[0].splitlines()[0][:120] for text in each["wrong"]]}
+        for each in found
+    ]
 
 
 def results(path: Path) -> list[dict[str, Any]]:
