@@ -111,8 +111,17 @@ def test_the_library_alone_has_its_core_and_names_the_extra_for_the_rest(install
     assert done.stdout.split() == ["1", "1", "[]"], done.stderr
     done = python("-m", "fencepost", "ls")
     assert (done.returncode, "pip install 'fencepost[cli]'" in done.stderr) == (2, True), done.stderr
-    done = python("-c", "import fencepost; fencepost.connect('redis://localhost')")
-    assert "pip install 'fencepost[redis]'" in done.stderr
+    program = (
+        "import fencepost\n"
+        "for url in ('redis://h', 'etcd://h', 'zk://h', 'postgresql://h/x'):\n"
+        "    try:\n        fencepost.connect(url)\n    except fencepost.ConfigError as error:\n        print(error)\n"
+    )
+    assert python("-c", program).stdout.splitlines() == [
+        "redis:// needs the package 'hiredis': pip install 'fencepost[redis]'",
+        "etcd:// needs the package 'hpack': pip install 'fencepost[etcd]'",
+        "zk:// needs the package 'kazoo': pip install 'fencepost[zookeeper]'",
+        "postgresql:// needs the package 'psycopg': pip install 'fencepost[postgres]'",
+    ]
 
 
 def test_the_command_line_works_without_the_laboratory_and_names_it(install: Callable[..., Run]) -> None:

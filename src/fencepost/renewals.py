@@ -28,6 +28,15 @@ class Emit(Protocol):
 L = TypeVar("L", bound=BaseLease)
 
 
+class _Watched(weakref.ref[L]):
+    """A reference that does not keep its lease alive, and knows the lock's name when the lease is gone."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, lease: L) -> None:
+        self.name = lease.name
+
+
 class Flight(Generic[L]):
     """Leases whose renewal is on its way: one key of the timer for the first of their deadlines."""
 
@@ -46,7 +55,7 @@ class Renewals(Generic[L]):
         self._backend = backend
         self._driver = driver
         self._emit = emit
-        self._leases: dict[str, weakref.ref[L]] = {}  # by holder
+        self._leases: dict[str, _Watched[L]] = {}  # by holder
         self._reports: deque[tuple[str, str]] = deque()
         self._unknown: dict[str, str] = {}
         """What was reported of holders whose acquire is on its way back."""
@@ -63,7 +72,7 @@ class Renewals(Generic[L]):
 
     def watch(self, lease: L) -> None:
         """Watch a lease from now on; RuntimeError or MemoryError if that needs a thread and none can be started."""
-        self._leases[lease._stored] = weakref.ref(lease)
+        self._leases[lease._stored] = _Watched(lease)
         self._timer.set(lease._stored, lease._due, lease.ttl / _TOGETHER)
         if self._unknown and (why := self._unknown.pop(lease._stored, None)) is not None:
             self._reports.append((lease._stored, why))
@@ -195,7 +204,9 @@ class Renewals(Generic[L]):
             lease = ref()
             if lease is None or lease._reason:
                 if lease is None:
-                    _log.warning("a lease was dropped without release; it is not renewed, its ttl frees it")
+                    _log.warning(
+                        "the lease of %r was dropped without release; it is not renewed, its ttl frees it", ref.name
+                    )
                 self._leases.pop(key, None)
             elif now >= lease.deadline:
                 self._lose(lease, Reason.EXPIRED)

@@ -242,9 +242,93 @@ def test_install_guards_an_sqlite_table_by_its_epoch(tmp_path: Path) -> None:
         conn.execute(f"UPDATE account SET lock_epoch = {2**63 - 1}")
 
 
+def test_uninstall_removes_from_postgres_what_install_made(postgres_server: Endpoint) -> None:
+    left = """SELECT proname::text FROM pg_proc WHERE pronamespace = 'removal'::regnamespace UNION ALL
+        SELECT relname FROM pg_class WHERE relnamespace = 'removal'::regnamespace AND relkind = 'r' ORDER BY 1"""
+    with psycopg.connect(postgres_server.url, autocommit=True) as conn:
+        conn.execute("CREATE SCHEMA removal")
+        url = f"{postgres_server.url}?options=-csearch_path%3Dremoval"
+        conn.execute("SET search_path = removal")
+        conn.execute('CREATE TABLE "Account" (id int, balance int); CREATE TABLE ledger (id int, lock_epoch bigint)')
+        conn.execute("""INSERT INTO "Account" VALUES (42, 100); INSERT INTO ledger VALUES (1, 7)""")
+        assert Done("install", url, "Account", "--resource", "account/{id}").code == 0
+        assert Done("install", url, "ledger", "--column", "lock_epoch").code == 0
+        with conn.transaction():
+            postgres.admit(conn, "account/42", 5)
+        conn.execute("INSERT INTO fencepost_run VALUES ('billing', NULL, 1)")
+
+        asked = Done("uninstall", url)
+        assert (asked.code, "give --yes" in asked.err) == (2, True)
+        printed = Done("uninstall", url, "--print").out
+        assert 'DROP TRIGGER fencepost_fenced ON "Account";' in printed
+        with pytest.raises(psycopg.Error, match="without a fencing token"):
+            conn.execute('UPDATE "Account" SET balance = 0')
+
+        one = Done("uninstall", url, "Account", "--yes", "--json").json
+        assert [each["trigger"] for each in one["triggers"]] == ["fencepost_fenced", "fencepost_truncate"]
+        conn.execute('UPDATE "Account" SET balance = 0')
+        with pytest.raises(psycopg.Error, match="would forget that token 7 was here"):
+            conn.execute("DELETE FROM ledger")
+        assert postgres.mark(conn, "account/42") == Stamp(5)
+
+        whole = Done("uninstall", url, "--yes", "--json").json
+        assert whole["tables"] == {"fencepost_mark": 1, "fencepost_saga": 0}
+        assert whole["kept"] == {"fencepost_run": 1}
+        assert {each["table"] for each in whole["triggers"]} == {"ledger"}
+        assert [each for (each,) in conn.execute(left)] == ["Account", "fencepost_run", "ledger"]
+        conn.execute("DELETE FROM ledger")
+        assert Done("uninstall", url, "nowhere", "--yes").code == exits.CODES[ConfigError][0]
+        conn.execute("DELETE FROM fencepost_run")
+        assert "removed the table fencepost_run (0 rows)" in Done("uninstall", url, "--yes").out
+        assert Done("uninstall", url).out == "nothing was there to remove\n"
+        conn.execute("CREATE TABLE fencepost_value (id int)")
+        assert "'fencepost resource'" in Done("uninstall", url, "--yes").err
+
+
+def test_uninstall_removes_from_sqlite_what_install_made(tmp_path: Path) -> None:
+    path = tmp_path / "app.sqlite3"
+    url = f"sqlite://{path}"
+    with closing(sqlite3.connect(path)) as conn, conn:
+        for table in ("account", "my ledger"):
+            conn.execute(f'CREATE TABLE "{table}" (id INTEGER PRIMARY KEY, lock_epoch INTEGER NOT NULL DEFAULT 7)')
+            conn.execute(f'INSERT INTO "{table}" (id) VALUES (42)')
+            conn.commit()
+            assert Done("install", url, table, "--column", "lock_epoch").code == 0
+        conn.execute('CREATE TRIGGER "fencepost_ mine" AFTER INSERT ON account BEGIN SELECT 1; END')
+        assert Done("uninstall", url).code == 2
+        assert Done("uninstall", url, "my ledger", "--yes").code == 0
+        conn.execute('DELETE FROM "my ledger"')
+        with pytest.raises(sqlite3.IntegrityError):
+            conn.execute("DELETE FROM account")
+        conn.commit()
+        done = Done("uninstall", url, "--yes", "--json").json
+        assert {each["table"] for each in done["triggers"]} == {"account"}
+        assert done["tables"] == {"fencepost_mark": 0, "fencepost_replaced": 0}
+        names = [name for (name,) in conn.execute("SELECT name FROM sqlite_master ORDER BY name")]
+        assert names == ["account", "fencepost_ mine", "my ledger"]
+        conn.execute("DELETE FROM account")
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_uninstall_asks_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    path = tmp_path / "app.sqlite3"
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("BEGIN")
+        sqlite.admit(conn, "account/42", 5)
+    monkeypatch.setattr("fencepost.cli.guard._at_a_terminal", lambda: True)
+    done = CliRunner().invoke(app, ["guard", "uninstall", f"sqlite://{path}"], input=f"{answer}\n")
+    assert "this removes the table fencepost_mark (1 row)" in done.stderr
+    assert "admits holders that were replaced" in done.stderr
+    assert done.exit_code == (0 if answer == "y" else 1)
+    with closing(sqlite3.connect(path)) as conn:
+        assert conn.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0 if answer == "y" else 1,)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (("uninstall", "redis://localhost", "--yes"), "name the database as postgresql://"),
+        (("uninstall", "sqlite:{tmp}/none.db", "--yes"), "there is no SQLite file"),
         (("install", "redis://localhost"), "postgresql:// and sqlite:"),
         (("install", "sqlite:x.db", "t", "--resource", "t/{id}"), "use --column"),
         (("install", "postgresql://localhost/x", "t", "--print"), "needs either --resource"),

@@ -294,7 +294,7 @@ async def test_a_dropped_lease_is_no_longer_renewed(store: Store, caplog: pytest
             tokens.append(lease.token)
             del lease
             gc.collect()
-            return "dropped without release" in caplog.text
+            return f"the lease of {store.name!r} was dropped without release" in caplog.text
 
         await store.until(warned, "the warning")
     assert (await store.free(there)).token > tokens[-1]

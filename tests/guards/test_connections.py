@@ -11,6 +11,7 @@ import fencepost
 from fencepost.driver import settle
 from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
 from fencepost.events import Event
+from fencepost.guards import aio, postgres, sqlite
 from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
 from fencepost.sql import connections
@@ -214,6 +215,49 @@ def test_outside_a_transaction_it_says_so(play: Callable[[Scenario], None]) -> N
         assert await mark(kind, conn, thing) is None
 
     play(scenario)
+
+
+def test_the_guard_for_the_other_database_refuses_it(play: Callable[[Scenario], None]) -> None:
+    async def scenario(kind: Kind, conn: Any, thing: str) -> None:
+        others = {postgres: sqlite, sqlite: postgres, aio.postgres: aio.sqlite, aio.sqlite: aio.postgres}
+        other = others[kind.guard]
+        for call in (other.admit, other.enter):
+            async with kind.transaction(conn):
+                with pytest.raises(ConfigError, match=r"leads to '|connection of sqlite3, SQLAlchemy or Django"):
+                    await settle(call(conn, thing, 5))
+        assert await mark(kind, conn, thing) is None
+
+    play(scenario)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_a_connection_of_asyncpg_is_refused_with_the_way_that_works(postgres_url: str, pooled: bool) -> None:
+    import asyncpg  # type: ignore[import-untyped]
+
+    url = postgres_url.partition("?")[0]
+    if pooled:
+        async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as conn:
+            await refused_by_all(conn)
+    else:
+        conn = await asyncpg.connect(url)
+        try:
+            await refused_by_all(conn)
+        finally:
+            await conn.close()
+
+
+async def refused_by_all(conn: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: postgres.admit(conn, "account/42", 5),
+        lambda: postgres.fenced(conn, "account/42", 5),
+        lambda: aio.postgres.admit(conn, "account/42", 5),
+        lambda: aio.postgres.fenced(conn, "account/42", 5),
+        lambda: aio.sqlite.enter(conn, "account/42", 5),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"use asyncpg through SQLAlchemy, by a postgresql\+asyncpg:// URL"):
+            await settle(call())
 
 
 class Instrumented:

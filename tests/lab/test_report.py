@@ -106,6 +106,21 @@ def test_the_report_has_every_figure_with_its_command(tmp_path: Path) -> None:
         assert f"]({name})" in text
 
 
+def test_the_first_table_has_each_question_beside_its_answer() -> None:
+    results = report.load(DOCS)
+    overview = report.markdown(results).partition("## Service levels")[0]
+    assert "| question | what it claims |" in overview
+    for result in results:
+        assert f"| {result['question']} | {result['claim']} |" in overview
+
+
+def test_the_committed_report_is_what_the_committed_results_give(tmp_path: Path) -> None:
+    for path in report.write(DOCS, tmp_path):
+        assert path.read_text("utf-8") == (DOCS / path.name).read_text("utf-8"), (
+            f"{path.name} is older than its results or its code; run 'fencepost lab report --from docs/lab'"
+        )
+
+
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "", "a/b", 7, None])
 @pytest.mark.parametrize("where", ["experiment", "plot"])
 def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, where: str, name: object) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -155,6 +156,57 @@ def install(
     print(f"installed{f', with a trigger on {table}' if table else ''}")
 
 
+@app.command()
+def uninstall(
+    url: Annotated[
+        str, typer.Argument(help="The database: postgresql://... or sqlite:///path; - means $FENCEPOST_DATABASE.")
+    ],
+    table: Annotated[
+        str | None, typer.Argument(help="Remove only the triggers on this table; default: marks and all triggers.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the statements for a migration, and run nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what install left: with TABLE its triggers, else the marks and every trigger and function too.
+
+    First stop the guarded programs, or set their policy to off. A database whose marks are gone has forgotten who was
+    replaced: it admits every token once more. Columns of yours, such as lock_epoch, stay. So do fencepost_run and
+    fencepost_saga, the memory of once() and of sagas, unless they are empty.
+    """
+    from fencepost.cli.uninstall import look
+
+    url = _given(url)
+    with connected(url) as conn:
+        found = look(conn, table)
+    if show:
+        print(
+            "".join(f"{each};\n" for each in found.statements) or "-- nothing of fencepost's guards is here\n", end=""
+        )
+        return
+    if found.statements and not yes:
+        if not _at_a_terminal():
+            raise ConfigError("uninstall asks before it removes anything, and this is no terminal; give --yes")
+        complain(f"this removes {found.words() or 'functions of fencepost'}")
+        if found.marks:
+            complain("without its marks the database admits holders that were replaced")
+        typer.confirm("Remove it?", abort=True, err=True)
+    with connected(url) as conn:
+        if url.startswith("sqlite:"):
+            conn.execute("BEGIN IMMEDIATE")  # sqlite3 would commit each statement by itself
+        found = look(conn, table)
+        for statement in found.statements:
+            conn.execute(statement)
+    if as_json:
+        print(json.dumps(found.facts()))
+        return
+    say(f"removed {found.words() or 'functions of fencepost'}" if found.statements else "nothing was there to remove")
+    for name, rows in found.kept.items():
+        say(f"kept {name}, which has {rows} row{'' if rows == 1 else 's'}")
+
+
 Marks = Annotated[
     str,
     typer.Argument(
@@ -224,6 +276,10 @@ def lower_mark(
         print(_as_json(resource, seen, mark.token))
     else:
         say(f"{resource}  lowered from {seen} to {mark.token}")
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _audited(path: Path, reason: str) -> Hook:

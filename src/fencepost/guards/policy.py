@@ -206,9 +206,7 @@ def default_policy(policy: Policy | str | Callable[[], str]) -> AbstractContextM
     ``with default_policy("off"):`` sets back the one before at its end. A guard's own ``policy=`` goes first; without
     a call, $FENCEPOST_POLICY has the mode, such as ``shadow``, and else it is strict. Anything below strict is logged.
 
-        from fencepost import guards
-
-        guards.default_policy("shadow")  # count what would be refused, in every guard that has no policy of its own
+        guards.default_policy("shadow")
     """
     global _default
     before, found = _default, policy if isinstance(policy, Policy) else Policy(policy)
@@ -220,9 +218,9 @@ def default_policy(policy: Policy | str | Callable[[], str]) -> AbstractContextM
 def current_policy() -> Policy:
     """The policy that a guard follows which was given none; ConfigError if $FENCEPOST_POLICY names no mode.
 
-    from fencepost.guards.policy import current_policy
+    For example::
 
-    print(current_policy())
+        print(guards.current_policy().mode)
     """
     global _default
     if _default is None:

@@ -46,13 +46,18 @@ def _look(conn: Any) -> Kind:
         return "sqlalchemy-async"
     if hasattr(conn, "pgconn") and hasattr(conn, "transaction"):
         return "psycopg-async" if hasattr(conn, "__aenter__") else "psycopg"
-    if inspect.iscoroutinefunction(getattr(conn, "commit", None)):
+    if inspect.iscoroutinefunction(getattr(conn, "commit", None)) or _is_asyncpg(conn):
         return "other-async"
     if hasattr(conn, "exec_driver_sql") or hasattr(conn, "get_bind"):
         return "sqlalchemy"
     if hasattr(conn, "in_atomic_block") and hasattr(conn, "ensure_connection"):
         return "django"
     return "other"
+
+
+def _is_asyncpg(conn: Any) -> bool:
+    """Whether it is asyncpg's, whose connections have neither commit() nor a cursor() as others have it."""
+    return any(each.__module__.partition(".")[0] == "asyncpg" for each in type(conn).__mro__)
 
 
 def through(conn: Any, call: Callable[[Any], T]) -> T:
@@ -97,6 +102,7 @@ def is_sqlite(conn: Any) -> bool:
 def require_blocking(conn: Any, other: str) -> None:
     """ConfigError for an asyncio connection, whose module is ``other``: what nobody awaits guards nothing."""
     if is_async(conn):
+        _require_taken(conn)
         raise ConfigError(f"this connection is asyncio's; use fencepost.{other}")
 
 
@@ -104,11 +110,33 @@ def require_asyncio(conn: Any, other: str) -> None:
     """ConfigError for a connection that blocks, whose module is ``other``."""
     if not is_async(conn):
         raise ConfigError(f"this connection blocks, and is not for asyncio; use fencepost.{other}")
+    _require_taken(conn)
+
+
+def _require_taken(conn: Any) -> None:
     if kind(conn) == "other-async":
+        instead = "; use asyncpg through SQLAlchemy, by a postgresql+asyncpg:// URL" if _is_asyncpg(conn) else ""
         raise ConfigError(
             f"the asyncio connections that are taken here are psycopg's and SQLAlchemy's AsyncConnection and "
-            f"AsyncSession, not {type(conn)!r}"
+            f"AsyncSession, not {type(conn)!r}{instead}"
         )
+
+
+def database(conn: Any) -> str | None:
+    """The database of a connection that blocks, as its toolkit calls it, such as "postgresql"; None if unknown."""
+    what = kind(conn)
+    if what == "django":
+        return str(conn.vendor)
+    if what == "sqlalchemy":
+        return str(sqlalchemy_connection(conn).dialect.name)
+    return "sqlite" if isinstance(conn, sqlite3.Connection) else None
+
+
+def elsewhere(found: str, wanted: str) -> ConfigError:
+    """The error for a connection whose database is ``found``, given to what is for ``wanted``."""
+    other = {"sqlite": "SQLite", "postgresql": "Postgres"}.get(found)
+    instead = f"use the guard for {other}" if other else "fencepost keeps marks in Postgres and SQLite"
+    return ConfigError(f"this connection leads to {found!r}, not to {wanted}; {instead}")
 
 
 def _require_closed(conn: Any) -> None:

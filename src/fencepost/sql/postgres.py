@@ -6,18 +6,30 @@ from typing import Any, TypeVar, cast
 
 from fencepost.driver import run, settle
 from fencepost.errors import ConfigError
-from fencepost.sql.connections import kind, sqlalchemy_connection, through
+from fencepost.sql.connections import database, elsewhere, kind, sqlalchemy_connection, through
 
 T = TypeVar("T")
 
+_OTHERS = {"sqlite", "mysql", "mariadb", "oracle", "mssql", "microsoft"}  # as SQLAlchemy and Django call them
 _MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
 
 
 def on(conn: Any, job: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
-    """The answer of a coroutine function that uses ``conn``: at once, or to be awaited if the connection is."""
+    """The answer of a coroutine function that uses ``conn``: at once, or to be awaited if the connection is.
+
+    Raises ConfigError if the connection leads to another database.
+    """
     if kind(conn) == "psycopg-async":
         return job(conn)
-    return through(conn, lambda conn: run(job(conn)))
+    return through(conn, lambda conn: run(job(_required(conn))))
+
+
+def _required(conn: Any) -> Any:
+    """The connection; ConfigError if its database is known not to be Postgres."""
+    found = database(conn)
+    if found and found in _OTHERS:
+        raise elsewhere(found, "Postgres")
+    return conn
 
 
 async def awaited(conn: Any, job: Callable[[Any], Coroutine[Any, Any, T]]) -> T:

@@ -10,7 +10,7 @@ from fencepost.driver.backoff import Backoff
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError, ConfigError
-from fencepost.sql.connections import kind, sqlalchemy_connection
+from fencepost.sql.connections import database, elsewhere, kind, sqlalchemy_connection
 
 T = TypeVar("T")
 
@@ -32,6 +32,8 @@ def link(conn: Any) -> tuple[Any, Any]:
     """What gives cursors, and what knows whether it is in a transaction."""
     if isinstance(conn, sqlite3.Connection):
         return conn, conn
+    if (found := database(conn)) and found != "sqlite":
+        raise elsewhere(found, "SQLite")
     if kind(conn) == "django":
         conn.ensure_connection()
         return conn.connection, conn.connection

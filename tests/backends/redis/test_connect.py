@@ -110,7 +110,7 @@ def test_user_and_password(own_redis: Own) -> None:
         assert got[0] > reader.token
     assert "WRONGPASS" in fails(f"redis://app:{SECRET[::-1].replace('/', '').replace('@', '')}@{place}")
     said = fails(f"redis://{place}")
-    assert "NOAUTH" in said
+    assert "NOAUTH: this server needs a password; write it into the URL" in said
     assert "Redis 6" not in said, "it is new enough"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from typing import Any
 
@@ -310,6 +311,19 @@ def test_doctor_speaks_of_each_node_also_of_one_that_is_down(five: Five) -> None
 def test_a_url_that_cannot_be_meant_is_refused(url: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         fencepost.connect(url)
+
+
+def test_the_options_that_a_refusal_names_are_options() -> None:
+    with pytest.raises(ConfigError) as refused:
+        fencepost.connect("redlock://a,b,c?timeout=1s")
+    named = re.split(", | and ", str(refused.value).partition("it takes ")[2])
+    # Each of them is known: what is wrong is the value, and the error names it.
+    values = {"node_timeout": "x", "db": "x", "verify": "x", "ca": "", "cert": "", "key": ""}
+    assert set(named) == {"prefix", *values}
+    fencepost.connect("redlock://a,b,c?prefix=x").close()
+    for option, value in values.items():
+        with pytest.raises(ConfigError, match=f"{option}=.*(number|0 or 1|duration|such as|no file)"):
+            fencepost.connect(f"redlocks://a,b,c?{option}={value}")
 
 
 def test_nothing_but_the_counter_is_left_behind(five: Five) -> None:

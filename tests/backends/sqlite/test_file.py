@@ -3,7 +3,11 @@
 import sqlite3
 from pathlib import Path
 
+import pytest
+
+import fencepost
 from fencepost.backends.sqlite.file import File
+from fencepost.errors import BackendError
 
 
 def test_whose_file_it_is_is_judged_as_of_one_moment(tmp_path: Path) -> None:
@@ -20,3 +24,14 @@ def test_whose_file_it_is_is_judged_as_of_one_moment(tmp_path: Path) -> None:
     file.close()
     assert seen
     assert all(seen)
+
+
+def test_a_file_that_cannot_be_made_is_the_only_thing_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "taken").touch()
+    url = f"sqlite:{tmp_path}/taken/locks.db"
+    with fencepost.connect(url) as locks, pytest.raises(BackendError, match="taken") as failed:
+        locks.acquire("job", timeout=1)
+    assert not failed.value.ambiguous
+    assert caplog.text == "", "nothing was acquired, so there is nothing to clean up"

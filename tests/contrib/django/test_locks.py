@@ -124,7 +124,9 @@ def test_checks_name_what_is_wrong_and_the_command_shows_and_breaks(tmp_path: Pa
     assert run("ls") == ""
     lease = locks.acquire("report/1")
     locks.acquire("other")
-    assert run("ls", "report").splitlines()[1].split()[:2] == ["report/1", str(lease.token)]
+    listed = run("ls", "report")
+    assert listed.startswith(f"report/1  token {lease.token}, holder ")
+    assert f" ({lease.holder}), " in listed, "after what its process tells of itself"
     (fact,) = json.loads(run("ls", "report", "--json"))
     assert (fact["name"], fact["token"]) == ("report/1", lease.token)
     assert run("break", "report/1").startswith("ended: report/1  token ")

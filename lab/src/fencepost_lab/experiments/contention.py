@@ -162,7 +162,8 @@ def _waits(name: str, curves: Curves) -> Plot:
         _dress(axes, curves, "seconds waited")
         axes.set_yscale("log")
 
-    return plots.draw(f"waits-{name}", f"{name}: waits for one hot lock, and the longest wait of each peer.", paint)
+    caption = f"{name}: waits for one hot lock{', and the longest wait of each peer' if len(curves) > 1 else ''}."
+    return plots.draw(f"waits-{name}", caption, paint)
 
 
 def _throughput(name: str, curves: Curves) -> Plot:

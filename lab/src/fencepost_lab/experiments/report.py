@@ -81,10 +81,16 @@ def markdown(results: Iterable[Result]) -> str:
     claims = sum(len(result["claims"]) for result in results)
     parts = [f"# {TITLE}", LEAD, f"**{held} of {claims} claims held, in {len(results)} experiments.**"]
     overview = [
-        (result["number"], f"[{result['experiment']}](#{anchor(result)})", result["claim"], _held(result["ok"]))
+        (
+            result["number"],
+            f"[{result['experiment']}](#{anchor(result)})",
+            result["question"],
+            result["claim"],
+            _held(result["ok"]),
+        )
         for result in results
     ]
-    parts.append(table(("", "experiment", "what it claims", ""), overview))
+    parts.append(table(("", "experiment", "question", "what it claims", ""), overview))
     parts += ["## Service levels", table(("metric", "target", "measured", "command"), slo.rows(results))]
     for result in results:
         parts += _section(result)

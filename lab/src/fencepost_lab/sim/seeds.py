@@ -57,10 +57,12 @@ def check_trace(trace: list[Line], *, weakened: bool = False, calm: bool = False
 def told(scenario: Scenario) -> list[Line]:
     """A run with every promise it broke as a note at its instant, to be looked at."""
     trace = run(scenario)
+    *events, end = trace
     calm = any(action["do"] == "calm" for action in scenario.actions)
     found = check_trace(trace, weakened=scenario.settings.fencing != "enter", calm=calm).violations
     notes: list[Line] = [{"t": each.t, "ev": "note", "text": f"Broken: {each.check}: {each.what}"} for each in found]
-    return sorted([*trace, *notes], key=lambda line: line["t"])
+    noted = sorted([*events, *notes], key=lambda line: line["t"])
+    return [*noted, end | {"lines": len(noted)}]
 
 
 def stuck(trace: list[Line]) -> list[Violation]:

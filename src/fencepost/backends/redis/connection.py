@@ -87,6 +87,9 @@ class Dial:
                 text = clipped(reply)
                 if text.startswith("NOPROTO") or ("unknown command" in text.lower() and "HELLO" in text):
                     text += "; fencepost needs Redis 6 or newer, or Valkey"
+                if text.startswith("NOAUTH"):  # its own text is about HELLO, which the user did not send
+                    text = "NOAUTH: this server needs a password; write it into the URL, redis://user:password@host, "
+                    text += "or give connect() credentials="
                 if text.startswith("WRONGPASS") and self.login is not None:
                     text += "; this is what the credentials function returned, for user "
                     text += repr(self.user or "default") if secret is None or not secret.user else repr(secret.user)

@@ -303,7 +303,8 @@ def _options(address: Address) -> Options:
     for key in ("fence", "wait_replicas", "pollers", "timeout", "connect_timeout"):
         if key in address.params:
             raise ConfigError(
-                f"{address.scheme}:// has no option {key!r}; it takes node_timeout, prefix, db and tls_..."
+                f"{address.scheme}:// has no option {key!r}; "
+                "it takes node_timeout, prefix, db, ca, cert, key and verify"
             )
     params = dict(address.params)
     patience = params.pop("node_timeout", "500ms")

@@ -314,7 +314,8 @@ class Session:
         if self._client.connected:
             return
         now = self._driver.now
-        until = now() + patience(self._patience)
+        allowed = patience(self._patience)
+        until = now() + allowed
         known = self._connection.unnamed  # it tries again by itself
         while not self._client.connected:
             signal = self._driver.signal()
@@ -329,7 +330,7 @@ class Session:
                 if (left := until - now()) <= 0:
                     why = f": {self._connection.trouble}" if self._connection.trouble else ""
                     raise BackendError(
-                        f"ZooKeeper at {self.hosts} was not reached within {self._patience:g} s{why}; is it running, "
+                        f"ZooKeeper at {self.hosts} was not reached within {allowed:.3g} s{why}; is it running, "
                         f"and does it have a majority?",
                         backend="zookeeper",
                         ambiguous=False,
