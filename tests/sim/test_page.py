@@ -16,6 +16,7 @@ from fencepost.cli.app import app
 from fencepost.errors import ConfigError
 from fencepost_lab.history.format import lines
 from fencepost_lab.sim import parse, run
+from fencepost_lab.sim.answers import answer
 from fencepost_lab.sim.chaos import chaos
 from fencepost_lab.sim.guided import guided
 from fencepost_lab.sim.scenario import BACKENDS, FENCINGS
@@ -178,7 +179,9 @@ def test_a_kept_seed_is_played_with_what_it_broke(tmp_path: Path) -> None:
     trace = [json.loads(line) for line in data("history.jsonl", play=kept).splitlines()]
     notes = [(line["t"], line["text"]) for line in trace if line["ev"] == "note"]
     assert notes == [(each.t, f"Broken: {each.check}: {each.what}") for each in failure.violations]
-    assert [line for line in trace if line["ev"] != "note"] == run(failure.scenario)
+    *events, end = run(failure.scenario)
+    assert [line for line in trace if line["ev"] != "note"] == [*events, end | {"lines": len(trace) - 1}]
+    assert json.loads(answer("check", data("history.jsonl", play=kept)))["promises"], "the page can check it"
 
 
 def test_what_is_neither_a_history_nor_a_scenario_is_named(tmp_path: Path) -> None:
