@@ -18,6 +18,7 @@ ROOT = DOCS.parent
 
 _GENERATED = re.compile(r"^<!-- generated: (\w+)((?: [\w./*-]+)*) -->$", re.MULTILINE)
 _LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
+_STORY = re.compile(r"\[([^\]]+)\]\(((?:\.\./)*)sim\.md#story=([\w-]+)\)")
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
 _TOCTREE = re.compile(r"^```\{toctree\}.*?^```", re.MULTILINE | re.DOTALL)
 _IMPORTED = {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
@@ -41,6 +42,7 @@ def read(app: Any, docname: str, source: list[str]) -> None:
 def text_of(docname: str, text: str) -> str:
     """A page's Markdown, as the site has it."""
     folder = (DOCS / docname).parent
+    text = _outside_fences(text, lambda prose: _STORY.sub(_play, prose))
     text = _outside_fences(text, lambda prose: _LINK.sub(lambda link: _link(link, folder), prose))
     text = _TOCTREE.sub(lambda listed: _listed(listed[0], folder), text)
     return _GENERATED.sub(lambda found: GENERATORS[found[1]](*found[2].split()), text)
@@ -61,6 +63,13 @@ def _outside_fences(text: str, change: Callable[[str], str]) -> str:
     return "".join([*parts, change(text[done:])])
 
 
+def _play(link: re.Match[str]) -> str:
+    """A link to a guided scenario: on the site it opens the simulator with it, in the repository the page about it."""
+    words, up, story = link.groups()
+    shown = re.sub("`([^`]+)`", r"<code>\1</code>", words)
+    return f'<a href="{up}sim/index.html#story={story}&amp;v=0">{shown}</a>'
+
+
 def _link(link: re.Match[str], folder: Path) -> str:
     """One relative link of a document in ``folder``, as the site needs it."""
     opening, path, anchor, end = link.groups()
@@ -73,6 +82,8 @@ def _link(link: re.Match[str], folder: Path) -> str:
     if target.parent == ROOT and target.name in _IMPORTED:
         return f"{opening}/project/{target.name.lower()}{anchor}{end}"
     inside = target.relative_to(ROOT).as_posix()
+    if target.is_relative_to(ROOT / "deploy") and target.is_file():
+        return f"{opening}path:/../{inside}{end}"  # a download: what people deploy comes with the site
     where = repository()
     return f"{opening}{where}/{'tree' if target.is_dir() else 'blob'}/main/{inside}{anchor}{end}" if where else "]"
 

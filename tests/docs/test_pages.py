@@ -150,11 +150,17 @@ def test_every_error_is_in_the_troubleshooting_page() -> None:
 
 def test_links_out_of_the_documents_lead_to_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCEPOST_REPOSITORY", "https://example.org/it/")
-    text = "[a](../deploy/compose.yaml) [b](../README.md) [c](redis.md#token) [d](../CONTRIBUTING.md)"
+    text = "[a](../Makefile) [b](../README.md) [c](redis.md#token) [d](../CONTRIBUTING.md)"
     assert pages.text_of("page", f"{text}\n\n```text\n[e](../x)\n```\n") == (
-        "[a](https://example.org/it/blob/main/deploy/compose.yaml) [b](/index.md) [c](/redis.md#token) "
+        "[a](https://example.org/it/blob/main/Makefile) [b](/index.md) [c](/redis.md#token) "
         "[d](/project/contributing.md)\n\n```text\n[e](../x)\n```\n"
     )
+
+
+def test_what_people_deploy_comes_with_the_site_and_a_story_opens_the_simulator() -> None:
+    assert pages.text_of("book/page", "[a](../../deploy/compose.yaml)") == "[a](path:/../deploy/compose.yaml)"
+    played = pages.text_of("book/page", "[play `it`](../sim.md#story=gc-pause)")
+    assert played == '<a href="../sim/index.html#story=gc-pause&amp;v=0">play <code>it</code></a>'
 
 
 README = ROOT / "README.md"
