@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs import switch
+
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 
@@ -29,7 +31,12 @@ def repository() -> str:
     """The address of the repository, '' while none is decided: $FENCEPOST_REPOSITORY, else pyproject.toml's."""
     if given := os.environ.get("FENCEPOST_REPOSITORY"):
         return given.rstrip("/")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return declared(ROOT / "pyproject.toml")
+
+
+def declared(pyproject: Path) -> str:
+    """The address that ``[project.urls]`` has as Repository or Source."""
+    project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
     urls = {name.lower(): url for name, url in project.get("urls", {}).items()}
     return str(urls.get("repository") or urls.get("source") or "").rstrip("/")
 
@@ -517,6 +524,12 @@ def repaired(html: str) -> str:
     for fault, better in _REPAIRS:
         html = fault.sub(better, html)
     return _LINES.sub(lambda lines: lines[0].replace("<dd>", "<div>").replace("</dd>", "</div>"), html)
+
+
+def versions(app: Any, failure: Exception | None) -> None:
+    """Say that this build is the only version, until ``scripts/site`` publishes it beside others."""
+    if failure is None and app.builder.name == "html":
+        (Path(app.outdir) / "_static" / "versions.js").write_text(switch.alone(), "utf-8")
 
 
 def simulator(app: Any, failure: Exception | None) -> None:
