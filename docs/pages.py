@@ -23,6 +23,8 @@ _LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
 _STORY = re.compile(r"\[([^\]]+)\]\(((?:\.\./)*)sim\.md#story=([\w-]+)\)")
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
 _TOCTREE = re.compile(r"^```\{toctree\}.*?^```", re.MULTILINE | re.DOTALL)
+_NOWHERE = "\N{REPLACEMENT CHARACTER}"
+"""Stands, until the next step, for the address that a link would have had."""
 _IMPORTED = {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
 """Documents of the repository's root that a page of ``docs/project`` shows."""
 
@@ -50,7 +52,7 @@ def text_of(docname: str, text: str) -> str:
     """A page's Markdown, as the site has it."""
     folder = (DOCS / docname).parent
     text = _outside_fences(text, lambda prose: _STORY.sub(_play, prose))
-    text = _outside_fences(text, lambda prose: _LINK.sub(lambda link: _link(link, folder), prose))
+    text = _outside_fences(text, lambda prose: _linked(prose, folder))
     text = _TOCTREE.sub(lambda listed: _listed(listed[0], folder), text)
     return _GENERATED.sub(lambda found: GENERATORS[found[1]](*found[2].split()), text)
 
@@ -68,6 +70,12 @@ def _outside_fences(text: str, change: Callable[[str], str]) -> str:
         parts += [change(text[done : fence.start()]), fence[0]]
         done = fence.end()
     return "".join([*parts, change(text[done:])])
+
+
+def _linked(prose: str, folder: Path) -> str:
+    """Prose with its links as the site needs them; where one leads nowhere, its words alone."""
+    changed = _LINK.sub(lambda link: _link(link, folder), prose)
+    return re.sub(rf"\[([^\[\]]*)\]{_NOWHERE}", r"\1", changed)
 
 
 def _play(link: re.Match[str]) -> str:
@@ -89,16 +97,20 @@ def _link(link: re.Match[str], folder: Path) -> str:
     if target.parent == ROOT and target.name in _IMPORTED:
         return f"{opening}/project/{target.name.lower()}{anchor}{end}"
     inside = target.relative_to(ROOT).as_posix()
-    if target.is_relative_to(ROOT / "deploy") and target.is_file():
-        return f"{opening}path:/../{inside}{end}"  # a download: what people deploy comes with the site
+    if inside.startswith(("deploy/", "examples/")) and target.is_file():
+        return f"{opening}path:/../{inside}{end}"  # a download: what people deploy and try comes with the site
     where = repository()
-    return f"{opening}{where}/{'tree' if target.is_dir() else 'blob'}/main/{inside}{anchor}{end}" if where else "]"
+    return (
+        f"{opening}{where}/{'tree' if target.is_dir() else 'blob'}/main/{inside}{anchor}{end}"
+        if where
+        else f"]{_NOWHERE}"
+    )
 
 
 def document(name: str) -> str:
     """A document of the repository's root, as a page."""
     text = (ROOT / name).read_text("utf-8")
-    return _outside_fences(text, lambda prose: _LINK.sub(lambda link: _link(link, ROOT), prose))
+    return _outside_fences(text, lambda prose: _linked(prose, ROOT))
 
 
 # The API, from the docstrings.
@@ -382,7 +394,7 @@ def options() -> str:
     rows = []
     for store in STORES:
         for names, default, meaning in option_rows(store):
-            meaning = _LINK.sub(lambda link: _link(link, DOCS), meaning)
+            meaning = _linked(meaning, DOCS)
             meaning = re.sub(r"\]\(#", f"](/{store}.md#", meaning)
             rows.append((f"[{store}](/{store}.md)", names, default, meaning))
     return _table(("store", "option", "default", "meaning"), rows)

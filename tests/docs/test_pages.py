@@ -189,6 +189,12 @@ def test_each_released_version_has_a_date_in_the_changelog(tmp_path: Path) -> No
     assert not (tmp_path / "published").exists()
 
 
+def test_without_a_repository_such_a_link_is_its_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FENCEPOST_REPOSITORY", raising=False)
+    monkeypatch.setattr(pages, "declared", lambda _: "")
+    assert pages.text_of("page", "see [`a`](../Makefile), [b](redis.md)") == "see `a`, [b](/redis.md)"
+
+
 def test_what_people_deploy_comes_with_the_site_and_a_story_opens_the_simulator() -> None:
     assert pages.text_of("book/page", "[a](../../deploy/compose.yaml)") == "[a](path:/../deploy/compose.yaml)"
     played = pages.text_of("book/page", "[play `it`](../sim.md#story=gc-pause)")
