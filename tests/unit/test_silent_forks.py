@@ -30,7 +30,7 @@ def test_a_master_that_forks_behind_pythons_back_is_warned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = SimpleNamespace(opt=options, has_threads=threads, worker_id=lambda: worker)
-    monkeypatch.setitem(sys.modules, "uwsgi", server)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "uwsgi", server)
     with caplog.at_level(logging.WARNING, "fencepost"):
         look_for_silent_forks.__wrapped__()
     assert [each.getMessage() for each in caplog.records if warning is None or warning not in each.getMessage()] == []
