@@ -1,6 +1,7 @@
 """The experiments on contention, fairness and re-entrancy, small."""
 
 import signal
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
         "contenders": [4, 40],
         "duration": 0.8,
         "alone": 300,
-        "peers": ["redis-spin", "no such peer"],
+        "peers": ["redis-spin", "kazoo"],  # of which one reaches Redis
     }
     with Context() as context:
         outcome = experiment.run(settings, context)
@@ -31,6 +32,8 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     figures = outcome.figures["redis"]
     assert [each["contenders"] for each in figures["fencepost"]] == [4, 40]
     assert len(figures["redis-spin"]) == 2
+    assert "kazoo" not in figures
+    assert outcome.figures["peers"] == {"redis": version("redis")}
     assert figures["alone"]["sections"] == 300
     assert figures["checked"]["violations"] == 0
     assert figures["checked"]["acquired"] > 4
