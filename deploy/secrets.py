@@ -37,4 +37,6 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
+    if not Path(sys.argv[1]).is_dir():
+        sys.exit(f"secrets.py: there is no folder {sys.argv[1]}; make it first: mkdir -m 700 {sys.argv[1]}")
     main(Path(sys.argv[1]))
