@@ -80,9 +80,14 @@ def lead(locks: fencepost.Locks) -> None:
 
 def report() -> None:
     """Write what was counted so far, under the token of the `fencepost run` around this process."""
-    headers = {"X-Fence-Token": os.environ["FENCE_TOKEN"]}
-    counted = ask("GET", "counting/value", {})
-    ask("PUT", "counting/report", headers, counted or b"0")
+    token = os.environ.get("FENCE_TOKEN")
+    if not token:
+        sys.exit("no FENCE_TOKEN: run this under 'fencepost run report --'")
+    try:
+        counted = ask("GET", "counting/value", {})
+        ask("PUT", "counting/report", {"X-Fence-Token": token}, counted or b"0")
+    except OSError as error:
+        sys.exit(f"not reported: {error}")
     print(f"reported {counted.decode() or 0}", flush=True)
 
 

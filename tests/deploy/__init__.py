@@ -11,7 +11,7 @@ from tests import ROOT
 
 DEPLOY = ROOT / "deploy"
 SECRETS = {"clients.toml", "worker", "prometheus", "postgres", "pgpass", "grafana"}
-"""What secrets.py makes."""
+"""What make_secrets.py makes."""
 yaml: Any = importlib.import_module("yaml")
 
 

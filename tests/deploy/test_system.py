@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import signal
+import subprocess
 import sys
 import urllib.request
 from contextlib import ExitStack
@@ -54,17 +54,18 @@ class Prometheus(Server):
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """What secrets.py makes, as at the first start."""
+    """What make_secrets.py makes, as at the first start."""
     folder = tmp_path / "secrets"
     folder.mkdir()
-    main = runpy.run_path(str(DEPLOY / "secrets.py"))["main"]
-    main(folder)
+    assert SYSTEM["secrets"]["entrypoint"] == ["python", "-P", "/make_secrets.py", "/secrets"]
+    make = [sys.executable, "-P", DEPLOY / "make_secrets.py", folder]
+    subprocess.run(make, check=True)
     before = {path.name: path.read_text() for path in folder.iterdir()}
     assert set(before) == SECRETS
     assert {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077} == {
         *("postgres", "prometheus", "grafana"),
     }
-    main(folder)  # the next start changes nothing
+    subprocess.run(make, check=True)  # the next start changes nothing
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
     return folder
 

@@ -1,4 +1,4 @@
-"""Make the secrets of the deployment in an empty folder, once; what is there stays as it is: secrets.py FOLDER
+"""Make the secrets of the deployment in an empty folder, once; what is there stays as it is: make_secrets.py FOLDER
 
 clients.toml    who may use the resource service: hashes only, for its --clients
 worker          the token of the workers, the leader and the report
@@ -38,5 +38,5 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     if not Path(sys.argv[1]).is_dir():
-        sys.exit(f"secrets.py: there is no folder {sys.argv[1]}; make it first: mkdir -m 700 {sys.argv[1]}")
+        sys.exit(f"make_secrets.py: there is no folder {sys.argv[1]}; make it first: mkdir -m 700 {sys.argv[1]}")
     main(Path(sys.argv[1]))
