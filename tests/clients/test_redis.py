@@ -1,6 +1,7 @@
 """Redis behind credentials that change, and behind a client of redis-py: its servers, users, TLS and names."""
 
 import asyncio
+import queue
 import secrets
 import socket
 import ssl
@@ -16,7 +17,6 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
-from redis.cluster import ClusterNode
 
 import fencepost
 from fencepost import aio
@@ -160,7 +160,7 @@ async def test_user_database_and_name_are_copied_and_closing_either_leaves_the_o
 ) -> None:
     user(admin, ODD)
     own = module(face).Redis(
-        port=server.port, db=3, username="app", password=ODD, client_name="shop", decode_responses=True, protocol=3
+        port=server.port, db=3, username=b"app", password=ODD.encode(), client_name="shop", decode_responses=True
     )
     locks = Client(face, own, options={"prefix": "jobs:", "timeout": "2s"})
     hold = await locks.acquire("a")
@@ -308,12 +308,12 @@ async def test_sentinel_s_own_password_is_not_the_master_s(face: str) -> None:
 async def test_a_cluster_s_addresses_are_mapped_as_the_client_maps_them(redis_cluster: Endpoint, face: str) -> None:
     port = int(redis_cluster.url.rpartition(":")[2])
     kind: Any = redis.RedisCluster if face == "blocking" else redis.asyncio.RedisCluster
-    node: Any = ClusterNode if face == "blocking" else redis.asyncio.cluster.ClusterNode
-    own = kind(
-        startup_nodes=[node(HOST, port)],
-        client_name="shop",
-        address_remap=lambda server: ("127.1", server[1]),
-    )
+    elsewhere: Any = {"client_name": "shop", "address_remap": lambda server: ("127.1", server[1])}
+    if face == "blocking":  # what is for the pool is no hindrance
+        elsewhere |= {"connection_pool_class": redis.BlockingConnectionPool, "timeout": 3, "queue_class": queue.Queue}
+        own = kind.from_url(f"redis://{HOST}:{port}", **elsewhere)
+    else:
+        own = kind(startup_nodes=[redis.asyncio.cluster.ClusterNode(HOST, port)], **elsewhere)
     locks = Client(face, own)
     for name in ("a", "b", "c", "d"):
         assert await (await locks.acquire(name)).release()
@@ -365,6 +365,7 @@ def tunnelled() -> Any:
             "socket_type=.*a URL with an address",
         ),
         (lambda: redis.Redis(connection_pool=redis.ConnectionPool(proxy="socks5://h")), "proxy="),
+        (lambda: redis.Redis(password="p\xe4ss", encoding="latin-1"), "password of this client, sent as 'latin-1'"),
         (lambda: redis.Redis(ssl=True, ssl_ca_certs="/nowhere.pem"), "cannot load the TLS files"),
         (lambda: Sentinel([("h", 1)]).slave_for("m"), "locks need the master"),
         (lambda: Sentinel([("h", 1)], min_other_sentinels=2).master_for("m"), "min_other_sentinels="),
@@ -388,10 +389,11 @@ async def test_options_that_a_newer_redis_py_gives_to_every_client_are_no_hindra
     assert {"retry", "encoding", "socket_timeout"} <= unknown
     await Client(face, own).close()
     await close(own)
-    other = module(face).Redis(encoding="latin-1")
-    with pytest.raises(ConfigError, match="this client has encoding="):
-        Client(face, other)
-    await close(other)
+    for unusual in ({"encoding": "latin-1"}, {"legacy_responses": False}):
+        other = module(face).Redis(**unusual)
+        with pytest.raises(ConfigError, match=f"this client has {next(iter(unusual))}="):
+            Client(face, other)
+        await close(other)
 
 
 def test_asyncio_code_refuses_a_client_that_blocks() -> None:
