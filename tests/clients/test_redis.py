@@ -19,7 +19,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 import fencepost
-from fencepost import aio
+from fencepost import aio, credentials
 from fencepost.clients import redis as clients
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import Redis
@@ -148,6 +148,29 @@ async def test_redlock_asks_once_for_all_its_servers(face: str) -> None:
             user(client, ODD)
         hold = await locks.acquire("a", timeout=10)
         assert await hold.release(), "two of them need no new connection"
+        told.credentials = ("app", ODD)
+        members = locks.raw._core.backend._nodes.all
+
+        async def whole() -> bool:
+            assert await (await locks.acquire("b")).release()
+            return all(each.out is None for each in members)
+
+        await until_async(whole, "the third is back", poll=0.05)
+        hold = await locks.acquire("a", ttl=120)
+        told.answers.clear()
+        calls = told.calls
+        servers.members[0].restart()
+        if face == "asyncio":
+            await until_async(lambda: members[0].node.at_hand() is None, "it is known that the connection is gone")
+        await asyncio.wait_for(hold.renew(), credentials.LONGEST / 2)
+        other = asyncio.create_task(locks.acquire("b"))
+        await asyncio.wait([other], timeout=credentials.LONGEST / 2)
+        done = other.done()
+        told.answers.set()
+        assert await (await other).release()
+        assert done, "nor do they wait for a function that hangs"
+        assert told.calls > calls
+        assert await hold.release()
         await locks.close()
 
 

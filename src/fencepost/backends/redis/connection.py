@@ -60,10 +60,11 @@ class Dial:
         """Seconds that it may take to have a connection: as long as credentials may take, too."""
         return self.connect_timeout + self.timeout + (0.0 if self.login is None else LONGEST)
 
-    async def secret(self) -> Secret | None:
-        """Who logs in on the next connection; None: nobody does. BackendError if the caller's function fails."""
+    async def secret(self, most: float = LONGEST) -> Secret | None:
+        """Who logs in on the next connection; None: nobody does. BackendError if the caller's function fails, or takes
+        more than ``most`` seconds."""
         if self.login is not None:
-            return await self.login.get()
+            return await self.login.get(most)
         return None if self.password is None else Secret(self.user, self.password)
 
     def greeting(self, secret: Secret | None) -> list[bytes]:
