@@ -4,6 +4,8 @@ import inspect
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import PurePath
 from typing import Any
 
 from fencepost.address import Address
@@ -26,6 +28,8 @@ _OF_PYTHON = {
     "server_cursor_factory",
 }
 """What psycopg's connect() takes besides, which says how results reach Python."""
+_SPELLED = (str, int, float, PurePath, IPv4Address, IPv6Address)
+"""What psycopg gives to libpq as str() has it."""
 _ASYNCPG = {"dbname": "database"} | {
     name: name
     for name in ("host", "port", "user", "password", "passfile", "target_session_attrs", "krbsrvname", "gsslib")
@@ -86,7 +90,7 @@ def keywords(told: Mapping[str, Any], dsn: str = "") -> Keywords:
             name = "dbname"  # psycopg2 takes both
         if name not in known:
             raise ConfigError(f"libpq has no option {name!r}; leave it out, or give connect() a postgresql:// URL")
-        if not isinstance(value, str | int):
+        if not isinstance(value, _SPELLED):
             raise ConfigError(f"option {name!r} is a {type(value).__name__}, which libpq cannot take")
         kept[name] = str(int(value)) if isinstance(value, bool) else str(value)
         if "\0" in kept[name]:
@@ -99,7 +103,19 @@ def keywords(told: Mapping[str, Any], dsn: str = "") -> Keywords:
 
 
 def from_connection(made: Any) -> Keywords:
-    """With what a connection was opened that a function of the caller's made; it is closed."""
+    """With what a connection was opened that a function of the caller's made; it is closed, or back in its pool."""
+    try:
+        return opened_with(made)
+    finally:
+        pool = getattr(made, "_pool", None)
+        if hasattr(pool, "putconn"):  # of psycopg: it would wait without end for one that is closed
+            pool.putconn(made)
+        else:
+            made.close()
+
+
+def opened_with(made: Any) -> Keywords:
+    """The same for a connection that stays as it is."""
     info: Any = getattr(made, "info", None)
     if hasattr(info, "get_parameters"):  # psycopg
         told = dict(info.get_parameters())
