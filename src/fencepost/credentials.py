@@ -104,9 +104,9 @@ class Source(Generic[T]):
         self._start()
 
     def _start(self) -> None:
-        self._process = os.getpid()
         self._gate = threading.Lock()
         self._asking: _Asking[T] | None = None
+        self._process = os.getpid()  # last: until then no other thread of a forked child takes its parent's gate
 
     def __repr__(self) -> str:
         return f"<{self._what} of {self._scheme}://>"

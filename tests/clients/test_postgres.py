@@ -1,5 +1,6 @@
 """Postgres behind a password that changes, SQLAlchemy's engines, psycopg's pools and Django's connections."""
 
+import asyncio
 import secrets
 import sqlite3
 import ssl
@@ -25,6 +26,7 @@ from tests.clients.rotation import Told, goes_on
 from tests.conformance.faces import FACES, Client
 from tests.harness.isolated import isolated
 from tests.harness.servers import Endpoint
+from tests.harness.waiting import until_async
 
 ODD = "p@ss:/?#[]% ☃'\"\\"
 
@@ -186,10 +188,10 @@ async def test_a_password_that_asyncpg_would_ask_for(role: Role, awaited: bool) 
 def test_what_other_drivers_are_given_is_said_in_libpq_s_words() -> None:
     place = {"host": "h", "port": 1, "database": "d", "user": "u", "password": "p"}
     said = {"host": "h", "port": 1, "dbname": "d", "user": "u", "password": "p"}
-    settings = {"application_name": "a b", "search_path": "a, b", "work_mem": "1MB"}
+    settings = {"application_name": "a b", "search_path": "a,\tb\\", "work_mem": "1MB"}
     assert postgres.from_asyncpg(place | {"server_settings": settings, "timeout": 3, "ssl": "verify-ca"}) == said | {
         "application_name": "a b",
-        "options": r"-c search_path=a,\ b -c work_mem=1MB",
+        "options": "-c search_path=a,\\\tb\\\\ -c work_mem=1MB",
         "sslmode": "verify-ca",
     }
     assert postgres.from_asyncpg({"host": ["a", "b"], "port": [1, 2], "ssl": False}) == {
@@ -256,6 +258,18 @@ def test_what_psycopg_itself_spells_is_taken() -> None:
     assert postgres.keywords(told) == spelled
     with pytest.raises(ConfigError, match="option 'password' is a bytes"):
         postgres.keywords({"password": b"x"})
+
+
+async def test_a_listener_beside_the_pooler_logs_in_as_the_client_does(role: Role) -> None:
+    engine = sqlalchemy.create_engine(role.engine("psycopg"))
+    locks = Client("blocking", engine, options=role.options | {"listen": role.url, "connect_timeout": 60})
+    hold = await locks.acquire("a", timeout=60)
+    waiting = asyncio.create_task(locks.acquire("a", timeout=60))
+    listens = f"SELECT 1 FROM {role.name}.process WHERE listens"
+    await until_async(lambda: role.tell(listens), "it listens", watching=[waiting])
+    assert await hold.release()
+    assert await (await waiting).release()
+    await locks.close()
 
 
 def test_options_beside_an_engine_cannot_contradict_it() -> None:
@@ -338,7 +352,7 @@ async def test_a_database_of_django_s_as_it_is_when_the_connection_is_opened(
     async with aio.connect(default, options={"schema": role.name}) as awaited:
         assert await (await awaited.acquire("a", timeout=60)).release()
 
-    class Counting(DatabaseWrapper):
+    class Counting(DatabaseWrapper):  # type: ignore[misc]  # Django has no types
         """A backend that does something when it connects, as django-prometheus does."""
 
         def get_new_connection(self, conn_params: dict[str, Any]) -> Any:

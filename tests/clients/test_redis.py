@@ -438,6 +438,8 @@ def test_credentials_beside_a_client_and_options_beside_a_url_are_refused() -> N
         connect("redis://h", options={"prefix": "x"})
     with closing(redis.Redis()) as own, pytest.raises(ConfigError, match="prefix"):
         fencepost.connect(own, options={"prefx": "x"})
+    with closing(redis.Redis()) as own, pytest.raises(ConfigError, match=r"'prefix' as a NoneType; .* leave it out"):
+        connect(own, options={"prefix": None})
 
 
 def test_a_url_imports_no_client_library() -> None:

@@ -1,6 +1,7 @@
 """libpq's keywords from what a client of Postgres connects with."""
 
 import inspect
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,7 +108,7 @@ def from_connection(made: Any) -> Keywords:
     try:
         return opened_with(made)
     finally:
-        pool = getattr(made, "_pool", None)
+        pool: Any = getattr(made, "_pool", None)
         if hasattr(pool, "putconn"):  # of psycopg: it would wait without end for one that is closed
             pool.putconn(made)
         else:
@@ -183,4 +184,4 @@ def _asyncpg_tls(wish: Any) -> dict[str, str]:
 
 def setting(name: str, value: object) -> str:
     """A setting of the server's as ``options`` has it."""
-    return f"-c {name}=" + str(value).replace("\\", "\\\\").replace(" ", "\\ ")
+    return f"-c {name}=" + re.sub(r"([\\\s])", r"\\\1", str(value))

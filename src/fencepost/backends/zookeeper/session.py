@@ -436,7 +436,7 @@ class Session:
         if isinstance(error, NoAuthError):
             next_step = "not allowed; give zk://user:password@..., or open the node's ACL"
         elif isinstance(error, AuthFailedError):
-            next_step = "it did not accept the credentials in the URL"
+            next_step = "it did not accept the credentials"
         elif isinstance(error, SessionExpiredError):
             next_step = "the session expired; ask again"
         elif isinstance(error, (ConnectionLoss, ConnectionClosedError)):
