@@ -60,8 +60,9 @@ class Renewals(Generic[L]):
         self._reports: deque[tuple[str, str]] = deque()
         self._unknown: dict[str, str] = {}
         """What was reported of holders whose acquire is on its way back."""
-        self._turns: deque[Signal] = deque()
-        """Batches whose answers came, each to be taken in by a step of the event loop; the first has its turn."""
+        self._turns: dict[Signal, float] = {}
+        """Batches whose answers came, each to be taken in by a step of the event loop; with their first deadlines."""
+        self._turn: Signal | None = None  # whose turn it is
         most = sys.maxsize if driver.blocking else _SLICE
         self._timer: Timer[str | Flight[L]] = Timer(driver, self._see_to, "fencepost-renewals", most=most)
         backend.report = self._report
@@ -117,22 +118,22 @@ class Renewals(Generic[L]):
         if self._driver.blocking or len(leases) < _FEW:
             self._note(leases, answers, slacks, sent)
             return
-        turns, turn = self._turns, self._driver.signal()
-        while turns and inert(turns[0]):
-            turns.popleft()
-        if turns:
-            turns[0].set()
-        turns.append(turn)
+        mine = self._driver.signal()
+        self._turns[mine] = min(lease.deadline for lease in leases)
         try:
-            if turns[0] is not turn:
-                await turn.wait(_TURN)
+            if self._turn is None or inert(self._turn):
+                self._turn = mine
+            else:
+                await mine.wait(_TURN)
             self._note(leases, answers, slacks, sent)
             await self._driver.sleep(0.0)  # the next batch has the next step
         finally:
-            if turn in turns:
-                turns.remove(turn)
-            if turns:
-                turns[0].set()
+            del self._turns[mine]
+            if self._turn is mine or self._turn is None:
+                # The one that has the least time left.
+                self._turn, _ = min(self._turns.copy().items(), key=lambda item: item[1], default=(None, 0.0))
+                if self._turn is not None:
+                    self._turn.set()
 
     def _extend(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> list[float]:
         """Set the deadlines as soon as the store has answered; the part of its ttl that each lease had left then."""

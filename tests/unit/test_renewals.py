@@ -241,7 +241,7 @@ async def test_answers_that_come_at_once_count_at_once_and_are_taken_in_step_by_
     driver = Asyncio(clock := Suspendable(), nap=0.01)
     backend = Faulty(driver)
     replies: list[Reply] = []
-    step, taken_in = 0, Counter[int]()
+    step, taken_in, order = 0, Counter[int](), list[str]()
 
     async def renew(holds: Sequence[Hold]) -> list[Renewal]:
         replies.append(reply := Reply(asyncio.get_running_loop()))
@@ -249,17 +249,20 @@ async def test_answers_that_come_at_once_count_at_once_and_are_taken_in_step_by_
         return [Renewal.RENEWED] * len(holds)
 
     def hear(event: Event) -> None:
-        taken_in[step] += event.kind == "renewed"
+        if event.kind == "renewed":
+            taken_in[step] += 1
+            order.append(event.name)
 
     backend.renew = renew  # type: ignore[method-assign]  # a store that was slow, and answers all requests at once
     core: Core[aio.Lease] = Core(backend, driver, aio.Lease, ttl=KEPT * 10, queue_limit=10, hooks=[hear])
     locks = aio.Locks(core)
-    leases = [await locks.acquire(str(each)) for each in range(500)]
+    leases = [await locks.acquire(str(each)) for each in range(480)]
+    leases += [await locks.acquire(f"short/{each}", ttl=KEPT * 8) for each in range(20)]
     clock.slept += KEPT * 5
     await until_async(lambda: len(replies) == 5, "a batch for each hundred")
 
     def answer() -> None:
-        for reply in replies:
+        for reply in reversed(replies):
             reply.bring(None)
         clock.slept += KEPT * 4
 
@@ -271,6 +274,7 @@ async def test_answers_that_come_at_once_count_at_once_and_are_taken_in_step_by_
         step += 1
         await asyncio.sleep(0)
     assert max(taken_in.values()) == 100
+    assert sum(name.startswith("short/") for name in order[:200]) == 20, "those with the least time left come first"
     await locks.close()
 
 
