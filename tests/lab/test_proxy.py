@@ -113,6 +113,21 @@ def test_a_request_is_carried_out_twice_and_answered_once(between: Between) -> N
         assert client.incr("proxied") == 3, "the connection is still in step"
 
 
+def test_a_delayed_request_arrives_after_later_ones_though_its_client_is_gone(between: Between) -> None:
+    between.past.set("proxied", "old")
+    between.proxy.delay(b"early")
+    with between.client(0.3) as client, pytest.raises(redis.TimeoutError):
+        client.set("proxied", "early")
+    assert between.proxy.in_flight == 1
+    with between.client() as client:
+        client.set("proxied", "later")
+    assert between.past.get("proxied") == "later"
+    assert between.proxy.deliver() == [b"+OK\r\n"]
+    assert between.past.get("proxied") == "early"
+    assert between.proxy.in_flight == 0
+    assert between.did() == ["delay", "deliver"]
+
+
 def test_a_dropped_connection_is_noticed_and_replaced(between: Between) -> None:
     with between.client() as client:
         assert client.ping()

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _HEIGHT = 0.5
+_FAULTS = {
+    "pause": (plots.PURPLE, "////", "stopped"),
+    "cut": (plots.BLUE, "....", "cut off from the lock service"),
+    "delay": (plots.ORANGE, "\\\\\\\\", "its write is in flight"),
+}
+"""How what befell a worker is drawn, from then until the next fault ends it."""
 
 
 def lanes(name: str, caption: str, runs: Sequence[tuple[str, Record]]) -> Plot:
@@ -26,7 +32,10 @@ def lanes(name: str, caption: str, runs: Sequence[tuple[str, Record]]) -> Plot:
         axes.grid(axis="y", visible=False)
         handles, labels = axes.get_legend_handles_labels()
         first = dict(zip(labels, handles, strict=True))
-        axes.legend(first.values(), first.keys(), loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=9)
+        columns = len(first) if len(first) < 5 else 3
+        axes.legend(
+            first.values(), first.keys(), loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=9
+        )
 
     return plots.draw(name, caption, paint, height=1.3 + 0.45 * len(rows))
 
@@ -42,12 +51,12 @@ def _lane(axes: "Axes", y: float, record: Record, worker: str) -> None:
     faults = record.of("fault", worker=worker)
     for stop, wake in zip(faults[::2], faults[1::2], strict=False):
         begin, until = stop["at"] - start, wake["at"] - start
-        axes.barh(
-            y, until - begin, _HEIGHT, left=begin, color="none", edgecolor=plots.PURPLE, hatch="////", label="stopped"
-        )
+        colour, hatch, label = _FAULTS[stop["do"]]
+        axes.barh(y, until - begin, _HEIGHT, left=begin, color="none", edgecolor=colour, hatch=hatch, label=label)
     for event, mark, colour, label in (
         ("accepted", "o", plots.GREEN, "write accepted"),
         ("refused", "X", plots.RED, "write refused"),
+        ("heeded", "s", plots.ORANGE, "stops by itself"),
     ):
         at = [fact["at"] - start for fact in record.of(event, worker=worker)]
         if at:

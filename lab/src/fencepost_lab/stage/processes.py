@@ -181,16 +181,22 @@ class Processes:
             raise Unexpected(f"the resource service did not start\n{told(self._errors)}".strip())
         return str(json.loads(said)["url"])
 
-    async def worker(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> StepWorker:
-        """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
-        process = await self._start("worker", "--json", "--steps", "--name", name, *options, backend=backend)
+    async def worker(
+        self, name: str, tell: Callable[[Fact], None], *options: str, backend: str, resource: str = ""
+    ) -> StepWorker:
+        """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it.
+
+        ``resource`` is for an address with a password in it.
+        """
+        words = ("worker", "--json", "--steps", "--name", name, *options)
+        process = await self._start(*words, backend=backend, resource=resource)
         return await StepWorker(name, process, tell, self._errors).prepared()
 
     async def workers(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[StepWorker]:
         """Workers that differ in nothing but their one-letter names."""
         return await together(*(self.worker(name, tell, *options, backend=backend) for name in names))
 
-    async def _start(self, *command: str, backend: str = "") -> Process:
+    async def _start(self, *command: str, backend: str = "", resource: str = "") -> Process:
         # A group of its own: Ctrl-C is for this process, and what a worker starts ends with it. If this process is
         # killed, it ends too.
         with self._errors.open("ab") as errors:
@@ -199,7 +205,8 @@ class Processes:
                 stdin=PIPE if "--steps" in command else DEVNULL,
                 stdout=PIPE,
                 stderr=errors,
-                env={**os.environ, "FENCEPOST_URL": backend},  # where no list of processes shows its password
+                # Where no list of processes shows a password.
+                env={**os.environ, "FENCEPOST_URL": backend, "FENCEPOST_RESOURCE": resource},
                 process_group=0,
             )
         self._processes.append(process)
