@@ -17,7 +17,7 @@ from fencepost_lab.servers.stores import Store
 from fencepost_lab.stage import processes
 from fencepost_lab.stage.client import Client
 from fencepost_lab.stage.processes import Processes, StepWorker, Unexpected, open_processes, together
-from fencepost_lab.stage.record import Record
+from fencepost_lab.stage.record import PROMISES, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,9 @@ async def _all(store: Store, ttl: float, cases: list[Case]) -> list[dict[str, An
 
 async def _run_once(built: Processes, store: Store, ttl: float, case: Case, url: str, fence: str) -> dict[str, Any]:
     """One case, once; what everybody saw."""
-    record = Record(f"lab delay {store.name} {case.name} {fence}")
+    # Of one lease nothing can be said of the order of tokens.
+    promises = ("data",) if case.alone else PROMISES
+    record = Record(f"lab delay {store.name} {case.name} {fence}", promises)
     port = urlsplit(url).port
     assert port is not None
     with Proxy(port, who="A's writes") as proxy:

@@ -1,5 +1,6 @@
 """A store as one client sees it: through proxies of its own, so that this client alone can be cut off."""
 
+import re
 from contextlib import ExitStack
 from typing import Self
 
@@ -42,10 +43,8 @@ class Link:
             store = self._scheme if len(self._hosts) == 1 else f"{self._scheme} {number}"
             proxy = Proxy(port, host=host or "localhost", who=f"{self.who} from {store}", faults=self._faults)
             self._proxies.append(self._stack.enter_context(proxy))
-        scheme, _, rest = self.url.partition("://")
-        netloc, slash, path = rest.partition("/")
-        login, at, _ = netloc.rpartition("@")
-        self.url = f"{scheme}://{login}{at}{','.join(proxy.address for proxy in self._proxies)}{slash}{path}"
+        addresses = ",".join(proxy.address for proxy in self._proxies)
+        self.url = re.sub(r"^(\w+://(?:[^/?#]*@)?)[^/?#]*", lambda match: match[1] + addresses, self.url)
         return self
 
     def __exit__(self, *_: object) -> None:

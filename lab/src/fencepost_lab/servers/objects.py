@@ -43,7 +43,9 @@ class ObjectStore:
             from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
             from werkzeug.serving import WSGIRequestHandler, make_server
         except ModuleNotFoundError as error:
-            raise Missing(f"an object store needs the package {error.name!r}: pip install 'moto[s3]' boto3") from error
+            raise Missing(
+                f"an object store needs the package {error.name!r}: pip install 'fencepost-lab[objects]'"
+            ) from error
 
         class Quiet(WSGIRequestHandler):
             def log_request(self, code: int | str = "-", size: int | str = "-") -> None:

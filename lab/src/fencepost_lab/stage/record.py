@@ -4,6 +4,7 @@ The experiment lets one access happen at a time, so the order of the answers is 
 resource saw them, and an accepted write's version is its place in that order.
 """
 
+from collections.abc import Sequence
 from secrets import token_hex
 
 from fencepost_lab.history.checks import Report, check
@@ -16,8 +17,9 @@ PROMISES = ("data", "order")
 class Record:
     """The facts of one run, in the order they were told; its workers share the lock and the value called ``key``."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, promises: Sequence[str] = PROMISES) -> None:
         self.title = title
+        self.promises = list(promises)
         # The store may be one that somebody uses: nobody else's lock has this name.
         self.key = f"{title.replace(' ', '-')}-{token_hex(4)}"
         self.facts: list[Fact] = []
@@ -37,7 +39,7 @@ class Record:
     def history(self) -> list[Line]:
         """The run as ``fencepost check`` and ``fencepost sim --play`` read it."""
         run = {"t": 0.0, "ev": "run", "format": FORMAT, "source": self.title, "lock": self.key, "key": self.key}
-        writer = _Writer([run | {"promises": list(PROMISES)}], min((fact["at"] for fact in self.facts), default=0.0))
+        writer = _Writer([run | {"promises": self.promises}], min((fact["at"] for fact in self.facts), default=0.0))
         for fact in self.facts:
             writer.write(fact)
         # Each worker tells its facts in order; those of two may come in another order than they happened.

@@ -142,13 +142,13 @@ class Worker:
             return False
         return True
 
-    def _status(self, reply: Reply) -> dict[str, int]:
+    def _status(self, reply: Reply) -> Fact:
         return {"status": reply.status} if self._target.http else {}
 
     def _refused(self, step: str, lease: Lease, access: Access | None, reply: Reply) -> bool:
         self.tally.refused += 1
-        facts = {name: int(reply.facts[name]) for name in ("seen", "got") if name in reply.facts}
-        said = {**_stamp(lease, access), **self._status(reply), **facts}
+        facts: Fact = {name: int(reply.facts[name]) for name in ("seen", "got") if name in reply.facts}
+        said = _stamp(lease, access) | self._status(reply) | facts
         self._say("refused", step=step, verdict=reply.verdict, **said)
         return False
 
