@@ -30,16 +30,19 @@ def at_fork(
 
 @functools.cache
 def look_for_silent_forks() -> None:
-    """Log once if this process is a master of uWSGI's that forks without telling Python, and so nobody here."""
+    """Log once if this process is a master of uWSGI's that forks without telling Python in time, and so nobody here."""
     server: Any = sys.modules.get("uwsgi")  # there is no such module elsewhere
     options = getattr(server, "opt", None)
     if not isinstance(options, dict) or server.worker_id() != 0:
         return
-    if not options.keys() & {"py-call-osafterfork", "py-call-uwsgi-fork-hooks"}:
-        _log.warning(
-            "uWSGI forks its workers without telling Python: they would use the connections and leases of their "
-            "master; start it with --py-call-osafterfork, or with --lazy-apps"
-        )
+    if "py-call-uwsgi-fork-hooks" in options:
+        return
+    what = (
+        "in the middle of what Python's threads do: a worker hangs if one of them runs just then"
+        if "py-call-osafterfork" in options
+        else "without telling Python: they would use the connections and leases of their master"
+    )
+    _log.warning("uWSGI forks its workers %s; start it with --py-call-uwsgi-fork-hooks, or with --lazy-apps", what)
 
 
 def in_child(owner: T, renew: Callable[[T], object]) -> None:
