@@ -107,6 +107,24 @@ def bare(method: M) -> M:
     return cast(M, checked_too)
 
 
+INSIDE = "take the lock inside its body"
+"""What to do with work that yields."""
+
+
+def yields(work: object) -> bool:
+    """Whether a call of ``work`` returns a generator, which does its work later."""
+    return _is_one(work, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
+def awaited(work: object) -> bool:
+    """Whether what a call of ``work`` returns has to be awaited."""
+    return _is_one(work, inspect.iscoroutinefunction)
+
+
+def _is_one(work: object, *kinds: Callable[[Any], bool]) -> bool:
+    return any(kind(work) or kind(getattr(work, "__call__", None)) for kind in kinds)  # noqa: B004
+
+
 Busy = Literal["wait", "skip", "raise"]
 """What a decorated call does while its lock is held elsewhere."""
 
