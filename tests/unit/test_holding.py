@@ -148,7 +148,7 @@ def test_work_that_outlives_its_call_is_refused(locks: testing.Locks) -> None:
     for steps in (yields, yields_too):
         for face in (locks, aio_testing.connect()):
             with pytest.raises(ConfigError, match=r"would outlive .*; take the lock inside its body$"):
-                face.holding("a")(steps)  # type: ignore[type-var,arg-type]
+                face.holding("a")(steps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
