@@ -25,6 +25,7 @@ from fencepost_lab.stage.worker import Fact
 
 T = TypeVar("T")
 
+_WORKER = ("worker", "--json", "--steps", "--metrics", "off")
 _PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
 
 
@@ -183,7 +184,7 @@ class Processes:
 
     async def worker(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> StepWorker:
         """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
-        process = await self._start("worker", "--json", "--steps", "--name", name, *options, backend=backend)
+        process = await self._start(*_WORKER, "--name", name, *options, backend=backend)
         return await StepWorker(name, process, tell, self._errors).prepared()
 
     async def workers(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[StepWorker]:
