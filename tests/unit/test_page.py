@@ -41,10 +41,11 @@ EVENTS = [
 def samples(text: str) -> dict[tuple[str, str], object]:
     found: dict[tuple[str, str], object] = {}
     for family in text_string_to_metric_families(text):
+        if family.name.endswith("_created"):
+            continue
         found[family.name, "about"] = family.type, family.documentation
         for sample in family.samples:
-            if not sample.name.endswith("_created"):
-                found[sample.name, str(sorted(sample.labels.items()))] = sample.value
+            found[sample.name, str(sorted(sample.labels.items()))] = sample.value
     return found
 
 

@@ -84,16 +84,28 @@ class Page:
         for name, (buckets, total) in self._histograms.items():
             whole, reached = PREFIX + name, 0
             yield from _head(name, "histogram")
-            for bound, count in zip((*map(float, INSTRUMENTS[name].buckets), "+Inf"), buckets, strict=True):
+            bounds = INSTRUMENTS[name].buckets
+            for bound, count in zip((*map(_bound, bounds), "+Inf"), buckets, strict=True):
                 reached += count
                 yield f'{whole}_bucket{{le="{bound}"}} {float(reached)}'
             yield f"{whole}_count {float(reached)}"
-            yield f"{whole}_sum {total[0]}"
+            if bounds[0] >= 0:  # a sum that may go down is no counter
+                yield f"{whole}_sum {total[0]}"
 
 
 def _head(name: str, kind: str) -> Iterator[str]:
     yield f"# HELP {PREFIX}{name} {INSTRUMENTS[name].text}"
     yield f"# TYPE {PREFIX}{name} {kind}"
+
+
+def _bound(number: float) -> str:
+    """A bound as prometheus_client writes it, so that the same series come from a program and from a command."""
+    text = repr(float(number))
+    whole, _, rest = text.partition(".")
+    if number <= 0 or len(whole) <= 6:
+        return text
+    digits = f"{whole[0]}.{whole[1:]}{rest}".rstrip("0.")
+    return f"{digits}e+{len(whole) - 1:02}"
 
 
 class Server:

@@ -186,7 +186,8 @@ def serve(
     registry = CollectorRegistry()
     known = clients.load(options.clients) if options.clients else None
     with listen(options.host, options.port, public=options.authenticates) as sock:
-        audits = (Audit(options.audit),) if options.audit else ()
+        # Not synced for each line: a client that is refused often would have the disk wait for it.
+        audits = (Audit(options.audit, sync="never"),) if options.audit else ()
         store = opening(options, (Metrics(registry), *audits, *hooks))
         try:
             registry.register(State(store))
