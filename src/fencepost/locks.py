@@ -787,7 +787,7 @@ class Core(Generic[L]):
     def forked(self) -> None:
         """In a forked child: the leases are the parent's, to renew and to release."""
         for lease in self._renewals:
-            lease._reason, lease._signal = Reason.FORKED, None
+            lease._reason, lease._signal, lease._turned = Reason.FORKED, None, None
         for scope in (self._waits, *self._scopes):
             scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)
