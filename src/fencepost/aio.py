@@ -14,13 +14,8 @@ from fencepost.driver.scope import Closed
 from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
-<<<<<<< HEAD
-from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, INSIDE, Busy, Core, awaited, bare, left, skipped, yields
-=======
 from fencepost.lease import BaseAtRisk, BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, left, skipped
->>>>>>> service
+from fencepost.locks import EVERYBODY, HINTS, INSIDE, Busy, Core, awaited, bare, left, skipped, yields
 from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 

@@ -178,7 +178,6 @@ class Processes:
             raise Unexpected(f"the resource service did not start\n{told(self._errors)}".strip())
         return str(json.loads(said)["url"])
 
-<<<<<<< HEAD
     async def worker(
         self, name: str, tell: Callable[[Fact], None], *options: str, backend: str, resource: str = ""
     ) -> StepWorker:
@@ -186,14 +185,9 @@ class Processes:
 
         ``resource`` is for an address with a password in it.
         """
-        words = ("worker", "--json", "--steps", "--name", name, *options)
+        words = (*_WORKER, "--name", name, *options)
         # Where no list of processes shows a password.
         process = await self._start(*words, FENCEPOST_URL=backend, FENCEPOST_RESOURCE=resource)
-=======
-    async def worker(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> StepWorker:
-        """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
-        process = await self._start(*_WORKER, "--name", name, *options, backend=backend)
->>>>>>> service
         return await StepWorker(name, process, tell, self._errors).prepared()
 
     async def workers(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[StepWorker]:
