@@ -163,9 +163,9 @@ def test_a_process_stopped_past_its_ttl_is_refused_with_the_guard_and_does_harm_
 
 
 def test_ctrl_c_ends_with_the_summary_so_far(redis_server: Endpoint) -> None:
-    options = ["--backend", redis_server.url, "--duration", "10m", "--warmup", "0s", "--json", "--metrics-port", "0"]
+    options = ["--backend", redis_server.url, "--duration", "10m", "--warmup", "0s", "--json", "--metrics", "0"]
     with Child.fencepost("contend", *options) as child:
-        (url,) = until(lambda: re.findall(r"metrics: (\S+)\n", child.errors), "its metrics", watching=[child])
+        (url,) = until(lambda: re.findall(r"metrics at (\S+)\n", child.errors), "its metrics", watching=[child])
 
         def scraped() -> str:
             with urllib.request.urlopen(url) as reply:
