@@ -100,6 +100,8 @@ class Renewals(Generic[L]):
                 raise ValueError(f"the backend has {len(answers)} answers for {len(holds)} holds")
         except Exception as error:
             if strict:
+                for lease in leases:
+                    self._put_at_risk(lease)
                 raise
             if not isinstance(error, BackendError):
                 _log.exception("renewing failed")
@@ -163,12 +165,21 @@ class Renewals(Generic[L]):
             if answer is Renewal.RENEWED:
                 lease._schedule(sent)
                 self._emit("renewed", lease.name, token=lease.token, holder=lease.holder, ratio=slack)
+                if lease._turn(False):
+                    self._emit("recovered", lease.name, token=lease.token, holder=lease.holder)
             else:
                 # Try again soon, though not at once, until the deadline passes.
                 lease._due = min(lease.deadline, now + ttl / 10)
                 self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
+                self._put_at_risk(lease)
             due.append((lease._stored, lease._due, ttl / _TOGETHER))
         self._timer.offer_all(due)
+
+    def _put_at_risk(self, lease: L) -> None:
+        """A renewal of a lease failed, or has had no answer for too long; it is told once until the next renewal."""
+        if lease._turn(True):
+            left = lease.remaining
+            self._emit("at_risk", lease.name, token=lease.token, holder=lease.holder, seconds=left)
 
     def lost(self, lease: L) -> None:
         """Tell the world, and the body that runs under the lease, that it was lost."""
@@ -190,7 +201,7 @@ class Renewals(Generic[L]):
         for batch in self._look(keys):
             flight = Flight(batch)
             self._timer.park([(lease._stored, lease.deadline) for lease in batch])
-            self._timer.offer(flight, min(lease.deadline for lease in batch))
+            self._timer.offer(flight, min(min(lease._overdue, lease.deadline) for lease in batch))
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
             job = self._renew_apart(flight)
             try:
@@ -244,13 +255,19 @@ class Renewals(Generic[L]):
         return homes.values()
 
     def _watch_flight(self, flight: Flight[L], now: float) -> None:
-        """End those of its leases whose deadline has passed, and look again at the next one's."""
+        """End those of its leases whose deadline has passed, and tell whose answer is late; look again at the next."""
+        later = []
         for lease in flight.leases:
-            if not lease._reason and now >= lease.deadline:
+            if lease._reason:
+                continue
+            if now >= lease.deadline:
                 self._lose(lease, Reason.EXPIRED)
-        first = min((lease.deadline for lease in flight.leases if not lease._reason), default=None)
-        if first is not None:
-            self._timer.offer(flight, first)
+                continue
+            if now >= lease._overdue:
+                self._put_at_risk(lease)
+            later.append(lease._overdue if now < lease._overdue < lease.deadline else lease.deadline)
+        if later:
+            self._timer.offer(flight, min(later))
 
     async def _renew_apart(self, flight: Flight[L]) -> None:
         try:
