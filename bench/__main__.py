@@ -42,12 +42,23 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only benches whose name contains every word")
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds, or less: a smoke test only")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of tables")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="also write the ratios to FILE, as Markdown")
-    parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE.md", help="also write the ratios to FILE.md, and to FILE.json for --check"
+    )
+    parser.add_argument(
+        "--check",
+        nargs="?",
+        const=page.COMMITTED,
+        type=Path,
+        metavar="FILE.json",
+        help=f"exit 1 when a figure is more than {page.WORSE - 1:.0%} worse than in FILE.json (docs/speed.json)",
+    )
+    parser.add_argument("--aims", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--list", action="store_true", help="name the benches and stop")
     parser.add_argument("--seed", type=int, default=None, help="fixes the order of the sides")
     options = parser.parse_args()
 
+    before = page.read(options.check, parser.error) if options.check else {}
     load()
 
     def names(benches: Sequence[Bench], counts: Sequence[Fact]) -> Iterator[str]:
@@ -85,7 +96,10 @@ def main() -> int:
     every = [{**asdict(result), "met": result.met} for result in results] + found_facts
     if options.json:
         print(json.dumps(every, indent=2))
-    return int(options.check and any(each["met"] is False for each in every))
+    worse = page.worse(before, every) if options.check else []
+    for each in worse:
+        print(each, file=sys.stderr)
+    return int(bool(worse) or (options.aims and any(each["met"] is False for each in every)))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,24 @@
-"""The page on speed: the ratios of one run, as Markdown."""
+"""The page on speed: the ratios of one run, as Markdown; and whether another run got worse."""
 
+import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from bench.harness import Result
 
 PEERS = ("redis", "python-redis-lock", "aetcd", "etcd3gw", "kazoo", "py-consul", "tooz")
+
+COMMITTED = Path(__file__).parents[1] / "docs" / "speed.json"
+WORSE = 1.1
+"""How many times as large a figure may be as the committed one."""
+Figures = dict[str, float]
+"""By bench and side: "bench: side", or the name of what was counted."""
 
 HEAD = """\
 # What it costs
@@ -23,7 +32,7 @@ Measured on {cores} cores with Python {python}; {peers}.
 """
 
 
-def write(path: Path, command: str, results: Sequence[Result], facts: Iterable[dict[str, object]]) -> None:
+def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[dict[str, Any]]) -> None:
     """Write the page."""
     head = HEAD.format(command=command, cores=os.cpu_count(), python=platform.python_version(), peers=_peers())
     parts = [head]
@@ -32,6 +41,33 @@ def write(path: Path, command: str, results: Sequence[Result], facts: Iterable[d
     if counted := [_counted(fact) for fact in facts]:
         parts.append(_table("Counted", ("what", "found", "aim"), counted))
     path.write_text("\n".join(parts), encoding="utf-8")
+    figures = {_name(asdict(result)): round(result.ratio, 4) for result in results}
+    figures |= {_name(fact): float(f"{fact['value']:.4g}") for fact in facts}
+    path.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path, refuse: Callable[[str], object]) -> Figures:
+    """The figures of an earlier run; ``refuse`` is told if there are none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        refuse(f"no figures to compare with in {path}: {error}; --page FILE.md writes them")
+        raise
+
+
+def worse(before: Figures, now: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What got worse by more than a tenth, each as a sentence. A baseline is compared with itself, and says nothing."""
+    found = []
+    for each in now:
+        name, value = _name(each), each["ratio"] if "ratio" in each else each["value"]
+        if (old := before.get(name)) is not None and value > old * WORSE:
+            found.append(f"worse: {name} is {value:.3g}, and was {old:.3g}")
+    return found
+
+
+def _name(figure: Mapping[str, Any]) -> str:
+    return f"{figure['bench']}: {figure['side']}" if "side" in figure else str(figure["bench"])
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -44,7 +80,7 @@ def _row(side: Result) -> list[str]:
     return [side.side, f"{side.ratio:.2f}", f"{side.low:.2f} .. {side.high:.2f}", aim]
 
 
-def _counted(fact: dict[str, object]) -> list[str]:
+def _counted(fact: Mapping[str, Any]) -> list[str]:
     return [str(fact["bench"]), f"{fact['value']:.3g}", f"at most {fact['aim']:g}: {_verdict(fact['met'])}"]
 
 

@@ -94,3 +94,18 @@ def test_the_page_tells_the_ratios_and_which_aim_was_missed(tmp_path: Path) -> N
     assert "| slow | 2.00 | 2.00 .. 2.00 | at most 1.5: **missed** |" in text
     assert "| fast | 1.00 | 1.00 .. 1.00 |  |" in text
     assert "| n | 2 | at most 2.5: met |" in text
+    before = page.read(tmp_path / "speed.json", pytest.fail)
+    assert before == {"slow vs fast: slow": 2.0, "slow vs fast: fast": 1.0, "n": 2.0}
+
+
+def test_a_figure_that_got_worse_by_more_than_a_tenth_is_named(tmp_path: Path) -> None:
+    before = {"a: ours": 1.0, "a: theirs": 1.0, "counted": 10.0, "gone": 1.0}
+    now = [
+        {"bench": "a", "side": "ours", "ratio": 1.12},
+        {"bench": "a", "side": "theirs", "ratio": 1.0},
+        {"bench": "counted", "value": 10.9},
+        {"bench": "new", "value": 99.0},
+    ]
+    assert page.worse(before, now) == ["worse: a: ours is 1.12, and was 1"]
+    with pytest.raises(OSError, match="No such file"):
+        page.read(tmp_path / "none.json", lambda why: None)
