@@ -97,8 +97,8 @@ def main() -> int:
     if options.json:
         print(json.dumps(every, indent=2))
     worse = page.worse(before, every) if options.check else []
-    for each in worse:
-        print(each, file=sys.stderr)
+    for sentence in worse:
+        print(sentence, file=sys.stderr)
     return int(bool(worse) or (options.aims and any(each["met"] is False for each in every)))
 
 
