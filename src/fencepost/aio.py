@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
@@ -16,7 +15,7 @@ from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
 from fencepost.lease import BaseAtRisk, BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, left, skipped
+from fencepost.locks import EVERYBODY, HINTS, INSIDE, Busy, Core, awaited, bare, left, skipped, yields
 from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
@@ -36,8 +35,10 @@ Credentials: TypeAlias = Callable[[], Secret | Awaitable[Secret]]
 
 def _check_work(work: Callable[..., object]) -> None:
     """ConfigError for what a lock cannot be held around."""
-    if not inspect.iscoroutinefunction(work):
-        what = getattr(work, "__qualname__", work)
+    what = getattr(work, "__qualname__", work)
+    if yields(work):
+        raise ConfigError(f"{what} would outlive a lock taken around its call; {INSIDE}")
+    if not awaited(work):
         raise ConfigError(f"{what} is not a coroutine function; lock it with fencepost.connect()")
 
 

@@ -18,7 +18,7 @@ from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
 from fencepost.lease import BaseAtRisk, BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, left, skipped
+from fencepost.locks import EVERYBODY, HINTS, INSIDE, Busy, Core, awaited, bare, left, skipped, yields
 from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
@@ -34,30 +34,29 @@ R = TypeVar("R")
 Credentials: TypeAlias = Callable[[], str | bytes | tuple[str, str]]
 """Tells the password or token for a new connection, or user and password."""
 
-# What returns before its work is done.
-_OUTLIVING = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_AWAITED = "lock with fencepost.aio, or inside its body"
 
 
-def _outlives(call: Callable[..., object]) -> ConfigError:
-    return ConfigError(
-        f"{getattr(call, '__qualname__', call)} would outlive a blocking lock taken around its call; lock with "
-        f"fencepost.aio, or inside its body"
-    )
+def _outlives(call: Callable[..., object], instead: str) -> ConfigError:
+    what = getattr(call, "__qualname__", call)
+    return ConfigError(f"{what} would outlive a blocking lock taken around its call; {instead}")
 
 
 def _check_work(work: Callable[..., object]) -> None:
     """ConfigError for what a lock cannot be held around."""
     if not callable(work):
         raise ConfigError(f"{work!r} cannot be called; @classmethod, @property and the like go above the lock")
-    if any(is_one(work) or is_one(getattr(work, "__call__", None)) for is_one in _OUTLIVING):  # noqa: B004
-        raise _outlives(work)
+    if yields(work):
+        raise _outlives(work, INSIDE)
+    if awaited(work):
+        raise _outlives(work, _AWAITED)
 
 
 def _check_result(work: Callable[..., object], result: object) -> None:
     """ConfigError if the work has not been done, but begins when the lock is free again."""
     if inspect.iscoroutine(result):  # of a plain function around a coroutine function, which nobody can see
         result.close()
-        raise _outlives(work)
+        raise _outlives(work, _AWAITED)
 
 
 class Ended(BaseEnded):

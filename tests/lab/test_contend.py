@@ -271,5 +271,5 @@ def test_a_peer_that_is_not_installed_names_the_pip_command(monkeypatch: pytest.
             continue
         module = {"python-redis-lock": "redis_lock"}.get(row.package, row.package)
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=f"pip install {row.package}$"):
+        with pytest.raises(ConfigError, match=rf"'{module}': pip install 'fencepost-lab\[peers\]'$"):
             clients.find(name, f"{row.schemes[0]}://localhost")

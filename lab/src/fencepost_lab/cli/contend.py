@@ -27,6 +27,9 @@ def contend(
         float | None,
         typer.Option(help="Open model: so many arrivals a second in all, on schedule. Without it, each comes again."),
     ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="With --rate: arrivals come at random, as independent users do.")
+    ] = False,
     keys: Annotated[int, typer.Option(help="How many locks; 1 is one hot lock.")] = 1,
     key: Annotated[str | None, typer.Option(help="The lock's name; default: a new one.")] = None,
     ttl: Annotated[float, Duration(help="How long each lease lasts unless renewed.")] = 10.0,
@@ -34,7 +37,7 @@ def contend(
     warmup: Annotated[float, Duration(help="What comes before is not measured.")] = 1.0,
     duration: Annotated[float, Duration(help="How long to measure.")] = 10.0,
     sections: Annotated[int | None, typer.Option(help="End after so many sections in all.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes which of many locks each arrival wants.")] = 0,
+    seed: Annotated[int, typer.Option(help="Fixes which of many locks each arrival wants, and --random.")] = 0,
     resource: Annotated[
         str | None, typer.Option(help="Count a value up at this protected resource in each section.")
     ] = None,
@@ -74,6 +77,7 @@ def contend(
         contenders=contenders,
         processes=processes,
         rate=rate,
+        random=random,
         keys=keys,
         ttl=ttl,
         work=work,

@@ -17,7 +17,12 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def worker(
     resource: Annotated[
-        str, typer.Option(help="Address of the protected resource, as 'fencepost resource' prints it.")
+        str,
+        typer.Option(
+            envvar="FENCEPOST_RESOURCE",
+            help="What to write to: a resource service, as 'fencepost resource' prints it; a row, postgresql://... or "
+            "column+postgresql://...; an object, s3+http://user:password@host:9000/bucket.",
+        ),
     ],
     backend: Annotated[
         str | None, typer.Option(help="Where the lock lives; default: $FENCEPOST_URL, else the embedded SQLite file.")
@@ -32,6 +37,11 @@ def worker(
         PauseMode, typer.Option(help="stop: SIGSTOP, renewals included; sleep: only the work waits.")
     ] = PauseMode.STOP,
     pause_at: Annotated[PauseAt, typer.Option(help="Where to pause.")] = PauseAt.BEFORE_WRITE,
+    margin: Annotated[
+        float | None,
+        Duration(help="Look at the lease before each write, and stop while less than this is left; default: never."),
+    ] = None,
+    patience: Annotated[float, Duration(help="How long to wait for the resource's answer before trying again.")] = 60.0,
     renew: Annotated[bool, typer.Option(help="Renew the lease in the background.")] = True,
     fence: Annotated[Switch, typer.Option(help="Send the lease's token to the resource.")] = Switch.ON,
     enter: Annotated[bool, typer.Option(help="Read with the token, which enters, or plainly.")] = True,
@@ -74,6 +84,8 @@ def worker(
         writes=writes,
         iterations=iterations,
         work=work,
+        margin=margin,
+        patience=patience,
         pause=pause,
         pause_mode=pause_mode,
         pause_at=pause_at,
