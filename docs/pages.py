@@ -403,12 +403,16 @@ def options() -> str:
 def metrics() -> str:
     """Every instrument with its kind, labels and buckets."""
     from fencepost.hooks.instruments import INSTRUMENTS
+    from fencepost.resource.state import FAMILIES, LABELS
 
     rows = []
     for name, instrument in INSTRUMENTS.items():
         label = f"`{instrument.label}`: {', '.join(instrument.values)}" if instrument.label else ""
         buckets = ", ".join(f"{edge:g}" for edge in instrument.buckets)
         rows.append((f"`{name}`", "histogram" if buckets else "counter", label, buckets, instrument.text))
+    for name, text in FAMILIES.items():  # of the service alone
+        label = "`{}`: {}".format(LABELS[name][0], ", ".join(LABELS[name][1])) if name in LABELS else ""
+        rows.append((f"`{name}`", "counter" if name.endswith("_total") else "gauge", label, "", text))
     return _table(("metric", "kind", "label and its values", "buckets", "meaning"), rows)
 
 

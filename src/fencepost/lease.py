@@ -278,9 +278,17 @@ class BaseLease:
     def _schedule(self, renewed: float) -> None:
         """Plan the next renewal a third of the ttl after the last one, or else the end."""
         third = renewed + self.ttl / 3
-        renews = third < self._renew_until
-        self._due = third if renews else self.deadline
-        self._overdue = third + self.ttl / _ANSWER if renews else inf
+        self._due = third if third < self._renew_until else self.deadline
+        self._expect(renewed)
+
+    def _expect(self, renewed: float) -> None:
+        """Expect the next renewal, and its answer, as long after the last one as it may take."""
+        third = renewed + self.ttl / 3
+        self._overdue = third + self.ttl / _ANSWER if third < self._renew_until else inf
+
+    def _late(self, asked: float) -> float:
+        """The instant at which the answer to a renewal is late: one that was sent late has as much time as others."""
+        return max(self._overdue, asked + self.ttl / _ANSWER)
 
     def _turn(self, at_risk: bool) -> bool:
         """Note that it is at risk, or no longer; say whether that is news. Never news once the lease is over."""

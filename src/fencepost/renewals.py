@@ -39,10 +39,16 @@ class _Watched(weakref.ref[L]):
 
 
 class Flight(Generic[L]):
-    """Leases whose renewal is on its way: one key of the timer for the first of their deadlines."""
+    """Leases whose renewal was sent at ``asked``: one key of the timer, for the first that is late or over."""
 
-    def __init__(self, leases: list[L]) -> None:
+    def __init__(self, leases: list[L], asked: float) -> None:
         self.leases = leases
+        self.asked = asked
+
+    def next(self, lease: L, now: float) -> float:
+        """The next instant at which something about this lease has to be told, if no answer comes."""
+        late = lease._late(self.asked)
+        return late if now < late < lease.deadline else lease.deadline
 
 
 class Renewals(Generic[L]):
@@ -147,6 +153,7 @@ class Renewals(Generic[L]):
             # Not of one that is over, even if the store has extended it since: its holder may have seen it as lost.
             if answer is Renewal.RENEWED and now < deadline < sent + ttl and not lease._reason:
                 lease.deadline = sent + ttl
+                lease._expect(sent)
         return slacks
 
     def _note(self, leases: list[L], answers: Sequence[Renewal], slacks: list[float], sent: float) -> None:
@@ -199,9 +206,10 @@ class Renewals(Generic[L]):
     async def _see_to(self, keys: list[str | Flight[L]]) -> None:
         """End what is over, and renew what is due, each server's leases apart."""
         for batch in self._look(keys):
-            flight = Flight(batch)
+            now = self._driver.now()
+            flight = Flight(batch, now)
             self._timer.park([(lease._stored, lease.deadline) for lease in batch])
-            self._timer.offer(flight, min(min(lease._overdue, lease.deadline) for lease in batch))
+            self._timer.offer(flight, min(flight.next(lease, now) for lease in batch))
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
             job = self._renew_apart(flight)
             try:
@@ -263,9 +271,9 @@ class Renewals(Generic[L]):
             if now >= lease.deadline:
                 self._lose(lease, Reason.EXPIRED)
                 continue
-            if now >= lease._overdue:
+            if now >= lease._late(flight.asked):
                 self._put_at_risk(lease)
-            later.append(lease._overdue if now < lease._overdue < lease.deadline else lease.deadline)
+            later.append(flight.next(lease, now))
         if later:
             self._timer.offer(flight, min(later))
 

@@ -125,9 +125,10 @@ def test_the_references_are_complete() -> None:
     from fencepost.cli.exits import CODES
     from fencepost.events import Kind
     from fencepost.hooks.instruments import INSTRUMENTS
+    from fencepost.resource.state import FAMILIES
 
     assert set(re.findall(r"^\| `(\w+)` \|", pages.events(), re.MULTILINE)) == set(get_args(Kind))
-    assert set(re.findall(r"^\| `(\w+)` \|", pages.metrics(), re.MULTILINE)) == set(INSTRUMENTS)
+    assert set(re.findall(r"^\| `(\w+)` \|", pages.metrics(), re.MULTILINE)) == {*INSTRUMENTS, *FAMILIES}
     assert {str(code) for code, _ in CODES.values()} <= set(re.findall(r"^\| (\d+) \|", pages.exits(), re.MULTILINE))
     assert "### `PUT /r/{key}`" in pages.http()
     assert "| `acquired` |" in pages.history()

@@ -75,7 +75,7 @@ def test_an_experiment_notices_what_was_deleted_from_the_source(tmp_path: Path) 
     for package in PACKAGES:  # with their bytecode: only what is broken is compiled again
         shutil.copytree(package, tmp_path / package.name)
     broken = tmp_path / "fencepost/resource/store.py"
-    text, asks = broken.read_text("utf-8"), "fresh = ledger.admit(key, offer, payload, hook, self._policy)"
+    text, asks = broken.read_text("utf-8"), "fresh = ledger.admit(key, offer, payload, decision, self.policy)"
     assert text.count(asks) == 1
     broken.write_text(text.replace(asks, "fresh = True"), "utf-8")
     out = str(tmp_path / "out")

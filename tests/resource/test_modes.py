@@ -237,6 +237,7 @@ def test_a_file_has_the_mode_and_what_it_says_wrong_changes_nothing(
     ]
 
 
+@pytest.mark.slow
 def test_an_operator_changes_the_mode_of_a_running_service_and_sees_it(tmp_path: Path) -> None:
     mode, log = tmp_path / "mode", tmp_path / "audit.jsonl"
     mode.write_text("shadow")

@@ -47,6 +47,9 @@ def blocking() -> None:
         assert_type(lease.token, int)
         assert_type(lease.remaining, float)
         assert_type(lease.ended.wait(1), bool)
+        assert_type(lease.at_risk.wait_clear(1), bool)
+        for risk in lease.at_risk.changes():
+            assert_type(risk, bool)
         assert_type(lease.access().headers, dict[str, str])
         given: fencepost.Lease = lease
         given.check()
@@ -85,6 +88,9 @@ async def awaited() -> None:
         async with locks.lock("account/42", ttl=15) as lease:
             assert_type(lease, aio.Lease)
             assert_type(await lease.ended.wait(), bool)
+            assert_type(await lease.at_risk.wait(1), bool)
+            async for risk in lease.at_risk.changes():
+                assert_type(risk, bool)
         assert_type(await locks.try_acquire("account/42"), aio.Lease | None)
 
         @locks.lock("nightly")

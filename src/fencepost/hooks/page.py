@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import add
 from typing import Any
 
+from fencepost.driver.fork import in_child
 from fencepost.events import Event
 from fencepost.hooks.instruments import INSTRUMENTS, PREFIX, measure
 
@@ -33,6 +34,10 @@ class Page:
                 self._histograms[name] = [0] * (len(instrument.buckets) + 1), [0.0]
             else:
                 self._counters |= {(name, value): 0 for value in instrument.values or ("",)}
+        in_child(self, Page._forked)
+
+    def _forked(self) -> None:
+        self._gate = threading.Lock()  # a thread of the parent may have held it
 
     def __call__(self, event: Event) -> None:
         for name, value, label in measure(event):

@@ -20,6 +20,14 @@ FAMILIES = {
 }
 
 
+LABELS = {
+    "resource_mode": ("mode", STEPS),
+    "resource_queue": ("thread", ("writer", "reader")),
+    "resource_turned_away_total": ("limit", ("writer", "reader", "keys")),
+}
+"""The label of a family, and what it can say."""
+
+
 class State:
     """A collector of what is not counted by events."""
 
@@ -33,24 +41,24 @@ class State:
     def collect(self) -> Iterator[Metric]:
         """The state now."""
         store, mode = self._store, self._store.policy.mode
-        yield _gauge("resource_mode", "mode", {step: float(step == mode.partition(":")[0]) for step in STEPS})
+        yield _gauge("resource_mode", {step: float(step == mode.partition(":")[0]) for step in STEPS})
         yield _gauge("resource_enforced_ratio", value=fraction(mode))
         if store.census.count is not None:
             yield _gauge("resource_keys", value=store.census.count)
         yield _gauge("resource_keys_limit", value=store.census.limit)
-        yield _gauge("resource_queue", "thread", {name: each.waiting for name, each in store.workers.items()})
+        yield _gauge("resource_queue", {name: each.waiting for name, each in store.workers.items()})
         yield _gauge("resource_queue_limit", value=store.queue)
-        away = CounterMetricFamily(
-            PREFIX + "resource_turned_away_total", FAMILIES["resource_turned_away_total"], labels=["limit"]
-        )
-        for name, worker in store.workers.items():
-            away.add_metric([name], worker.turned_away)
+        name = "resource_turned_away_total"
+        away = CounterMetricFamily(PREFIX + name, FAMILIES[name], labels=[LABELS[name][0]])
+        for thread, worker in store.workers.items():
+            away.add_metric([thread], worker.turned_away)
         away.add_metric(["keys"], store.census.turned_away)
         yield away
 
 
-def _gauge(name: str, label: str = "", values: dict[str, float] | None = None, value: float | None = None) -> Metric:
-    made = GaugeMetricFamily(PREFIX + name, FAMILIES[name], labels=[label] if label else None, value=value)
+def _gauge(name: str, values: dict[str, float] | None = None, value: float | None = None) -> Metric:
+    label = LABELS.get(name)
+    made = GaugeMetricFamily(PREFIX + name, FAMILIES[name], labels=[label[0]] if label else None, value=value)
     for each, number in (values or {}).items():
         made.add_metric([each], number)
     return made

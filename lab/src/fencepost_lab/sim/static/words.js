@@ -50,6 +50,8 @@ export function describe(line, owner) {
     case "cancelled": return plain(`${line.who} is told to stop waiting`);
     case "failed": return plain(`${line.who} could not acquire: ${line.why}`);
     case "unrenewed": return plain(`${line.who} cannot renew: no answer`);
+    case "at_risk": return plain(`${line.who} knows that its lease is at risk: it is not renewed`);
+    case "recovered": return plain(`${line.who} is renewed again`);
     case "heeded": return plain(`${line.who} looks at its lease and stops: ${line.why}`);
     case "bumped": return plain(`${line.who} raises the issuer above ${line.above}`);
     case "granted": return plain(`Service: ${owner(line.holder)} holds now${token(line)}`);
