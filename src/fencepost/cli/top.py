@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -10,12 +11,13 @@ from contextlib import contextmanager
 from enum import StrEnum
 from math import inf, isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from fencepost.address import masked
 from fencepost.backend import Status
+from fencepost.cli import exits
 from fencepost.cli.options import Backend, Duration, Json, Prefix, store
 from fencepost.cli.text import as_fact, escaped, say, table, told
 from fencepost.errors import BackendError, ConfigError
@@ -237,6 +239,7 @@ def _live(view: View, every: float, duration: float | None) -> None:
     from rich.live import Live
 
     console = Console()
+    signal.signal(signal.SIGTERM, _end)  # it gives the terminal back first
     until = inf if duration is None else time.monotonic() + duration
     try:
         with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -264,6 +267,10 @@ def _live(view: View, every: float, duration: float | None) -> None:
                         view.sort, size = each, (0, 0)
     except KeyboardInterrupt:
         return
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(exits.SIGNALLED + number)
 
 
 def _size(console: "Console") -> tuple[int, int]:
