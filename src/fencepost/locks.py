@@ -8,6 +8,7 @@ import inspect
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -691,38 +692,49 @@ class Core(Generic[L]):
         await self.backend.close()
         self.driver.close()
 
-    async def _release_all(self, leases: Sequence[L]) -> None:
-        """Release; once the store has failed, all the others together get one more chance, for a bounded time."""
-        left = [*leases]
-        while left:
-            batch, left = left[:_BATCH], left[_BATCH:]
-            unasked = await self._close_leases(batch)
-            if unasked is not None:
-                left = [*unasked, *left]
-                await self.driver.apart(self._release_each(left), PARTING)
-                for each in left:
-                    if self._closing(each):
-                        self._settle(each, None, Reason.CLOSED)
-                    elif not each._end(Reason.CLOSED):
-                        continue
-                    _log.warning("%r was not released before closing; its ttl will free it", each.name)
-                    self._cancel_body(each)
-                return
-
-    async def _release_each(self, leases: Sequence[L]) -> None:
+    async def _release_all(self, leases: Iterable[L]) -> None:
+        """Release; what a server that fails has left gets one more chance, all together, for a bounded time."""
+        homes: dict[Hashable, deque[L]] = {}
         for lease in leases:
-            if lease._reason is None or self._closing(lease):  # else closing has not waited for it
-                await self._close_leases([lease])
+            homes.setdefault(self.backend.home(lease.name), deque()).append(lease)
+        left: deque[L] = deque()
+        for rest in homes.values():
+            while rest and await self._release_some(rest):
+                pass
+            left += rest
+        if not left:
+            return
+        await self.driver.apart(self._release_rest(deque(left)), PARTING)
+        for lease in left:
+            if self._closing(lease):
+                self._settle(lease, None, Reason.CLOSED)
+            elif not lease._end(Reason.CLOSED):
+                continue
+            _log.warning("%r was not released before closing; its ttl will free it", lease.name)
+            self._cancel_body(lease)
+
+    async def _release_rest(self, rest: deque[L]) -> None:
+        while rest:
+            if rest[0]._reason is None or self._closing(rest[0]):
+                await self._release_some(rest)
+            else:  # closing has not waited for it
+                rest.popleft()
+
+    async def _release_some(self, rest: deque[L]) -> bool:
+        """Take as many out of the rest as are released in one go; False if the store failed for all of them."""
+        batch = [rest.popleft() for _ in range(min(_BATCH, len(rest)))]
+        works, unasked = await self._close_leases(batch)
+        rest.extendleft(reversed(unasked))
+        return works
 
     def _closing(self, lease: L) -> bool:
         """Whether closing has begun to release it, and has had no answer for it."""
         return lease._reason is Reason.CLOSED and lease._releasing is not None
 
-    async def _close_leases(self, leases: Sequence[L]) -> Sequence[L] | None:
-        """Release leases and cancel their bodies; if the store failed, those that it was not asked for."""
+    async def _close_leases(self, leases: Sequence[L]) -> tuple[bool, Sequence[L]]:
+        """Release leases and cancel their bodies: whether the store did it for any, and those it was not asked for."""
         claim = self._renewals, threading.get_ident()
-        mine = []
-        failed = False
+        mine: list[L] = []
         for lease in leases:
             lease._holds = 0
             if self._closing(lease) or (known := lease._claim_release(Reason.CLOSED, claim)) is None:
@@ -731,6 +743,8 @@ class Core(Generic[L]):
             elif known is not Reason.CLOSED:  # lost or released just now, by another thread or task
                 await self._release_quietly(lease, Reason.CLOSED)
                 self._cancel_body(lease)
+        if not mine:
+            return True, []
         try:
             answers = await self.backend.release_all(
                 [Hold(lease.name, lease._stored, lease.token, lease.ttl) for lease in mine]
@@ -742,21 +756,22 @@ class Core(Generic[L]):
                     self._cancel_body(lease)
             self._unsure += mine
             raise
-        unasked = []
+        works, unasked = False, list[L]()
         for lease, answer in zip(mine, answers, strict=True):
             if answer is None:
                 unasked.append(lease)
                 continue
             if isinstance(answer, BackendError):
                 _log.warning("release of %r failed; its ttl will free it: %s", lease.name, answer)
-                failed = True
+            else:
+                works = True
             self._settle(lease, None, Reason.CLOSED if answer else Reason.REPLACED)
             if answer is True:
                 self._tell_release(lease)
             elif answer is False:
                 self._tell_replaced(lease)
             self._cancel_body(lease)
-        return unasked if failed else None
+        return works, unasked
 
     async def _leave_unsure(self) -> None:
         """Make sure that nothing is held whose release was interrupted."""
@@ -772,7 +787,7 @@ class Core(Generic[L]):
     def forked(self) -> None:
         """In a forked child: the leases are the parent's, to renew and to release."""
         for lease in self._renewals:
-            lease._reason, lease._signal = Reason.FORKED, None
+            lease._reason, lease._signal, lease._turned = Reason.FORKED, None, None
         for scope in (self._waits, *self._scopes):
             scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)

@@ -25,7 +25,7 @@ from fencepost.guards import cas, etcd, file, memory, postgres, redis, s3, sqlit
 from fencepost.guards.policy import Policy
 from fencepost.lease import Fence, entering_stamp, stamp
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
-from tests.harness.object_store import s3_client
+from fencepost_lab.servers.objects import s3_client
 from tests.harness.resource import Answer, Service, stamped
 
 

@@ -15,8 +15,8 @@ from fencepost.guards.policy import Policy
 from fencepost.guards.s3 import S3Guard
 from fencepost.rule import Stamp
 from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers.objects import Fault, ObjectStore, s3_client
 from tests.harness.leases import lease as lease_of
-from tests.harness.object_store import Fault, ObjectStore, s3_client
 
 
 @pytest.fixture(scope="module")

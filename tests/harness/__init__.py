@@ -14,5 +14,5 @@
 - ``scripted``  ``Scripted``: a proxy that knows a store's protocol, and spoils the answer to one request
 - ``script``    a program of scripts/ as a module
 - ``servers``   the session's servers as fixtures, and the ends of their logs after a failure
-- ``pgbouncer``, ``object_store``, ``resource``   servers that only the tests need
+- ``pgbouncer``, ``resource``   servers that only the tests need
 """

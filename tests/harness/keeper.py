@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fencepost_lab.servers import QUICK_ETCD, Consul, Etcd, EtcdCluster, Missing, Postgres, Redis, ZooKeeper
+from fencepost_lab.servers.objects import ObjectStore
 from fencepost_lab.servers.redis_groups import Independent, RedisCluster
 from fencepost_lab.servers.server import Server
-from tests.harness.object_store import ObjectStore
 from tests.harness.pgbouncer import PgBouncer
 
 Ask = Callable[[str], Any]

@@ -18,10 +18,10 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import pytest
 
 from fencepost_lab.servers import Missing
+from fencepost_lab.servers.objects import ObjectStore
 from tests.harness import keeper
 from tests.harness.child import Child
 from tests.harness.complete import complete_run
-from tests.harness.object_store import ObjectStore
 
 Started = TypeVar("Started")
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from fencepost.cli import app as root
 from fencepost.guards import etcd, file, s3
 from fencepost_lab.advise import code
+from fencepost_lab.servers.objects import ObjectStore, s3_client
 from tests.harness.child import Child
-from tests.harness.object_store import ObjectStore, s3_client
 from tests.harness.resource import Service
 from tests.harness.servers import Endpoint
 

@@ -1,14 +1,17 @@
 """How a contention run counts: latencies in buckets, and orders in O(n log n)."""
 
+import itertools
 import json
 import math
 from itertools import combinations
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.errors import ConfigError
+from fencepost_lab.contend.load import Schedule
 from fencepost_lab.contend.order import order
 from fencepost_lab.contend.plan import Plan
 from fencepost_lab.contend.recorder import ERROR, Recorder, merged, parse
@@ -49,6 +52,23 @@ def test_a_recorder_needs_the_same_room_for_a_million_as_for_none() -> None:
 def test_waits_that_no_machine_has_are_kept_in_the_last_bucket() -> None:
     assert recorded([1e9]).percentile(50) == pytest.approx(8796, rel=0.01)
     assert recorded([-1.0]).percentile(50) == 0.0
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_all_processes_together_offer_the_rate_and_each_arrival_is_counted_once_it_is_due(random: bool) -> None:
+    plan = Plan(rate=100, random=random, processes=3, warmup=0, duration=20)
+    parts = [Schedule(plan.part(number), 20.0) for number in range(3)]
+    due = [list(itertools.takewhile(lambda t: t < 20.0, map(part.due, itertools.count()))) for part in parts]
+    everybody = sorted(itertools.chain(*due))
+    assert len(everybody) == pytest.approx(2000, rel=0.15 if random else 0)
+    assert len(set(everybody)) == len(everybody)
+    gaps = [later - t for t, later in itertools.pairwise(everybody)]
+    assert (max(gaps) > 3 * fmean(gaps)) is random
+    for part, own in zip(parts, due, strict=True):
+        for number in (0, 1, len(own) // 2, len(own) - 1):
+            assert part.come(own[number] + 1e-9) == number + 1
+            assert part.come(own[number] - 1e-9) == number
+        assert own == list(itertools.takewhile(lambda t: t < 20.0, map(part.due, itertools.count())))
 
 
 turns = st.lists(
@@ -96,6 +116,8 @@ def test_the_parts_of_a_plan_make_the_whole() -> None:
         ({"contenders": 0}, "contenders must be at least 1"),
         ({"contenders": 2, "processes": 3}, "cannot fill"),
         ({"rate": 0}, "rate is a number of arrivals"),
+        ({"random": True}, "random arrivals need a rate"),
+        ({"random": True, "rate": 1e8}, "take a lower rate"),
         ({"ttl": 0}, "ttl must be greater than 0"),
         ({"duration": 0}, "duration must be greater than 0"),
         ({"work": -1}, "work must lie between"),

@@ -98,7 +98,7 @@ Path.open = told
 
 async def start():
     async with open_processes() as built:
-        await built._start("worker", "--json", "--steps", "--name", "A")
+        await built.worker("A", print, "--resource", "http://127.0.0.1:1", backend="sqlite://:memory:")
         await asyncio.sleep(60)
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -117,8 +117,8 @@ def test_being_told_to_end_while_a_process_is_started_ends_the_run(delay: float)
 def test_a_run_that_ends_early_takes_its_processes_with_it(tmp_path: Path, how: signal.Signals) -> None:
     command = ["lab", "run", "pause", "--backend", "sqlite", "--out", tmp_path / "out"]
     with Child.fencepost(*command, env={"TMPDIR": str(tmp_path)}) as child:
-        # Two resource services and four workers, besides the run itself.
-        until(lambda: len(family_of(child.pid)) == 7, "everything was started", watching=[child])
+        # Two resource services, four workers and the process that they are forked from, besides the run itself.
+        until(lambda: len(family_of(child.pid)) == 8, "everything was started", watching=[child])
         family = family_of(child.pid)
         child.signal(how)
         assert child.wait() == (-how if how == signal.SIGKILL else 128 + how), child.story

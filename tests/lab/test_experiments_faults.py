@@ -79,6 +79,40 @@ def test_tokens_survive_what_their_source_survives(tmp_path: Path) -> None:
     assert outcome.figures["survival"]["per lock, FLUSHALL"]["guard"] == "refused as stale"
 
 
+def test_a_holder_that_is_cut_off_is_refused_or_stops_in_time(tmp_path: Path) -> None:
+    needs("REDIS_SERVER")
+    outcome = shown("partition", tmp_path, ttl=3.0)
+    found = outcome.figures["redis"]
+    assert found["off"]["answer"]["event"] == "accepted"
+    assert found["on"]["answer"]["status"] == 409
+    assert found["looks"]["answer"]["event"] == "heeded"
+    for name, ok in (("off", False), ("on", True), ("looks", True)):
+        report = check(load(tmp_path / f"partition-redis-{name}.jsonl"))
+        assert report.ok is ok
+        assert report.counts["fault:cut"] == report.counts["fault:heal"] == 1
+
+
+def test_a_write_that_is_delayed_in_flight_is_refused(tmp_path: Path) -> None:
+    outcome = shown("delay", tmp_path, ttl=3.0)
+    verdicts = {name: each["fence_on"]["answer"]["verdict"] for name, each in outcome.figures["sqlite"].items()}
+    assert verdicts == {"dead": "stale", "waiting": "stale", "again": "late"}
+    for name in verdicts:
+        assert not check(load(tmp_path / f"delay-sqlite-{name}-off.jsonl")).ok
+        report = check(load(tmp_path / f"delay-sqlite-{name}-on.jsonl"))
+        assert report.verdict == "kept"
+        assert report.counts["fault:delay"] == report.counts["fault:deliver"] == 1
+
+
+@pytest.mark.postgres
+@pytest.mark.s3
+def test_a_row_and_an_object_refuse_a_replaced_holder(tmp_path: Path) -> None:
+    needs("POSTGRES_BIN")
+    outcome = shown("resources", tmp_path)
+    assert outcome.figures["object in-flight"]["fence_on"]["condition_failed"]
+    assert check(load(tmp_path / "resources-row-between-on.jsonl")).ok
+    assert not check(load(tmp_path / "resources-column-after-off.jsonl")).ok
+
+
 def test_the_note_on_redlock_reads_the_same_in_the_docs() -> None:
     page = Path(__file__).parents[2] / "docs" / "lab" / "redlock-note.md"
     assert page.read_text("utf-8") == re.sub(r"^##(#+ )", r"\1", NOTE.read_text("utf-8"), flags=re.MULTILINE)

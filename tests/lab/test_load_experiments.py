@@ -1,6 +1,7 @@
 """The experiments on contention, fairness and re-entrancy, small."""
 
 import signal
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,23 +21,43 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     (experiment,) = chosen(["contention"])
     settings = experiment.settings(quick=True, backend="redis") | {
         "contenders": [4, 40],
+        "few": [1],
+        "processes": {"redis": [2]},
         "duration": 0.8,
+        "offer_duration": 1.0,
+        "works": [0.05],
+        "work_time": 0.2,
         "alone": 300,
-        "peers": ["redis-spin", "no such peer"],
+        "peers": ["redis-spin", "kazoo"],  # of which one reaches Redis
     }
     with Context() as context:
         outcome = experiment.run(settings, context)
-    as_claimed(outcome, "the wait grows in step")
+    measured = (
+        "the wait grows in step",
+        "a few contenders reach",
+        "the lock keeps up",
+        "until the capacity is reached",
+    )
+    as_claimed(outcome, *measured, "the longer the work")
     assert any("at most one holds the lock at a time" in each.text for each in outcome.claims)
     figures = outcome.figures["redis"]
-    assert [each["contenders"] for each in figures["fencepost"]] == [4, 40]
+    assert [each["contenders"] for each in figures["fencepost"]] == [1, 4, 40]
+    assert [(each["contenders"], each["processes"]) for each in figures["processes"]] == [(2, 2)]
+    assert [each["of"] for each in figures["offered"]] == [0.5, 1.5]
+    assert figures["offered"][1]["waiting_at_end"]["count"] > figures["offered"][0]["waiting_at_end"]["count"]
+    assert figures["works"][0]["sections"] == 5
     assert len(figures["redis-spin"]) == 2
+    assert "kazoo" not in figures
+    assert outcome.figures["peers"] == {"redis": version("redis")}
     assert figures["alone"]["sections"] == 300
     assert figures["checked"]["violations"] == 0
     assert figures["checked"]["acquired"] > 4
     assert {"uncontended-p99", "throughput"} <= set(outcome.slo)
-    assert {plot.name for plot in outcome.plots} == {"waits-redis", "throughput-redis"}
-    assert len(outcome.tables[0].rows) == 4
+    assert {plot.name for plot in outcome.plots} == {"load", "waits-redis", "throughput-redis", "backlog-redis"}
+    made_of = [row[:3] for row in outcome.tables[0].rows]
+    assert made_of[0] == ("fencepost", 1, "tasks in 1 process")
+    assert made_of[-1] == ("fencepost", 2, "processes")
+    assert len(made_of) == 6
 
 
 def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:

@@ -1,5 +1,6 @@
 """The proxy cuts, delays, loses and repeats for real, as a Redis behind it sees it, and records it."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from fencepost.errors import ConfigError
+from fencepost_lab.faults.link import Link
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers import HOST
@@ -113,6 +116,21 @@ def test_a_request_is_carried_out_twice_and_answered_once(between: Between) -> N
         assert client.incr("proxied") == 3, "the connection is still in step"
 
 
+def test_a_delayed_request_arrives_after_later_ones_though_its_client_is_gone(between: Between) -> None:
+    between.past.set("proxied", "old")
+    between.proxy.delay(b"early")
+    with between.client(0.3) as client, pytest.raises(redis.TimeoutError):
+        client.set("proxied", "early")
+    assert between.proxy.in_flight == 1
+    with between.client() as client:
+        client.set("proxied", "later")
+    assert between.past.get("proxied") == "later"
+    assert between.proxy.deliver() == [b"+OK\r\n"]
+    assert between.past.get("proxied") == "early"
+    assert between.proxy.in_flight == 0
+    assert between.did() == ["delay", "deliver"]
+
+
 def test_a_dropped_connection_is_noticed_and_replaced(between: Between) -> None:
     with between.client() as client:
         assert client.ping()
@@ -121,6 +139,24 @@ def test_a_dropped_connection_is_noticed_and_replaced(between: Between) -> None:
             client.ping()
         assert client.ping()
     assert between.did() == ["drop"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost/0", r"redis://127\.0\.0\.1:\d+/0"),
+        ("redis://u:p%40@localhost:1/0?prefix=x", r"redis://u:p%40@127\.0\.0\.1:\d+/0\?prefix=x"),
+        ("etcd://localhost:1,localhost:2?timeout=2s", r"etcd://127\.0\.0\.1:\d+,127\.0\.0\.1:\d+\?timeout=2s"),
+    ],
+)
+def test_a_link_is_a_url_that_leads_through_proxies(url: str, shown: str) -> None:
+    with Link(url, who="A") as link:
+        assert re.fullmatch(shown, link.url)
+
+
+def test_nobody_is_cut_off_from_a_file() -> None:
+    with pytest.raises(ConfigError, match="take a store of redis"):
+        Link("sqlite:///tmp/locks.db", who="A")
 
 
 def test_faults_become_lines_of_a_history(between: Between) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fencepost.cli.metrics import AUTO, Metrics, serve, where
 from fencepost.cli.options import Duration, Json, Switch
 from fencepost.errors import ConfigError
 
@@ -26,6 +27,9 @@ def contend(
         float | None,
         typer.Option(help="Open model: so many arrivals a second in all, on schedule. Without it, each comes again."),
     ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="With --rate: arrivals come at random, as independent users do.")
+    ] = False,
     keys: Annotated[int, typer.Option(help="How many locks; 1 is one hot lock.")] = 1,
     key: Annotated[str | None, typer.Option(help="The lock's name; default: a new one.")] = None,
     ttl: Annotated[float, Duration(help="How long each lease lasts unless renewed.")] = 10.0,
@@ -33,7 +37,7 @@ def contend(
     warmup: Annotated[float, Duration(help="What comes before is not measured.")] = 1.0,
     duration: Annotated[float, Duration(help="How long to measure.")] = 10.0,
     sections: Annotated[int | None, typer.Option(help="End after so many sections in all.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes which of many locks each arrival wants.")] = 0,
+    seed: Annotated[int, typer.Option(help="Fixes which of many locks each arrival wants, and --random.")] = 0,
     resource: Annotated[
         str | None, typer.Option(help="Count a value up at this protected resource in each section.")
     ] = None,
@@ -44,9 +48,7 @@ def contend(
     history: Annotated[
         Path | None, typer.Option(help="Write every event here, for 'fencepost check' and 'fencepost sim --play'.")
     ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1; 0 picks one.")
-    ] = None,
+    metrics: Metrics = AUTO,
     as_json: Json = False,
 ) -> None:
     """Let many contenders want the same lock, and measure what they meet.
@@ -60,6 +62,7 @@ def contend(
     from fencepost_lab.contend import clients, report
     from fencepost_lab.contend.plan import Plan
     from fencepost_lab.contend.run import contend as run
+    from fencepost_lab.contend.totals import Totals
 
     if client == "list":
         for name, row in clients.CLIENTS.items():
@@ -74,6 +77,7 @@ def contend(
         contenders=contenders,
         processes=processes,
         rate=rate,
+        random=random,
         keys=keys,
         ttl=ttl,
         work=work,
@@ -85,22 +89,19 @@ def contend(
         fence=fence is Switch.ON,
         pause=pause,
         history=history is not None,
-        metrics=metrics_port is not None,
+        metrics=where(metrics) is not None,
         **({} if key is None else {"key": key}),
     )
-    totals = None
-    if metrics_port is not None:
-        from fencepost_lab.contend.totals import Totals
-
-        totals = Totals()
-        print(f"metrics: {totals.serve(metrics_port)}", file=sys.stderr, flush=True)
+    totals = Totals()
+    if served := serve(metrics, totals.text):
+        print(f"metrics at {served.url}", file=sys.stderr, flush=True)
     console = Console(stderr=True)
     with console.status("starting") as status:
 
         def show(seconds: float, acquired: int, backlog: int) -> None:
             status.update(f"{seconds:.0f} s: {acquired} sections, {backlog} waiting")
 
-        result = run(plan, history=history, metrics=totals.take if totals else None, progress=show)
+        result = run(plan, history=history, metrics=totals.take, progress=show)
     found = report.summary(result)
     if as_json:
         print(json.dumps(found))

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from math import inf
 from typing import Any
@@ -13,7 +14,7 @@ from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Kind
 from fencepost_lab.contend.clients import Client, Held
 from fencepost_lab.contend.counting import Counting
-from fencepost_lab.contend.diary import Diary
+from fencepost_lab.contend.diary import TOLD, Diary
 from fencepost_lab.contend.plan import Part
 from fencepost_lab.contend.recorder import Recorder
 from fencepost_lab.servers.freeze import freeze
@@ -50,16 +51,17 @@ class Load:
         self.last = 0.0
         self.begin = plan.warmup
         self.end = plan.warmup + plan.duration
-        self._arrivals = itertools.count(part.number, plan.processes)
+        self._arrivals = itertools.count()
         self._taken = itertools.count()
         self._random = random.Random(f"{plan.seed} {part.number}")
+        self._schedule = Schedule(part, self.end)
 
     def _next(self) -> float | None:
         """When the next arrival is due, None if there is none."""
         plan, sections = self.part.plan, self.part.sections
         if self.stopped or (sections is not None and next(self._taken) >= sections):
             return None
-        due = self.diary.now() if plan.rate is None else next(self._arrivals) / plan.rate
+        due = self.diary.now() if plan.rate is None else self._schedule.due(next(self._arrivals))
         return due if due < self.end else None
 
     def backlog(self) -> int:
@@ -67,8 +69,7 @@ class Load:
         plan = self.part.plan
         if plan.rate is None:
             return len(self.waiting)
-        due = (min(self.diary.now(), self.end) * plan.rate - self.part.number) / plan.processes
-        come = int(due) + 1 if due >= 0 else 0
+        come = self._schedule.come(min(self.diary.now(), self.end))
         if self.part.sections is not None:
             come = min(come, self.part.sections)
         return max(0, come - self.counts["acquired"] - self.counts["gave_up"] - self.counts["failed"])
@@ -226,7 +227,7 @@ class Load:
 
     def heard(self, event: Event) -> None:
         """A hook: renewals and losses of the leases that are held."""
-        if event.kind not in ("renewed", "unrenewed", "lost") or event.holder not in self.leases:
+        if event.kind not in TOLD or event.holder not in self.leases:
             return
         self.counts[event.kind] += 1
         who, name, held = self.leases[event.holder]
@@ -235,3 +236,32 @@ class Load:
             self.diary.write("lost", **facts, why=event.detail)
         else:
             self.diary.write(event.kind, **facts, until=self.diary.instant(held.lease.deadline))
+
+
+class Schedule:
+    """When the arrivals of one process are due in the open model."""
+
+    def __init__(self, part: Part, end: float) -> None:
+        plan = part.plan
+        self._rate = plan.rate or 0.0
+        self._first, self._step = part.number, plan.processes
+        self._random: array[float] | None = None
+        if plan.random:
+            # Each process takes its part of the rate: together they are as random as one would be.
+            chance, t = random.Random(f"arrivals {plan.seed} {part.number}"), 0.0
+            self._random = array("d")
+            while (t := t + chance.expovariate(self._rate / plan.processes)) < end:
+                self._random.append(t)
+
+    def due(self, number: int) -> float:
+        """When this process's arrival ``number`` is due; inf if it is after the end."""
+        if self._random is None:
+            return (self._first + number * self._step) / self._rate
+        return self._random[number] if number < len(self._random) else inf
+
+    def come(self, t: float) -> int:
+        """How many are due by then."""
+        if self._random is not None:
+            return bisect_right(self._random, t)
+        due = (t * self._rate - self._first) / self._step
+        return int(due) + 1 if due >= 0 else 0

@@ -8,16 +8,19 @@ from typing import Any
 from fencepost import check
 from fencepost.errors import ConfigError
 
+_MOST = 10_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One run: ``contenders`` in ``processes`` take, hold for ``work`` seconds and free one of ``keys`` locks.
 
     Without ``rate`` each contender comes again as soon as it was served: the closed model. With it, arrivals come on
-    schedule, ``rate`` a second in all, however far behind the contenders are. Nothing is measured before ``warmup``
-    has passed; the run ends ``duration`` later, or after ``sections`` in all. With ``resource`` each section counts a
-    value up there, with the lease's stamp if ``fence``. ``pause`` stops one process once, for so long, while it holds.
-    Raises ConfigError for what cannot be meant.
+    schedule, ``rate`` a second in all, however far behind the contenders are: the open model. They come at even
+    distances, or, if ``random``, as independent users do (a Poisson process, fixed by ``seed``). Nothing is measured
+    before ``warmup`` has passed; the run ends ``duration`` later, or after ``sections`` in all. With ``resource`` each
+    section counts a value up there, with the lease's stamp if ``fence``. ``pause`` stops one process once, for so long,
+    while it holds. Raises ConfigError for what cannot be meant.
     """
 
     backend: str | None = None
@@ -25,6 +28,7 @@ class Plan:
     contenders: int = 50
     processes: int = 2
     rate: float | None = None
+    random: bool = False
     keys: int = 1
     key: str = field(default_factory=lambda: f"contend-{secrets.token_hex(4)}")
     ttl: float = 10.0
@@ -54,6 +58,10 @@ class Plan:
             raise ConfigError(f"{self.contenders} contenders cannot fill {self.processes} processes; take fewer")
         if self.rate is not None and not 0 < self.rate < 1e9:
             raise ConfigError(f"rate is a number of arrivals per second above 0, not {self.rate:g}")
+        if self.random and self.rate is None:
+            raise ConfigError("random arrivals need a rate: without one each contender comes when it was served")
+        if self.random and self.rate is not None and self.rate * (self.warmup + self.duration) > _MOST:
+            raise ConfigError(f"random arrivals are drawn before the run, at most {_MOST} of them; take a lower rate")
         if self.pause and self.processes < 2:
             raise ConfigError("pause stops one of several processes, or nobody is left to see it; take more processes")
 

@@ -5,8 +5,7 @@ from typing import Any
 from fencepost.address import masked
 from fencepost_lab.contend.order import order
 from fencepost_lab.contend.run import Result
-
-_SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+from fencepost_lab.report.units import span
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -24,6 +23,7 @@ def summary(result: Result) -> dict[str, Any]:
         "processes": plan.processes,
         "model": "closed" if plan.rate is None else "open",
         "rate": plan.rate,
+        "random": plan.random,
         "keys": plan.keys,
         "ttl": plan.ttl,
         "work": plan.work,
@@ -57,20 +57,14 @@ def summary(result: Result) -> dict[str, Any]:
     }
 
 
-def span(seconds: float | None) -> str:
-    """A duration at the unit that suits it."""
-    if seconds is None:
-        return "-"
-    for unit, size in _SECONDS:
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """A summary as lines of a table."""
     wait, turn, served, end = found["wait"], found["order"], found["share"], found["waiting_at_end"]
-    model = "closed" if found["rate"] is None else f"open, {found['rate']:g} arrivals/s"
+    model = (
+        "closed"
+        if found["rate"] is None
+        else f"open, {found['rate']:g} {'random ' if found['random'] else ''}arrivals/s"
+    )
     yet = ", interrupted" if found["interrupted"] else ""
     lines = [
         (

@@ -1,19 +1,21 @@
 """Waits and throughput of one hot lock against the number of contenders, on every store, with peers beside us."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fencepost.driver.threads import Blocking
 from fencepost.registry import connect
 from fencepost_lab.contend.bench import OURS, able, longest, measure, versions
+from fencepost_lab.contend.clients import find
 from fencepost_lab.contend.plan import Plan
-from fencepost_lab.contend.report import span
 from fencepost_lab.contend.run import contend
-from fencepost_lab.experiments import Settings
+from fencepost_lab.experiments import Settings, offered
 from fencepost_lab.experiments.context import Context
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import load
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
+from fencepost_lab.report.units import span
 from fencepost_lab.servers.stores import Store
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def run(settings: Settings, context: Context) -> Outcome:
     """Measure each store with each client at each size."""
     outcome = Outcome()
     peers: set[str] = set()
+    loads: dict[str, offered.Loads] = {}
     for backend in settings["backends"]:
         store = context.store(backend)
         alone = _alone(store, settings, context)
@@ -34,15 +37,39 @@ def run(settings: Settings, context: Context) -> Outcome:
         for client in able(store, settings["peers"]):
             peers.add(client)
             curves[client] = _curve(store, client, settings, context, curves.get(OURS))
+        apart = offered.apart(store, settings, context)
         outcome.figures[store.name] = {"alone": alone, **{name: list(curve.values()) for name, curve in curves.items()}}
-        _add_claims(outcome, store.name, connect(store.url, Blocking()).promises.fair, curves)
+        outcome.figures[store.name]["processes"] = list(apart.values())
+        fair = connect(store.url, Blocking()).promises.fair
+        _add_claims(outcome, store.name, fair, curves, sorted(settings["contenders"]))
+        _add_knee(outcome, store.name, curves[OURS])
+        _add_apart(outcome, store.name, fair, curves[OURS], apart)
         _add_safety(outcome, store, settings, context)
-        outcome.tables.append(_table(store.name, curves))
+        outcome.tables.append(_table(store, curves, apart))
         outcome.plots += [_waits(store.name, curves), _throughput(store.name, curves)]
+        if backend in settings["open"] or len(settings["backends"]) == 1:
+            loads[store.name] = _open(outcome, store, curves[OURS], settings, context)
         if store.name == "redis":
             _levels(outcome, alone, curves[OURS])
+    if loads:
+        outcome.plots.insert(0, offered.hockey_stick(loads))
     outcome.figures["peers"] = versions(peers)
     return outcome
+
+
+def _open(
+    outcome: Outcome, store: Store, ours: dict[int, dict[str, Any]], settings: Settings, context: Context
+) -> offered.Loads:
+    """Offer rates around what the crowds of the closed model came to, and work of several lengths."""
+    capacity = max(ours[size]["throughput"] for size in settings["contenders"])
+    loads = offered.offer(store, capacity, settings, context)
+    works = offered.works(store, settings, context)
+    outcome.figures[store.name] |= {"capacity": capacity, "offered": loads, "works": works}
+    offered.add_claims(outcome, store.name, capacity, loads)
+    outcome.tables.append(offered.table(store.name, capacity, loads))
+    offered.add_works(outcome, store.name, works)
+    outcome.plots.append(offered.backlog(store.name, loads))
+    return loads
 
 
 def _alone(store: Store, settings: Settings, context: Context) -> dict[str, Any]:
@@ -83,17 +110,21 @@ def _add_safety(outcome: Outcome, store: Store, settings: Settings, context: Con
 def _curve(
     store: Store, client: str, settings: Settings, context: Context, ours: dict[int, dict[str, Any]] | None
 ) -> dict[int, dict[str, Any]]:
-    """Every size; long enough that everybody could have had two turns at the rate of our smallest run."""
+    """Every size; long enough that everybody could have had two turns at the rate of our smallest run.
+
+    The few contenders below the crowds, for the knee, are ours alone.
+    """
     curve: dict[int, dict[str, Any]] = {}
-    sizes = sorted(settings["contenders"])
+    sizes = sorted(settings["contenders"] if ours else {*settings["few"], *settings["contenders"]})
     for size in sizes:
         context.say(f"{store.name}: {client}, {size} contenders")
-        first = (ours or curve).get(sizes[0])
+        first = next(iter((ours or curve).values()), None)
         turn = size / max(1.0, first["throughput"]) if first else 0.0
         curve[size] = measure(
             store,
             client,
             contenders=size,
+            processes=min(2, size),
             ttl=max(settings["ttl"], store.min_ttl),
             work=settings["work"],
             warmup=min(settings["longest"] / 2, max(settings["warmup"], 1.3 * turn)),
@@ -102,9 +133,9 @@ def _curve(
     return curve
 
 
-def _add_claims(outcome: Outcome, name: str, fair: bool, curves: Curves) -> None:
+def _add_claims(outcome: Outcome, name: str, fair: bool, curves: Curves, crowds: list[int]) -> None:
     ours = curves[OURS]
-    small, large = min(ours), max(ours)
+    small, large = crowds[0], crowds[-1]
     more = large / small
     grown = ours[large]["wait"]["p50"] / ours[small]["wait"]["p50"]
     gained = ours[large]["throughput"] / ours[small]["throughput"]
@@ -121,9 +152,40 @@ def _add_claims(outcome: Outcome, name: str, fair: bool, curves: Curves) -> None
         outcome.claim(f"{name}: nobody is left out, of {sizes} contenders", starved == 0, f"{starved} never served")
 
 
+def _add_knee(outcome: Outcome, name: str, ours: dict[int, dict[str, Any]]) -> None:
+    if min(ours) > 1:
+        return
+    found, large = offered.knee(ours), max(ours)
+    outcome.figures[name]["knee"] = found
+    outcome.claim(
+        f"{name}: a few contenders reach all that the lock can do; more buy nothing",
+        found <= large / 4,
+        f"{found} contenders reach {100 * offered.ENOUGH:.0f} % of the most; 1: {ours[1]['throughput']:.0f}/s, "
+        f"{found}: {ours[found]['throughput']:.0f}/s, {large}: {ours[large]['throughput']:.0f}/s",
+    )
+
+
+def _add_apart(
+    outcome: Outcome, name: str, fair: bool, ours: dict[int, dict[str, Any]], apart: dict[int, dict[str, Any]]
+) -> None:
+    """The same where each contender is a process."""
+    enough = [each for each in apart.values() if each["acquired"] >= 1.5 * each["contenders"]]
+    if not fair or not enough:
+        return
+    starved = sum(each["never_served"] for each in enough)
+    rates = ", ".join(f"{each['contenders']}: {each['throughput']:.0f}/s" for each in apart.values())
+    sizes = ", ".join(str(each["contenders"]) for each in enough)
+    outcome.claim(
+        f"{name}: contenders that are processes are served as those that are tasks: nobody is left out, of {sizes}",
+        starved == 0,
+        f"{starved} never served; {rates}, and {max(each['throughput'] for each in ours.values()):.0f}/s as tasks",
+    )
+
+
 _COLUMNS = (
     "client",
     "contenders",
+    "which are",
     "p50",
     "p99",
     "p999",
@@ -136,34 +198,42 @@ _COLUMNS = (
 )
 
 
-def _table(name: str, curves: Curves) -> Table:
+def _table(store: Store, curves: Curves, apart: dict[int, dict[str, Any]]) -> Table:
     rows: list[tuple[Any, ...]] = []
-    for client, curve in curves.items():
+    for client, curve in [*curves.items(), (OURS, apart)]:
+        kind = "tasks" if find(client, store.url).tasks else "threads"
         for size, found in curve.items():
+            count = found["processes"]
+            made_of = "processes" if count == size > 1 else f"{kind} in {count} process{'es' if count > 1 else ''}"
             waits = (span(found["wait"][point]) for point in ("p50", "p99", "p999"))
             fraction = found["throughput"] / found["ceiling"]
             rate = (f"{found['throughput']:.0f}", f"{found['ceiling']:.0f}", f"{100 * fraction:.0f} %")
             failed = sum(found["failures"].values())
-            rows.append((client, size, *waits, span(longest(found)), *rate, found["never_served"], failed))
-    note = "Waits for the lock. Each client's ceiling is 1 / (work + its own acquire + its own release)."
-    return Table(f"One hot lock on {name}", _COLUMNS, rows, note=note)
+            rows.append((client, size, made_of, *waits, span(longest(found)), *rate, found["never_served"], failed))
+    note = (
+        "Waits for the lock, counted alike for every client. Where a lock is free for the one that asks next, "
+        "the median is short, because the last holder asks first: look at p99, the longest wait and those who were "
+        "never served. Each client's ceiling is 1 / (work + its own acquire + its own release)."
+    )
+    return Table(f"One hot lock on {store.name}", _COLUMNS, rows, note=note)
 
 
 def _waits(name: str, curves: Curves) -> Plot:
-    def paint(axes: "Axes") -> None:
-        for point, style in (("p50", "-"), ("p99", "--"), ("p999", ":")):
-            ours = curves[OURS]
-            axes.plot(list(ours), [each["wait"][point] for each in ours.values()], style, label=f"{OURS} {point}")
-        for client, curve in curves.items():
-            if client != OURS:
-                axes.plot(
-                    list(curve), [longest(each) for each in curve.values()], "-", lw=1, label=f"{client}, longest"
-                )
-        _dress(axes, curves, "seconds waited")
-        axes.set_yscale("log")
+    """The median and the 99th percentile of each client, of the same crowds."""
+    sizes = sorted(set.intersection(*(set(curve) for curve in curves.values())))
 
-    caption = f"{name}: waits for one hot lock{', and the longest wait of each peer' if len(curves) > 1 else ''}."
-    return plots.draw(f"waits-{name}", caption, paint)
+    def panel(point: str) -> Callable[["Axes"], None]:
+        def paint(axes: "Axes") -> None:
+            for client, curve in curves.items():
+                axes.plot(sizes, [curve[size]["wait"][point] for size in sizes], label=client)
+            _dress(axes, sizes, "wait for the lock")
+            plots.in_seconds(axes)
+
+        return paint
+
+    who = "every client" if len(curves) > 1 else OURS
+    caption = f"{name}: waits for one hot lock, the median and the 99th percentile of {who}."
+    return plots.beside(f"waits-{name}", caption, {"median": panel("p50"), "99th percentile": panel("p99")})
 
 
 def _throughput(name: str, curves: Curves) -> Plot:
@@ -173,21 +243,20 @@ def _throughput(name: str, curves: Curves) -> Plot:
         ours = curves[OURS]
         ceiling = [each["ceiling"] for each in ours.values()]
         axes.plot(list(ours), ceiling, "--", color=plots.RED, marker="", label=f"{OURS}'s ceiling")
-        _dress(axes, curves, "sections per second")
+        _dress(axes, list(ours), "sections per second")
         axes.set_ylim(bottom=0)
+        axes.legend(fontsize=plots.LEGEND, ncols=2)
 
     caption = f"{name}: sections per second, and the ceiling 1 / (work + acquire + release)."
     return plots.draw(f"throughput-{name}", caption, paint)
 
 
-def _dress(axes: "Axes", curves: Curves, label: str) -> None:
-    sizes = list(curves[OURS])
+def _dress(axes: "Axes", sizes: list[int], label: str) -> None:
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_xlabel("contenders")
+    axes.set_xlabel("contenders for one lock")
     axes.set_ylabel(label)
-    axes.legend(fontsize=8, ncols=2)
 
 
 def _levels(outcome: Outcome, alone: dict[str, Any], ours: dict[int, dict[str, Any]]) -> None:

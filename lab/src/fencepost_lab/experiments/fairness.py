@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost_lab.contend.bench import OURS, able, longest, measure, versions
 from fencepost_lab.contend.order import Turn
-from fencepost_lab.contend.report import span
 from fencepost_lab.contend.run import Result
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.context import Context
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
+from fencepost_lab.report.units import span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,11 +130,11 @@ def _tail(results: dict[str, Result]) -> Plot:
 
     def paint(axes: "Axes") -> None:
         for name, result in results.items():
-            axes.plot(range(len(percents)), [result.waits.percentile(each) or 0 for each in percents], label=name, lw=1)
+            axes.plot(range(len(percents)), [result.waits.percentile(each) or 0 for each in percents], label=name)
         axes.set_xticks(range(len(percents)), [f"{each:g}" for each in percents])
-        axes.set_yscale("log")
+        plots.in_seconds(axes)
         axes.set_xlabel("percentile of the waits")
-        axes.set_ylabel("seconds waited")
-        axes.legend(fontsize=8, ncols=2)
+        axes.set_ylabel("wait for the lock")
+        axes.legend(fontsize=plots.LEGEND, ncols=2)
 
     return plots.draw("tail", "How far the tail of the waits is from their middle.", paint)

@@ -11,6 +11,8 @@ from typing import NamedTuple, Self
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.servers.processes import HOST
 
+_PARTING = 60.0  # seconds that the answer to a delayed request may take
+
 
 class _Gates(NamedTuple):
     """Whether bytes pass: what clients send (``up``), and what they are answered (``down``)."""
@@ -28,6 +30,11 @@ class _Pair:
         """The directions that are over."""
         self.forsaken = False
         """The answer to come is to be lost, and the connection with it."""
+        self.delayed: threading.Event | None = None
+        """While it is not set, what the client has sent waits here; other connections go on."""
+        self.answer = b""
+        """What a delayed request was answered."""
+        self.answered = threading.Event()
 
     def shut(self) -> None:
         for each in (self.near, self.far):
@@ -38,12 +45,12 @@ class _Pair:
 class Proxy:
     """Carries bytes both ways. What it holds back it delivers in order when it is healed.
 
-    With ``faults`` it records what it did: cut, heal, slow, drop when told to; lose and repeat when they
-    happen. A request is recognised by bytes that it contains; it has to arrive in one piece.
+    With ``faults`` it records what it did: cut, heal, slow, drop when told to; lose, delay, deliver and repeat when
+    they happen. A request is recognised by bytes that it contains; they have to arrive in one piece.
     """
 
-    def __init__(self, target: int, *, who: str = "", faults: Faults | None = None) -> None:
-        self._target = target
+    def __init__(self, target: int, *, host: str = HOST, who: str = "", faults: Faults | None = None) -> None:
+        self._target = (host, target)
         self._who = who or f"port {target}"
         self._faults = Faults() if faults is None else faults
         self._gates = _open()
@@ -51,6 +58,7 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self._pairs: list[_Pair] = []
         self._traps: dict[bytes, str] = {}
+        self._delayed: list[_Pair] = []
         self._delay = 0.0
         self.port: int = self._listener.getsockname()[1]
         self.held = 0
@@ -99,6 +107,34 @@ class Proxy:
         """Send the next request that contains these bytes once more, on a connection whose answer nobody hears."""
         self._traps[request] = "repeat"
 
+    def delay(self, request: bytes) -> None:
+        """Keep the next request that contains these bytes in flight, until ``deliver``; other connections go on.
+
+        Also a client that gives up, or dies, does not call it back.
+        """
+        self._traps[request] = "delay"
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are delayed now."""
+        return len(self._delayed)
+
+    def deliver(self, *, timeout: float = 60.0) -> list[bytes]:
+        """Let what was delayed arrive, one after the other; what each was answered, also if nobody waits for it.
+
+        TimeoutError if one gets no answer.
+        """
+        found = []
+        while self._delayed:
+            pair = self._delayed.pop(0)
+            assert pair.delayed is not None
+            pair.delayed.set()
+            if not pair.answered.wait(timeout):
+                raise TimeoutError(f"a delayed request to {self._who} got no answer in {timeout:g} s")
+            found.append(pair.answer)
+            self._faults.note("deliver", self._who, answer=pair.answer[:80].decode("latin-1"))
+        return found
+
     def holds(self, part: bytes) -> bool:
         """Whether a request or an answer that contains these bytes was held back by a cut."""
         return any(part in data for data in list(self._held))
@@ -125,7 +161,7 @@ class Proxy:
             while True:
                 near, _ = self._listener.accept()
                 try:
-                    far = socket.create_connection((HOST, self._target))
+                    far = socket.create_connection(self._target)
                 except OSError:
                     near.close()
                     continue
@@ -144,9 +180,14 @@ class Proxy:
             while data := source.recv(65536):
                 if up:
                     self._spring(pair, data)
+                    if pair.delayed:
+                        pair.delayed.wait()
                 elif pair.forsaken:
                     self._faults.note("lose", self._who, bytes=len(data))
                     break
+                elif pair.delayed and not pair.answered.is_set():
+                    pair.answer = data
+                    pair.answered.set()
                 if self._delay:
                     self.slowed += len(data)
                     time.sleep(self._delay)
@@ -155,6 +196,10 @@ class Proxy:
                     self._held.append(data)
                     gate.wait()
                 sink.sendall(data)
+        if not up:
+            pair.answered.set()
+        elif pair.delayed:
+            pair.answered.wait(_PARTING)  # the client is gone: the server must not take that for a cancelled request
         self._over(pair, up)
 
     def _over(self, pair: _Pair, up: bool) -> None:
@@ -178,11 +223,15 @@ class Proxy:
                 self._faults.note("cut", self._who, up=False, down=True)
             elif how == "drop":
                 pair.forsaken = True
+            elif how == "delay":
+                pair.delayed = threading.Event()
+                self._faults.note("delay", self._who, bytes=len(data))
+                self._delayed.append(pair)
             else:
                 threading.Thread(target=self._again, args=(data,), daemon=True).start()
 
     def _again(self, data: bytes) -> None:
-        with contextlib.suppress(OSError), socket.create_connection((HOST, self._target)) as far:
+        with contextlib.suppress(OSError), socket.create_connection(self._target) as far:
             far.sendall(data)
             if answer := far.recv(65536):
                 self._faults.note("repeat", self._who, bytes=len(data), answer=answer[:80].decode("latin-1"))
@@ -196,6 +245,10 @@ class Proxy:
         self._listener.close()
         self.heal()
         self.drop()
+        for pair in self._delayed:  # never delivered: nobody may wait for it
+            assert pair.delayed is not None
+            pair.answered.set()
+            pair.delayed.set()
 
 
 def _open() -> _Gates:

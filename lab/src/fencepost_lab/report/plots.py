@@ -2,13 +2,15 @@
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fencepost_lab.report.outcome import Plot
+from fencepost_lab.report.units import span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW = (
     "#0072B2",
@@ -22,6 +24,8 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW = (
 """The palette of Okabe and Ito."""
 MARKERS = "osD^vPX"
 """So that a line can be told from another without its colour."""
+LEGEND = 10
+"""The size of a legend's text: it can still be read at half the size."""
 
 _ELEMENTS = {*("svg", "defs", "style", "g", "path", "use", "clipPath", "rect", "pattern", "text", "tspan")}
 _INK = "#010203"  # stands for the reader's own colour of text, until the SVG is written
@@ -47,6 +51,36 @@ _DARK = "<style>.plot{color:#1b1f24}@media(prefers-color-scheme:dark){.plot{colo
 
 def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: float = 3.6) -> Plot:
     """A plot of what ``paint`` draws on the axes it is given; ``name`` is its file's, without the ending."""
+
+    def whole(figure: "Figure") -> None:
+        paint(figure.subplots())
+
+    return _draw(name, caption, whole, height)
+
+
+def in_seconds(axes: "Axes") -> None:
+    """Durations on a log scale, each tick at the unit that suits it."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: span(value))
+
+
+def beside(name: str, caption: str, paints: Mapping[str, Callable[["Axes"], None]], *, height: float = 4.2) -> Plot:
+    """Plots of the same things beside each other, each under its title, with one scale and one legend for all."""
+
+    def whole(figure: "Figure") -> None:
+        every = figure.subplots(1, len(paints), sharey=True)
+        for axes, (title, paint) in zip(every, paints.items(), strict=True):
+            paint(axes)
+            axes.set_title(title, fontsize=11)
+        handles, labels = every[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=LEGEND)
+        for axes in every[1:]:
+            axes.set_ylabel("")
+
+    return _draw(name, caption, whole, height)
+
+
+def _draw(name: str, caption: str, paint: Callable[["Figure"], None], height: float) -> Plot:
     import matplotlib
     from cycler import cycler
     from matplotlib.figure import Figure
@@ -54,7 +88,7 @@ def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: fl
     cycle = cycler(color=[BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW]) + cycler(marker=list(MARKERS))
     with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": cycle}):
         figure = Figure(figsize=(7.2, height), layout="constrained")
-        paint(figure.subplots())
+        paint(figure)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return Plot(name, caption, _plain(out.getvalue()))

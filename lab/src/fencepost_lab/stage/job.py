@@ -35,7 +35,9 @@ class Job:
 
     A round makes ``writes`` writes, each after a read of its own; it pauses at its first. ``fence``
     sends the lease's stamp with each write, and with ``enter`` with each read too. The lock has the
-    name of the key. Raises ConfigError for what cannot be meant.
+    name of the key. With ``margin`` it looks at its lease before each write, and stops while fewer seconds than that
+    are left; without, it never looks. It waits ``patience`` for an answer of the resource: without one, it reads and
+    writes once more. Raises ConfigError for what cannot be meant.
     """
 
     resource: str
@@ -51,6 +53,8 @@ class Job:
     writes: int = 1
     iterations: int = 1
     work: float = 0.0
+    margin: float | None = None
+    patience: float = 60.0
     pause: float = 0.0
     pause_mode: PauseMode = PauseMode.STOP
     pause_at: PauseAt = PauseAt.BEFORE_WRITE
@@ -58,8 +62,12 @@ class Job:
     def __post_init__(self) -> None:
         check.name(self.key, "key")
         check.ttl(self.ttl)
-        for what in ("work", "pause"):
+        for what in ("work", "pause", "patience"):
             check.seconds(getattr(self, what), what)
+        if self.margin is not None and not 0 <= self.margin < self.ttl * 2 / 3:
+            raise ConfigError(
+                f"margin must be shorter than two thirds of the ttl of {self.ttl:g} s, not {self.margin:g} s"
+            )
         for what in ("writes", "iterations"):
             if getattr(self, what) < 1:
                 raise ConfigError(f"{what} must be at least 1, not {getattr(self, what)}")

@@ -24,15 +24,23 @@ def tell(fact: Fact) -> str:
     if event == "sent":
         return f"sends {_what(fact)} {_token(fact)}"
     if event == "accepted":
-        return f"writes {_what(fact)} {_token(fact)}: {fact['status']}, accepted"
+        return f"writes {_what(fact)} {_token(fact)}: {_status(fact)}accepted"
+    if event == "unanswered":
+        return f"got no answer to {_what(fact)}, and reads again"
+    if event == "heeded":
+        return f"does not write: {fact['reason']}"
     if event == "refused":
         why = f": its token is {fact['got']}, the resource has seen {fact['seen']}" if "seen" in fact else ""
-        return f"tries to {fact['step']}: {fact['status']}, refused as {fact['verdict']}{why}"
+        return f"tries to {fact['step']}: {_status(fact)}refused as {fact['verdict']}{why}"
     if event == "released":
         return "releases the lock"
     if event == "lost":
         return f"has lost the lock: {fact['reason']}"
     return str(fact)
+
+
+def _status(fact: Fact) -> str:
+    return f"{fact['status']}, " if "status" in fact else ""
 
 
 def _token(fact: Fact) -> str:

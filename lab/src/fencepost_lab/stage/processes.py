@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,11 +19,12 @@ from fencepost.driver import boottime
 from fencepost.errors import FencepostError
 from fencepost_lab.history.format import decode
 from fencepost_lab.servers.freeze import is_stopped
-from fencepost_lab.servers.processes import dying_with_us
+from fencepost_lab.stage.nursery import Forked, Nursery
 from fencepost_lab.stage.worker import Fact
 
 T = TypeVar("T")
 
+_WORKER = ("worker", "--json", "--steps", "--metrics", "off")
 _PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
 
 
@@ -40,7 +40,7 @@ def told(errors: Path) -> str:
 class StepWorker:
     """A worker process that waits before each step until it is let go."""
 
-    def __init__(self, name: str, process: Process, tell: Callable[[Fact], None], errors: Path) -> None:
+    def __init__(self, name: str, process: Forked, tell: Callable[[Fact], None], errors: Path) -> None:
         self.name = name
         self.facts: list[Fact] = []
         self._process = process
@@ -52,7 +52,6 @@ class StepWorker:
         self._listener = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
-        assert self._process.stdout is not None
         async for line in self._process.stdout:
             fact = decode(line)
             self.facts.append(fact)
@@ -92,7 +91,6 @@ class StepWorker:
         if self._next != step:
             raise Unexpected(f"worker {self.name} was to {step}, but is about to {self._next}")
         self._next = ""
-        assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         await self._process.stdin.drain()
 
@@ -160,18 +158,17 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._processes: list[Process] = []
+        self._processes: list[Forked] = []
         self._errors = folder / "errors.log"
+        self._nursery = Nursery(self._errors)
         self._stores = 0
 
     async def resource(self, *, fence: bool) -> str:
         """Start a resource service; its address."""
         self._stores += 1
         store = self.folder / f"resource-{self._stores}.db"
-        process = await self._start(
-            "resource", "--json", "--port", "0", "--fence", "on" if fence else "off", "--store", str(store)
-        )
-        assert process.stdout is not None
+        words = ("resource", "--json", "--port", "0", "--fence", "on" if fence else "off", "--store", str(store))
+        process = await self._start(*words)
         try:
             async with asyncio.timeout(_PATIENCE):
                 said = await process.stdout.readline()
@@ -181,27 +178,26 @@ class Processes:
             raise Unexpected(f"the resource service did not start\n{told(self._errors)}".strip())
         return str(json.loads(said)["url"])
 
-    async def worker(self, name: str, tell: Callable[[Fact], None], *options: str, backend: str) -> StepWorker:
-        """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it."""
-        process = await self._start("worker", "--json", "--steps", "--name", name, *options, backend=backend)
+    async def worker(
+        self, name: str, tell: Callable[[Fact], None], *options: str, backend: str, resource: str = ""
+    ) -> StepWorker:
+        """A worker on the locks behind a URL; it waits to acquire. Whatever it says is told, and what befalls it.
+
+        ``resource`` is for an address with a password in it.
+        """
+        words = (*_WORKER, "--name", name, *options)
+        # Where no list of processes shows a password.
+        process = await self._start(*words, FENCEPOST_URL=backend, FENCEPOST_RESOURCE=resource)
         return await StepWorker(name, process, tell, self._errors).prepared()
 
     async def workers(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[StepWorker]:
         """Workers that differ in nothing but their one-letter names."""
         return await together(*(self.worker(name, tell, *options, backend=backend) for name in names))
 
-    async def _start(self, *command: str, backend: str = "") -> Process:
+    async def _start(self, *command: str, **environment: str) -> Forked:
         # A group of its own: Ctrl-C is for this process, and what a worker starts ends with it. If this process is
         # killed, it ends too.
-        with self._errors.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *dying_with_us([sys.executable, "-P", "-m", "fencepost", *command]),
-                stdin=PIPE if "--steps" in command else DEVNULL,
-                stdout=PIPE,
-                stderr=errors,
-                env={**os.environ, "FENCEPOST_URL": backend},  # where no list of processes shows its password
-                process_group=0,
-            )
+        process = await self._nursery.fork(list(command), environment)
         self._processes.append(process)
         return process
 
@@ -215,6 +211,7 @@ class Processes:
                     pass
         for process in self._processes:
             await process.wait()
+        await self._nursery.close()
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from fencepost_lab.stage.worker import Fact
 
 # What happens on a terminal is coloured by what it means: the harm, the refusal, the two workers.
 _COLOURS = {"A": "magenta", "B": "cyan"}
-_SHOWN = {"acquired", "read", "paused", "resumed", "accepted", "refused", "released", "lost"}
+_SHOWN = {"acquired", "read", "paused", "resumed", "accepted", "refused", "unanswered", "heeded", "released", "lost"}
 
 
 class Timeline:
