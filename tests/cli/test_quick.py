@@ -110,7 +110,7 @@ def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
     program = tmp_path / "fencepost"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fencepost "$@"\n')
     program.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
     script = """source <(fencepost completion bash)
     try() {
         COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
