@@ -110,7 +110,7 @@ def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
     program = tmp_path / "fencepost"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fencepost "$@"\n')
     program.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
     script = """source <(fencepost completion bash)
     try() {
         COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
@@ -118,12 +118,19 @@ def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
     }
     try fencepost ba
     try fencepost show acc
+    try fencepost show -
     """
     with fencepost.connect(env["FENCEPOST_URL"]) as held:
         held.acquire("account/42")
         held.acquire("other")
+        # What a shell would obey, once it stands in a command: zsh's script evaluates what it is given.
+        for name in ("acc $(id)", "acc`id`", r"acc\$(id)", "acc'", 'acc"', "acc*", "acc;id", "acc\\", "~acc", "--acc"):
+            held.acquire(name)
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["backends", "account/42"], done.stderr
+    backends, names, options = done.stdout.splitlines()
+    assert (backends, names) == ("backends", "account/42"), done.stderr
+    assert "--json" in options
+    assert "--acc" not in options
 
 
 @pytest.mark.parametrize(("shell", "word"), [("zsh", "compdef"), ("fish", "complete --command fencepost")])

@@ -1,6 +1,7 @@
 """`fencepost top`, at a terminal and elsewhere."""
 
 import json
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -147,6 +148,18 @@ def test_ctrl_c_ends_it_and_no_colour_is_no_colour(where: str) -> None:
         assert screen.process.wait(PATIENCE) == 0
         assert screen.echoes
         assert "\x1b[3" not in screen.screen.replace("\x1b[3J", "")
+
+
+def test_a_signal_that_stops_or_ends_it_gives_the_terminal_back_too(where: str) -> None:
+    with Terminal([*PROGRAM, "top", "--backend", where]) as screen:
+        screen.shows("q quit")
+        screen.type("\x1a")  # without a shell around nothing is stopped: it goes on at once
+        screen.shows("\x1b[?25h\x1b[?1049l")
+        screen.shows("q quit")
+        screen.process.send_signal(signal.SIGTERM)
+        screen.shows("\x1b[?25h\x1b[?1049l")  # the cursor, and the screen that was there before
+        assert screen.process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert screen.echoes
 
 
 def test_elsewhere_it_prints_the_table_once(locks: sync.Locks, where: str) -> None:

@@ -14,9 +14,10 @@ from celery.exceptions import Reject, Retry
 
 import fencepost
 from fencepost import BackendError, ConfigError, LeaseLost, NotAcquired, StaleToken
-from fencepost.contrib.celery import Scheduler, fenced_task
+from fencepost.contrib.celery import Scheduler, fenced_task, settings
 from fencepost.guards import MemoryGuard, sqlite
 from fencepost.once import purge
+from tests.harness.isolated import in_fork, isolated
 from tests.harness.waiting import PATIENCE, until
 
 
@@ -378,3 +379,15 @@ def test_an_error_that_ends_the_campaign_ends_beat(scheduled: Celery) -> None:
     scheduled.conf.fencepost_beat_ttl = -1
     with closing(Scheduler(scheduled)) as beat, pytest.raises(ConfigError, match="ttl"):
         until(lambda: beat.tick() > 0, "never", deadline=PATIENCE)
+
+
+@isolated
+async def test_a_worker_that_is_forked_while_another_thread_connects_connects_too() -> None:
+    app = Celery("shop")
+    app.conf.fencepost_url = "memory://"
+
+    async def connects() -> bool:
+        return settings.locks_of(app).status("a") is None
+
+    with settings._gate:
+        assert await in_fork(connects, PATIENCE)

@@ -150,6 +150,12 @@ def test_what_cannot_be_meant_is_said_before_a_request_comes() -> None:
     with pytest.raises(ConfigError, match=r"which 'a/{id}' needs"):
         fence.holding("a/{id}")(lambda lease: lease)
 
+    def stream(lease: fencepost.Lease) -> Iterator[str]:
+        yield "the lock is free by now"
+
+    with pytest.raises(ConfigError, match="'stream' yields its answer, and would run when the lock is free again"):
+        fence.holding("a")(stream)
+
 
 def test_a_guard_of_an_endpoint_that_is_not_there_is_noticed() -> None:
     fence, app = Fencepost(), application()
@@ -187,4 +193,14 @@ def test_a_start_up_job_that_failed_was_not_done(tmp_path: Path) -> None:
 
         with pytest.raises(ConfigError, match="blocks"):
             fence.once_per_fleet("other", job, memory=later)  # type: ignore[arg-type]
+
+        async def late(lease: fencepost.Lease) -> None: ...
+
+        def steps(lease: fencepost.Lease) -> Iterator[None]:
+            yield
+
+        for unfinished in (late, steps, lambda lease: late(lease)):
+            with pytest.raises(ConfigError, match="returns before its work is done"):
+                fence.once_per_fleet("other", unfinished, memory=memory)
+        assert fence.once_per_fleet("other", job, memory=memory) is True, "it was not remembered as done"
     fence.close(app)

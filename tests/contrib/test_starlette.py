@@ -232,3 +232,11 @@ async def test_a_start_up_job_that_failed_or_lost_its_lock_was_not_done(tmp_path
         both = [fence.once_per_fleet("warm up", job, memory=memory) for _ in range(2)]
         assert sorted(await asyncio.gather(*both)) == [False, True]
         assert ran == ["warm up"] * 3
+
+        async def steps(lease: aio.Lease) -> AsyncIterator[None]:
+            yield
+
+        for unfit in (steps, lambda lease: None):
+            with pytest.raises(ConfigError, match="let it be 'async def'"):
+                await fence.once_per_fleet("other", unfit, memory=memory)  # type: ignore[arg-type]
+        assert await fence.once_per_fleet("other", job, memory=memory), "it was not remembered as done"

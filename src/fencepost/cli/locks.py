@@ -2,7 +2,6 @@
 
 import json
 import time
-from math import isinf
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from fencepost import check
 from fencepost.backend import Status
 from fencepost.cli import exits
 from fencepost.cli.options import Backend, Duration, Json, Name, Prefix, store
-from fencepost.cli.text import as_fact, as_line, named, say, table, told
+from fencepost.cli.text import as_fact, as_line, listing, named, say
 
 
 def ls(
@@ -29,17 +28,9 @@ def ls(
         held = locks.list(prefix)
     if as_json:
         print(json.dumps([as_fact(status) for status in held], indent=2))
-    elif held:
-        for line in table([_HEAD, *map(_row, held)], right=(1, 2, 3)):
+    else:
+        for line in listing(held):
             say(line)
-
-
-_HEAD = ("NAME", "TOKEN", "LEFT", "WAITING", "HOLDER")
-
-
-def _row(status: Status) -> tuple[str, ...]:
-    left = "-" if isinf(status.remaining) else f"{status.remaining:.1f} s"
-    return status.name, str(status.token), left, str(len(status.waiters)), told(status)
 
 
 def show(

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import os
+import re
 import time
 from enum import StrEnum
 from typing import Annotated
@@ -9,8 +10,10 @@ import typer
 
 from fencepost import check
 from fencepost.address import state_file
-from fencepost.cli.text import complain, escaped
+from fencepost.cli.text import complain
 from fencepost.errors import ConfigError
+
+_WORD = re.compile(r"[\w/.:@][\w/.:@+,-]*")
 
 
 class Switch(StrEnum):
@@ -52,7 +55,8 @@ def store(backend: str | None, *, quiet: bool = False) -> str:
 def lock_names(incomplete: str) -> list[str]:
     """The held locks whose names begin like this, for the shell: of the store in the environment, or the embedded one.
 
-    Silent, and empty if the store does not answer soon.
+    Silent, and empty if the store does not answer soon. Names come from the store, where anybody may have put them: one
+    that a shell could take for anything but a word is left out.
     """
     import logging
 
@@ -63,7 +67,7 @@ def lock_names(incomplete: str) -> list[str]:
     deadline.set(time.monotonic() + 1.0)
     try:
         with fencepost.connect(os.environ.get("FENCEPOST_URL") or "sqlite:") as locks:
-            return [status.name for status in locks.list(incomplete) if escaped(status.name) == status.name]
+            return [status.name for status in locks.list(incomplete) if _WORD.fullmatch(status.name)]
     except Exception:  # the shell would show it in the middle of the line
         return []
 

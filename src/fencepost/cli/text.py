@@ -77,6 +77,15 @@ def told(status: Status) -> str:
     return status.labels.get(status.holder, status.holder)
 
 
+def listing(held: Sequence[Status]) -> list[str]:
+    """The table of held locks, its head first; nothing if there are none."""
+    rows = [("NAME", "TOKEN", "LEFT", "WAITING", "HOLDER")]
+    for status in held:
+        left = "-" if isinf(status.remaining) else f"{status.remaining:.1f} s"
+        rows.append((status.name, str(status.token), left, str(len(status.waiters)), told(status)))
+    return table(rows, right=(1, 2, 3)) if held else []
+
+
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
     """Rows as lines whose columns stand below each other; the columns ``right`` are aligned there."""
     cells = [[escaped(cell) for cell in row] for row in rows]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -10,12 +11,13 @@ from contextlib import contextmanager
 from enum import StrEnum
 from math import inf, isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from fencepost.address import masked
 from fencepost.backend import Status
+from fencepost.cli import exits
 from fencepost.cli.options import Backend, Duration, Json, Prefix, store
 from fencepost.cli.text import as_fact, escaped, say, table, told
 from fencepost.errors import BackendError, ConfigError
@@ -234,36 +236,63 @@ def _span(seconds: float) -> str:
 
 def _live(view: View, every: float, duration: float | None) -> None:
     from rich.console import Console
-    from rich.live import Live
 
     console = Console()
     until = inf if duration is None else time.monotonic() + duration
+    signal.signal(signal.SIGTERM, _end)  # it gives the terminal back first
     try:
-        with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
-            look, size = 0.0, (0, 0)
-            while True:
-                now = time.monotonic()
-                if now >= look:
-                    try:
-                        view.look()
-                        view.error = ""
-                    except BackendError as error:  # it may be back at the next look
-                        view.error = str(error)
-                    look = time.monotonic() + every
-                    size = (0, 0)
-                if size != (size := _size(console)):
-                    live.update(view.drawn(*size), refresh=True)
-                left = until - time.monotonic()
-                if left <= 0:
-                    return
-                key = pressed(max(min(look - time.monotonic(), left, _LOOK), 0.0))
-                if key == "q":
-                    return
-                for each in Sort:
-                    if key == each[0]:
-                        view.sort, size = each, (0, 0)
+        while _suspended(console, view, every, until):
+            signal.raise_signal(signal.SIGTSTP)  # with the terminal as it was; it goes on here, once it is continued
     except KeyboardInterrupt:
         return
+
+
+def _suspended(console: "Console", view: View, every: float, until: float) -> bool:
+    """Show the locks until ``until``, q or Ctrl-Z; whether it was that."""
+    from rich.live import Live
+
+    with _ctrl_z() as suspended, _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        look, size = 0.0, (0, 0)
+        while not suspended:
+            now = time.monotonic()
+            if now >= look:
+                try:
+                    view.look()
+                    view.error = ""
+                except BackendError as error:  # it may be back at the next look
+                    view.error = str(error)
+                look = time.monotonic() + every
+                size = (0, 0)
+            if size != (size := _size(console)):
+                live.update(view.drawn(*size), refresh=True)
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            key = pressed(max(min(look - time.monotonic(), left, _LOOK), 0.0))
+            if key == "q":
+                return False
+            for each in Sort:
+                if key == each[0]:
+                    view.sort, size = each, (0, 0)
+    return True
+
+
+@contextmanager
+def _ctrl_z() -> Iterator[list[int]]:
+    """Gets the signal of Ctrl-Z, instead of being stopped by it."""
+    came: list[int] = []
+    if not hasattr(signal, "SIGTSTP"):  # not on Unix
+        yield came
+        return
+    before = signal.signal(signal.SIGTSTP, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(exits.SIGNALLED + number)
 
 
 def _size(console: "Console") -> tuple[int, int]:

@@ -36,6 +36,7 @@ from fencepost.guards import asgi, wsgi
 from fencepost.guards import headers as http
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
+from fencepost.locks import awaited, yields
 from fencepost.naming import Template
 from fencepost.signing import Keys
 from fencepost.sync import Credentials, Lease, Locks, connect
@@ -224,13 +225,18 @@ class Fencepost:
         Raises what the job raises, NotAcquired after ``timeout`` seconds, LeaseLost, BackendError.
         """
         locks = self.locks
+        if awaited(job) or yields(job):
+            raise _unfinished(job)
         opening = functools.partial(_blocking, memory)
         if run(was_done(opening, name)):
             return False
         with locks.lock(name, ttl=ttl, timeout=timeout) as lease:
             if run(was_done(opening, name)):
                 return False
-            job(lease)
+            result = job(lease)
+            if inspect.iscoroutine(result):  # of a plain function around a coroutine function
+                result.close()
+                raise _unfinished(job)
             run(remember(opening, name))
         return True
 
@@ -276,6 +282,11 @@ def _blocking(memory: Callable[[], Any]) -> Any:
     return opened
 
 
+def _unfinished(job: object) -> ConfigError:
+    what = getattr(job, "__qualname__", job)
+    return ConfigError(f"the job {what} returns before its work is done, and would be remembered as done; let it block")
+
+
 def _refused(error: Refused) -> Response:
     found = http.refusal(error)
     return Response(found.body, found.status, found.headers, content_type="application/json")
@@ -286,6 +297,11 @@ def _known(app: Flask) -> str:
 
 
 def _require_parameters(view: Callable[..., Any], template: Template) -> None:
+    if yields(view):
+        raise ConfigError(
+            f"the view {view.__name__!r} yields its answer, and would run when the lock is free again; return the "
+            f"answer, or take the lock inside, by fence.lock(...) under stream_with_context"
+        )
     parameters = inspect.signature(view).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return

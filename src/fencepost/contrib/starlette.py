@@ -32,6 +32,7 @@ from fencepost.events import Hook
 from fencepost.guards import asgi
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
+from fencepost.locks import yields
 from fencepost.naming import Template
 from fencepost.signing import Keys
 
@@ -207,7 +208,13 @@ class Fencepost:
         async with self.locks.lock(name, ttl=ttl, timeout=timeout) as lease:
             if await was_done(memory, name):
                 return False
-            await job(lease)
+            work: Any = None if yields(job) else job(lease)
+            if not inspect.isawaitable(work):
+                what = getattr(job, "__qualname__", job)
+                raise ConfigError(
+                    f"the job {what} cannot be awaited, so nobody knows when it is done; let it be 'async def'"
+                )
+            await work
             await remember(memory, name)
         return True
 

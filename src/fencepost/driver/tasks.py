@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple
-from weakref import WeakKeyDictionary
 
 from fencepost.driver import NAP, boottime
 from fencepost.driver.scope import current, deadline, put_back
@@ -149,7 +148,7 @@ class _Work:
         """What is left ends by itself."""
         self.over = True
         if self._end is not None:
-            with suppress(StopIteration):
+            with suppress(StopIteration, RuntimeError):  # its loop, in another thread, may end just now
                 self._end.aclose().send(None)
 
 
@@ -161,7 +160,8 @@ class Asyncio:
     def __init__(self, clock: Callable[[], float] = boottime, nap: float = NAP) -> None:
         self.now = clock
         self.nap = nap
-        self._works: WeakKeyDictionary[asyncio.AbstractEventLoop, _Work] = WeakKeyDictionary()
+        # Loops of several threads may come by: each step here is one that no other thread gets in between.
+        self._works: dict[asyncio.AbstractEventLoop, _Work] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -195,8 +195,9 @@ class Asyncio:
     def _work(self, loop: asyncio.AbstractEventLoop) -> _Work:
         work = self._works.get(loop)
         if work is None:
-            for closed in [each for each in self._works if each.is_closed()]:
-                del self._works[closed]
+            for each in list(self._works):
+                if each.is_closed():
+                    self._works.pop(each, None)
             work = self._works[loop] = _Work()
         return work
 
@@ -224,7 +225,7 @@ class Asyncio:
             put_back(deadline, before)
 
     def close(self) -> None:
-        for work in self._works.values():
+        for work in list(self._works.values()):
             work.forget()
         self._works.clear()
         if self._thread is not None:

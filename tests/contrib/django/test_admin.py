@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from fencepost import LeaseLost
+from fencepost import LeaseLost, holders
 from fencepost.errors import BackendError
 from tests.contrib.django import site
 from tests.harness.child import Child
@@ -74,7 +74,7 @@ def test_the_page_of_held_locks(tmp_path: Path) -> None:
     assert shown.status_code == 200
     assert "&lt;b&gt;report&lt;/b&gt;/ü?&amp;1" in text(shown)
     assert "<b>report" not in text(shown)
-    assert lease.holder in text(shown)
+    assert f"{holders.own_label()} ({lease.holder})" in text(shown), "who holds, as the command line tells it"
     assert ask not in text(shown)
     assert (viewer.get(ask, what).status_code, viewer.post(ask, what).status_code) == (403, 403)
     assert "No lock is held" in text(viewer.get(page, {"q": "other"}))
@@ -125,7 +125,8 @@ def test_the_page_of_held_locks(tmp_path: Path) -> None:
         lease.renew()
     entry = LogEntry.objects.latest("pk")
     assert (entry.user.username, entry.object_id, entry.is_change()) == ("breaker", lease.name, True)
-    assert entry.get_change_message() == f"Break: holder {lease.holder}, token {lease.token}."
+    named = f"{holders.own_label()} ({lease.holder})"
+    assert entry.get_change_message() == f"Break: holder {named}, token {lease.token}."
     assert breaker.get(reverse("admin:index")).status_code == 200, "the log's entry is shown there"
 
     # There is no table, and nobody looks for one.
@@ -135,6 +136,13 @@ def test_the_page_of_held_locks(tmp_path: Path) -> None:
     assert "fencepost.lock" not in dumped.getvalue()
     for way in ("add/", f"{lease.token}/change/", f"{lease.token}/delete/"):
         assert breaker.get(f"{page}{way}").status_code == 404
+    listed = StringIO()
+    again = locks.acquire("again")
+    call_command("fencepost", "ls", stdout=listed)
+    head, row = listed.getvalue().splitlines()
+    assert head.split() == ["NAME", "TOKEN", "LEFT", "WAITING", "HOLDER"], "as the command line shows it"
+    assert row.split()[:2] == ["again", str(again.token)]
+    assert row.endswith(holders.own_label())
     with override_settings(FENCEPOST={"URL": "redis://127.0.0.1:1/0"}):
         down = breaker.get(page)
         assert (down.status_code, "errornote" in text(down)) == (503, True)

@@ -7,11 +7,20 @@ from weakref import WeakKeyDictionary
 import celery
 
 import fencepost
+from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError
 from fencepost.sync import Locks
 
 _gate = threading.Lock()
 _connected: "WeakKeyDictionary[celery.Celery, Locks]" = WeakKeyDictionary()
+
+
+def _forked() -> None:
+    global _gate
+    _gate = threading.Lock()  # a thread of the parent may have been inside
+
+
+at_fork(after_in_child=_forked)
 
 
 def setting(app: celery.Celery, name: str, default: Any = None) -> Any:

@@ -13,6 +13,7 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from fencepost.backend import Status
+from fencepost.cli.text import named
 from fencepost.contrib.django.conf import locks
 from fencepost.contrib.django.models import Lock
 from fencepost.errors import BackendError, FencepostError
@@ -111,11 +112,14 @@ class LockAdmin(admin.ModelAdmin):
                 transaction.set_rollback(True, using=log)
                 messages.warning(request, f"{status.name} is free: there is nobody to take it from.")
                 return
+            # At once: the entry may still fail to be committed.
+            _log.warning(
+                "%s broke lock %r: holder %r, token %d", request.user, ended.name, _holders(ended), ended.token
+            )
             if _message(ended) != _message(status):  # it was handed on since we looked
                 entry.change_message = _message(ended)
                 entry.save(update_fields=["change_message"])
-        _log.warning("%s broke lock %r: holder %s, token %d", request.user, ended.name, ended.holder, ended.token)
-        messages.success(request, f"{ended.name} was taken from {ended.holder}, token {ended.token}.")
+        messages.success(request, f"{ended.name} was taken from {_holders(ended)}, token {ended.token}.")
 
     def _page(self, request: HttpRequest, name: str, context: dict[str, Any], status: int = 200) -> HttpResponse:
         request.current_app = self.admin_site.name
@@ -124,14 +128,18 @@ class LockAdmin(admin.ModelAdmin):
 
 
 def _message(status: Status) -> str:
-    return f"Break: holder {status.holder}, token {status.token}."
+    return f"Break: holder {_holders(status)}, token {status.token}."
+
+
+def _holders(status: Status) -> str:
+    return ", ".join(named(status, each) for each in status.sharers or (status.holder,))
 
 
 def _row(status: Status) -> dict[str, Any]:
     return {
         "name": status.name,
         "token": status.token,
-        "holder": ", ".join(status.sharers) or status.holder,
+        "holder": _holders(status),
         "left": "no expiry" if isinf(status.remaining) else f"{status.remaining:.1f} s",
         "waiting": len(status.waiters),
     }

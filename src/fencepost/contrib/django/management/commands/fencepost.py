@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from fencepost.cli import exits
-from fencepost.cli.text import as_fact, as_line, escaped
+from fencepost.cli.text import as_fact, as_line, escaped, listing
 from fencepost.contrib.django.conf import locks
 from fencepost.errors import FencepostError
 
@@ -19,7 +19,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: Any) -> None:
         """Two subcommands."""
         actions = parser.add_subparsers(dest="action", required=True, metavar="ls|break")
-        ls = actions.add_parser("ls", help="List the locks that are held: name, token, holder, ttl left, waiters.")
+        ls = actions.add_parser(
+            "ls", help="List the locks that are held: name, token, seconds left, how many wait, and who holds."
+        )
         ls.add_argument("prefix", nargs="?", default="", help="Only locks whose names begin with this.")
         taken = actions.add_parser("break", help="Take a lock from its holder; exit code 1 if nobody held it.")
         taken.add_argument("name", help="The lock.")
@@ -37,8 +39,8 @@ class Command(BaseCommand):
         held = locks.list(prefix)
         if as_json:
             self.stdout.write(json.dumps([as_fact(status) for status in held], indent=2))
-        for status in () if as_json else held:
-            self.stdout.write(escaped(as_line(status)))
+        for line in () if as_json else listing(held):
+            self.stdout.write(line)
 
     def _break(self, as_json: bool, *, name: str, **_: Any) -> None:
         ended = locks.break_lock(name)
