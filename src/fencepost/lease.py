@@ -327,7 +327,6 @@ class BaseLease:
             if known is None:  # nobody renews it any more; how it ended is told once the store has answered
                 self._reason = self.reason or reason
                 self._releasing = by
-        self._wake()
         return known
 
     def _when_lost(self, call: Callable[[], object]) -> None:

@@ -503,6 +503,7 @@ class Core(Generic[L]):
             known = lease._reason
         lease._releasing = claim
         try:
+            lease._wake()
             released = await self._released(lease, known, reason, keep)
         finally:
             if lease._releasing is claim:  # for example, out of memory: who releases it again must not wait for this
@@ -746,6 +747,8 @@ class Core(Generic[L]):
         if not mine:
             return True, []
         try:
+            for lease in mine:
+                lease._wake()
             answers = await self.backend.release_all(
                 [Hold(lease.name, lease._stored, lease.token, lease.ttl) for lease in mine]
             )
