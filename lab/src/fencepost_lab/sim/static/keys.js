@@ -1,24 +1,13 @@
 // Every control by a key, and the list of them.
 import { chosen, choose, cycle, onClient, onService } from "./controls.js";
 import { byId, el } from "./dom.js";
-import { pickStory, sandbox, seek, state, undo } from "./state.js";
+import { nextStory, nextVariant, sandbox, seek, state, undo } from "./state.js";
 import { zoom } from "./timeline.js";
 
 const press = (id) => () => byId(id).click();
 const by = (seconds) => () => seek(state.t + seconds);
 const client = (name) => () => onClient(name);
 const service = (name) => () => onService(name);
-
-function nextStory() {
-  const at = state.stories.indexOf(state.story);
-  state.playing = false;
-  return pickStory(state.stories[(at + 1) % state.stories.length]);
-}
-
-function nextVariant() {
-  const buttons = byId("variants").children;
-  buttons[(state.variant + 1) % buttons.length]?.click();
-}
 
 const KEYS = [
   [" ", "Space", "play or pause", press("play")],

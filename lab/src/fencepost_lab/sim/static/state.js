@@ -111,6 +111,19 @@ export const pickStory = (story, variant = 0, t = 0) => inTurn(() => {
   return showStory(story, variant, t ?? state.t);
 });
 
+/** What comes next is decided in turn too: a change that is still under way may have left the scenario. */
+export const nextStory = () => inTurn(() => {
+  remember();
+  state.playing = false;
+  return showStory(state.stories[(state.stories.indexOf(state.story) + 1) % state.stories.length], 0, 0);
+});
+
+export const nextVariant = () => inTurn(() => {
+  if (!state.story) return false;
+  remember();
+  return showStory(state.story, (state.variant + 1) % state.story.variants.length, state.t);
+});
+
 export function pickHistory() {
   inTurn(remember);
   return openHistory();
