@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture torment storm reign model docs lab lock clean
+.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture torment storm reign model docs lab image lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -86,6 +86,9 @@ model: setup ## Check the rule itself with TLC, and that its three controls fail
 
 lab: setup servers ## Run every experiment in full, and write the report into docs/lab
 	@.venv/bin/fencepost lab run all --out docs/lab $(ARGS); held=$$?; .venv/bin/fencepost lab report --from docs/lab && exit $$held
+
+image: setup ## Take the steps of deploy/Dockerfile without Docker, in a clean root, and run what they make (as root)
+	@$(PY) scripts/image $(ARGS)
 
 docs: setup servers ## Build the site into out/site without a warning, check its links, and look at it in Chromium
 	rm -rf out/site

@@ -1,7 +1,8 @@
 """`python -m bench.field`: faults of other libraries' locks that docs/comparison.md names, shown with a real server.
 
-Each needs the package that it is about: `.venv/bin/pip install -r bench/peers.txt`. One that is not installed is
-named and left out. The exit code is 1 if a fault is no longer there, so that the page can be corrected.
+Each needs the package that it is about: `make setup`, and `.venv/bin/pip install -r bench/peers.txt` for the rest. One
+that is not installed is named and left out. The exit code is 1 if a fault is no longer there, so that the page can be
+corrected.
 """
 
 import asyncio

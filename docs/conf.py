@@ -26,7 +26,7 @@ version = release = _PROJECT["version"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 root_doc = "index"
-exclude_patterns = ["_static", "**/__pycache__"]
+exclude_patterns = ["_static", "_templates", "**/__pycache__"]
 # A page that another branch brings is listed before it is here; one that no toctree lists is an error.
 suppress_warnings = ["toc.empty_glob"]
 
@@ -45,6 +45,17 @@ toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 html_title = f"fencepost {version}"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_favicon = "_static/favicon.svg"
 html_css_files = ["fencepost.css"]
 html_copy_source = False
@@ -68,4 +79,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", pages.docstring)
     app.connect("build-finished", pages.repair)
     app.connect("build-finished", pages.simulator)
+    app.connect("build-finished", pages.versions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,13 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs import switch
+
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 
 _GENERATED = re.compile(r"^<!-- generated: (\w+)((?: [\w./*-]+)*) -->$", re.MULTILINE)
 _LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
+_STORY = re.compile(r"\[([^\]]+)\]\(((?:\.\./)*)sim\.md#story=([\w-]+)\)")
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
 _TOCTREE = re.compile(r"^```\{toctree\}.*?^```", re.MULTILINE | re.DOTALL)
+_NOWHERE = "\N{REPLACEMENT CHARACTER}"
+"""Stands, until the next step, for the address that a link would have had."""
 _IMPORTED = {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
 """Documents of the repository's root that a page of ``docs/project`` shows."""
 
@@ -28,7 +33,12 @@ def repository() -> str:
     """The address of the repository, '' while none is decided: $FENCEPOST_REPOSITORY, else pyproject.toml's."""
     if given := os.environ.get("FENCEPOST_REPOSITORY"):
         return given.rstrip("/")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return declared(ROOT / "pyproject.toml")
+
+
+def declared(pyproject: Path) -> str:
+    """The address that ``[project.urls]`` has as Repository or Source."""
+    project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
     urls = {name.lower(): url for name, url in project.get("urls", {}).items()}
     return str(urls.get("repository") or urls.get("source") or "").rstrip("/")
 
@@ -41,7 +51,8 @@ def read(app: Any, docname: str, source: list[str]) -> None:
 def text_of(docname: str, text: str) -> str:
     """A page's Markdown, as the site has it."""
     folder = (DOCS / docname).parent
-    text = _outside_fences(text, lambda prose: _LINK.sub(lambda link: _link(link, folder), prose))
+    text = _outside_fences(text, lambda prose: _STORY.sub(_play, prose))
+    text = _outside_fences(text, lambda prose: _linked(prose, folder))
     text = _TOCTREE.sub(lambda listed: _listed(listed[0], folder), text)
     return _GENERATED.sub(lambda found: GENERATORS[found[1]](*found[2].split()), text)
 
@@ -61,6 +72,19 @@ def _outside_fences(text: str, change: Callable[[str], str]) -> str:
     return "".join([*parts, change(text[done:])])
 
 
+def _linked(prose: str, folder: Path) -> str:
+    """Prose with its links as the site needs them; where one leads nowhere, its words alone."""
+    changed = _LINK.sub(lambda link: _link(link, folder), prose)
+    return re.sub(rf"\[([^\[\]]*)\]{_NOWHERE}", r"\1", changed)
+
+
+def _play(link: re.Match[str]) -> str:
+    """A link to a guided scenario: on the site it opens the simulator with it, in the repository the page about it."""
+    words, up, story = link.groups()
+    shown = re.sub("`([^`]+)`", r"<code>\1</code>", words)
+    return f'<a href="{up}sim/index.html#story={story}&amp;v=0">{shown}</a>'
+
+
 def _link(link: re.Match[str], folder: Path) -> str:
     """One relative link of a document in ``folder``, as the site needs it."""
     opening, path, anchor, end = link.groups()
@@ -73,14 +97,20 @@ def _link(link: re.Match[str], folder: Path) -> str:
     if target.parent == ROOT and target.name in _IMPORTED:
         return f"{opening}/project/{target.name.lower()}{anchor}{end}"
     inside = target.relative_to(ROOT).as_posix()
+    if inside.startswith(("deploy/", "examples/")) and target.is_file():
+        return f"{opening}path:/../{inside}{end}"  # a download: what people deploy and try comes with the site
     where = repository()
-    return f"{opening}{where}/{'tree' if target.is_dir() else 'blob'}/main/{inside}{anchor}{end}" if where else "]"
+    return (
+        f"{opening}{where}/{'tree' if target.is_dir() else 'blob'}/main/{inside}{anchor}{end}"
+        if where
+        else f"]{_NOWHERE}"
+    )
 
 
 def document(name: str) -> str:
     """A document of the repository's root, as a page."""
     text = (ROOT / name).read_text("utf-8")
-    return _outside_fences(text, lambda prose: _LINK.sub(lambda link: _link(link, ROOT), prose))
+    return _outside_fences(text, lambda prose: _linked(prose, ROOT))
 
 
 # The API, from the docstrings.
@@ -364,7 +394,7 @@ def options() -> str:
     rows = []
     for store in STORES:
         for names, default, meaning in option_rows(store):
-            meaning = _LINK.sub(lambda link: _link(link, DOCS), meaning)
+            meaning = _linked(meaning, DOCS)
             meaning = re.sub(r"\]\(#", f"](/{store}.md#", meaning)
             rows.append((f"[{store}](/{store}.md)", names, default, meaning))
     return _table(("store", "option", "default", "meaning"), rows)
@@ -506,6 +536,12 @@ def repaired(html: str) -> str:
     for fault, better in _REPAIRS:
         html = fault.sub(better, html)
     return _LINES.sub(lambda lines: lines[0].replace("<dd>", "<div>").replace("</dd>", "</div>"), html)
+
+
+def versions(app: Any, failure: Exception | None) -> None:
+    """Say that this build is the only version, until ``scripts/site`` publishes it beside others."""
+    if failure is None and app.builder.name == "html":
+        (Path(app.outdir) / "_static" / "versions.js").write_text(switch.alone(), "utf-8")
 
 
 def simulator(app: Any, failure: Exception | None) -> None:

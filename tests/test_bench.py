@@ -2,14 +2,16 @@
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from bench import page
+from bench import bench_redis_many, page
 from bench.harness import Bench, Sides, bench, measure, registry
+from fencepost.backend import Hold, Renewal
+from fencepost.backends.redis.backend import Redis
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +64,23 @@ def test_sides_are_interleaved_round_by_round_between_setup_and_clean_up(collect
     assert all(sorted(each) == ["fast"] * 4 + ["slow"] * 4 for each in rounds)
     assert len({each[0] for each in rounds}) == 2, "the order is drawn anew"
     assert len(collections) == 2 * 9, "each side begins with a collected heap"
+
+
+@pytest.mark.redis
+def test_many_leases_are_measured_while_they_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed: list[int] = []
+    renew = Redis.renew
+
+    async def counted(self: Redis, holds: Sequence[Hold]) -> Sequence[Renewal]:
+        renewed.append(len(holds))
+        return await renew(self, holds)
+
+    monkeypatch.setattr(Redis, "renew", counted)
+    cost = bench_redis_many.held.__wrapped__(150, ttl=3.0, window=0.5)
+    assert sum(renewed) >= 150
+    assert cost.stall > 0
+    assert cost.share > 0
+    assert cost.closing > 0
 
 
 def test_the_page_tells_the_ratios_and_which_aim_was_missed(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ MODULES = (
     "fencepost.backend",
     "fencepost.contrib.django",
     "fencepost.contrib.django.operations",
+    "fencepost.contrib.django.views",
     "fencepost.contrib.apscheduler",
     "fencepost.contrib.celery",
     "fencepost.compat",

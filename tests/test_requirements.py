@@ -8,6 +8,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from fencepost.cli.loader import LAB
+from fencepost_lab.contend.clients import CLIENTS
 from fencepost_lab.servers.programs import PROGRAMS
 from tests import ROOT
 
@@ -51,6 +52,18 @@ def test_the_laboratory_has_the_version_of_the_library_and_needs_nothing_else() 
 
 def test_the_table_of_the_laboratorys_commands_is_what_it_registers() -> None:
     assert settings("lab/pyproject.toml")["project"]["entry-points"]["fencepost.commands"] == LAB
+
+
+def test_the_peers_that_the_lab_measures_are_pinned_and_locked() -> None:
+    peers = [Requirement(each) for each in settings("lab/pyproject.toml")["project"]["optional-dependencies"]["peers"]]
+    assert {each.name for each in peers} == {row.package for row in CLIENTS.values()} - {""}
+    versions = {name: pin.partition(" ")[0] for name, pin in locked("dev").items()}
+    assert {each.name: str(each.specifier) for each in peers} == {
+        each.name: f"=={versions[each.name]}" for each in peers
+    }
+    assert (
+        "fencepost-lab[stage,report,peers]" in settings("lab/pyproject.toml")["project"]["optional-dependencies"]["all"]
+    )
 
 
 def test_the_locks_name_no_place_to_download_from() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
@@ -15,12 +14,12 @@ from fencepost.driver.scope import Closed
 from fencepost.driver.tasks import Asyncio
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
-from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, left, skipped
+from fencepost.lease import BaseAtRisk, BaseEnded, BaseLease
+from fencepost.locks import EVERYBODY, HINTS, INSIDE, Busy, Core, awaited, bare, left, skipped, yields
 from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
-__all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
+__all__ = ["AtRisk", "Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
 if TYPE_CHECKING:
@@ -36,8 +35,10 @@ Credentials: TypeAlias = Callable[[], Secret | Awaitable[Secret]]
 
 def _check_work(work: Callable[..., object]) -> None:
     """ConfigError for what a lock cannot be held around."""
-    if not inspect.iscoroutinefunction(work):
-        what = getattr(work, "__qualname__", work)
+    what = getattr(work, "__qualname__", work)
+    if yields(work):
+        raise ConfigError(f"{what} would outlive a lock taken around its call; {INSIDE}")
+    if not awaited(work):
         raise ConfigError(f"{what} is not a coroutine function; lock it with fencepost.connect()")
 
 
@@ -49,6 +50,38 @@ class Ended(BaseEnded):
     async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Wait until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
         return await self._lease._until_over(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+
+
+class AtRisk(BaseAtRisk):
+    """Set while the lease holds, although its renewal failed or is overdue: true, and waited for, like an event.
+
+    A renewal that is due has a tenth of the ttl to be answered. The lease is then at risk until one succeeds, or the
+    lease is over: stop what must not be done by a holder that was replaced, and go on when it is renewed.
+
+        async for risk in lease.at_risk.changes():
+            print("stop writing" if risk else "go on")
+    """
+
+    __slots__ = ()
+
+    async def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait until the lease is at risk; False if it was over, or ``timeout`` seconds had passed, before that."""
+        return await self._lease._until_risky(True, timeout)
+
+    async def wait_clear(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait until the lease is out of risk; False if it was over, or ``timeout`` seconds had passed, before."""
+        return await self._lease._until_risky(False, timeout)
+
+    async def changes(self) -> AsyncGenerator[bool, None]:
+        """True when the lease comes to be at risk, then False when it is renewed again, once each; ends with the lease.
+
+        If it is at risk already, that comes first.
+        """
+        lease = self._lease
+        seen = lease._turns // 2 * 2
+        while await lease._until_turn(lambda: lease._turns > seen):  # noqa: B023 - it is called before seen changes
+            seen += 1
+            yield seen % 2 == 1
 
 
 class Lease(BaseLease):
@@ -68,6 +101,11 @@ class Lease(BaseLease):
     def ended(self) -> Ended:
         """Set once the lease is over, however it ended; ``reason`` says how."""
         return Ended(self)
+
+    @property
+    def at_risk(self) -> AtRisk:
+        """Set while the lease holds although its renewal failed or is overdue; it may be renewed yet, or lost."""
+        return AtRisk(self)
 
     async def renew(self) -> None:
         """Extend the lease by its ttl, keeping its token; LeaseLost if it is lost already."""

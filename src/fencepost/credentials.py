@@ -104,9 +104,9 @@ class Source(Generic[T]):
         self._start()
 
     def _start(self) -> None:
-        self._process = os.getpid()
         self._gate = threading.Lock()
         self._asking: _Asking[T] | None = None
+        self._process = os.getpid()  # last: until then no other thread of a forked child takes its parent's gate
 
     def __repr__(self) -> str:
         return f"<{self._what} of {self._scheme}://>"
@@ -125,8 +125,11 @@ class Source(Generic[T]):
                 return True
         return False
 
-    async def get(self) -> T:
-        """What the function returns now; BackendError if it fails, or takes longer than the caller waits."""
+    async def get(self, most: float = LONGEST) -> T:
+        """What the function returns now; BackendError if it fails, or takes longer than the caller waits, or ``most``.
+
+        It goes on, and the next who asks meanwhile shares what it returns.
+        """
         if self._process != os.getpid():  # the call that is under way is the parent's
             self._start()
         in_task = self.note_loop()
@@ -139,7 +142,7 @@ class Source(Generic[T]):
             asking.waiting.append(signal)
         if first:
             self._call(asking)
-        limit = LONGEST if in_task else patience(LONGEST)  # a task is cancelled, if its caller waits no longer
+        limit = most if in_task else patience(most)  # a task is cancelled, if its caller waits no longer
         await signal.wait(limit)
         if asking.answer:
             return asking.answer[0]

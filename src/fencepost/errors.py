@@ -54,6 +54,7 @@ class NotAcquired(FencepostError, TimeoutError):
         why: str = "",
     ) -> None:
         who = label or holder or "somebody else"
+        who = who if who.isprintable() else repr(who)  # it comes from the store
         why = why or f"{who} holds it; wait longer (timeout=), or look at it with 'fencepost show'"
         super().__init__(message or f"lock {name!r} was not acquired within {timeout:g} s: {why}")
         self.name = name

@@ -18,6 +18,8 @@ Kind: TypeAlias = Literal[
     "abandoned",  # an acquire was cancelled or failed, and was cleaned up after
     "renewed",  # ratio: the fraction of the ttl that was left when it was renewed
     "unrenewed",  # the store did not answer a renewal; the old deadline stands
+    "at_risk",  # a renewal failed or is overdue, and the lease still holds; once per outage. seconds: how long it holds
+    "recovered",  # a lease that was at risk is renewed again
     "lost",  # detail: why; the lease ended while its holder was at work
     "released",  # seconds: how long it was held
     "not_owner",  # a release that found the lock no longer its own, and changed nothing

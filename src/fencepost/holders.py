@@ -62,14 +62,16 @@ def unlabelled(holder: str) -> tuple[str, str]:
 def own_label(command: str | None = None) -> str:
     """What this process tells of itself: $FENCEPOST_LABEL, or else its command, pid, user and host.
 
-    Never the arguments of the command, which may hold passwords. An empty $FENCEPOST_LABEL tells nothing.
+    Never the arguments of the command, which may hold passwords. An empty $FENCEPOST_LABEL tells nothing; ConfigError
+    if it cannot be a label.
     """
     given = os.environ.get("FENCEPOST_LABEL")
     if given is not None:
+        _encoded(given, "$FENCEPOST_LABEL", MAX_LABEL, "")
         return given
     parts = [command or _command(), _user(), _host()]
     # Letters beyond ASCII take up to twelve bytes each: such names are cut shorter.
-    for longest in (_LONGEST, 12, 3):
+    for longest in (_LONGEST, 12, 3, 2):
         what, user, host = (part[:longest] for part in parts)
         label = f"{what}[{os.getpid()}] {user}@{host}"
         if len(quote(label, safe=_PLAIN, errors="replace")) <= MAX_LABEL:
@@ -101,7 +103,7 @@ def _host() -> str:
 
 def _encoded(text: str, what: str, most: int, plain: str) -> str:
     if not isinstance(text, str):
-        raise ConfigError(f"{what} is a str, not {text!r}; carry an address, or JSON as text")
+        raise ConfigError(f"{what} is a str, not {text!r}; give an address, or JSON as text")
     try:
         told = quote(text, safe=_PLAIN + plain)
     except UnicodeEncodeError:
@@ -109,6 +111,6 @@ def _encoded(text: str, what: str, most: int, plain: str) -> str:
     if len(told) > most:
         raise ConfigError(
             f"{what} has at most {most} bytes, percent-encoded; {text[:40]!r}... has {len(told)}: "
-            f"carry an address, and serve the rest from there"
+            f"make it shorter, such as an address at which the rest can be found"
         )
     return told

@@ -67,6 +67,7 @@ class Keeper(Protocol):
     async def finish(self, lease: Any) -> LeaseLost | None: ...
 
 
+_ANSWER = 10  # the part of its ttl after which a renewal that is due, and has no answer, puts a lease at risk
 _gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 _log = logging.getLogger("fencepost")
 _forks = 0  # how many forks lie between this process and the first one
@@ -130,12 +131,15 @@ class BaseLease:
         "_kept_until",
         "_last_seq",
         "_on_loss",
+        "_overdue",
         "_reason",
         "_releasing",
         "_renew_until",
         "_sign",
         "_signal",
         "_stored",
+        "_turned",
+        "_turns",
         "deadline",
         "holder",
         "name",
@@ -174,6 +178,8 @@ class BaseLease:
         self._entered_by: Callable[[], object] | None = None  # a weak reference to the thread or task in its block
         self._releasing: tuple[object, int] | None = None  # while it is released: under which service, on which thread
         self._signal: Signal | None = None
+        self._turns = 0  # how often it came to be at risk, or was out of it again: an odd number means that it is
+        self._turned: Signal | None = None  # set at the next turn, the next renewal, or the end
         self._on_loss: tuple[Callable[[], object], ...] = ()
         self._body: Any = None  # the block of an asyncio face that the loss cancels
         self._holds = 1  # the blocks of a re-entrant lock that are inside
@@ -227,6 +233,12 @@ class BaseLease:
             if (left := self.remaining) < seconds:
                 raise LeaseLost(self.name, self.token, f"it is expiring: {left:.3g} s are left of {self.ttl:g} s")
 
+    @property
+    def _risky(self) -> bool:
+        """Whether it should have been renewed by now, and was not; it holds still."""
+        # By the clock too: in a process that was frozen, nobody was awake to note it.
+        return self.reason is None and (self._turns % 2 == 1 or self._clock() >= self._overdue)
+
     def access(self, resource: str | None = None) -> Access:
         """The next access to ``resource``, the lock's own name unless given, as a value; each call counts as one.
 
@@ -266,7 +278,28 @@ class BaseLease:
     def _schedule(self, renewed: float) -> None:
         """Plan the next renewal a third of the ttl after the last one, or else the end."""
         third = renewed + self.ttl / 3
-        self._due = third if third < self._renew_until else self.deadline
+        renews = third < self._renew_until
+        self._due = third if renews else self.deadline
+        self._overdue = third + self.ttl / _ANSWER if renews else inf
+
+    def _turn(self, at_risk: bool) -> bool:
+        """Note that it is at risk, or no longer; say whether that is news. Never news once the lease is over."""
+        news = False
+        if at_risk or self._turns % 2:  # most renewals find nothing to tell
+            with _gate:
+                news = self.reason is None and (self._turns % 2 == 1) is not at_risk
+                self._turns += news
+        self._wake()  # also without news: a renewal has moved the deadline
+        return news
+
+    def _wake(self) -> None:
+        """Have those who wait for a turn look again."""
+        if self._turned is None:
+            return
+        with _gate:
+            turned, self._turned = self._turned, None
+        if turned is not None:
+            turned.set()
 
     def _end(self, reason: Reason, detail: str = "") -> bool:
         """End the lease, once; say whether this call did."""
@@ -276,6 +309,7 @@ class BaseLease:
             self._reason, self._detail = reason, detail
         if self._signal is not None:
             self._signal.set()
+        self._wake()
         return True
 
     def _claim_release(self, reason: Reason, by: tuple[object, int]) -> Reason | None:
@@ -285,6 +319,7 @@ class BaseLease:
             if known is None:  # nobody renews it any more; how it ended is told once the store has answered
                 self._reason = self.reason or reason
                 self._releasing = by
+        self._wake()
         return known
 
     def _when_lost(self, call: Callable[[], object]) -> None:
@@ -333,6 +368,28 @@ class BaseLease:
                 return self.reason is not None
         return True
 
+    async def _until_turn(self, turned: Callable[[], bool], until: float = inf) -> bool:
+        """Wait until ``turned()``; False if the lease was over, or the instant ``until`` had come, before that."""
+        driver, now = self._core.driver, self._clock
+        while True:
+            with _gate:
+                signal = self._turned = self._turned or driver.signal()
+            # Looked at after the signal was taken: a turn in between sets it.
+            if self.reason is not None:
+                return False
+            if turned():
+                return True
+            if (instant := now()) >= until:
+                return False
+            soon = self._overdue if instant < self._overdue else inf
+            await wait_until(driver, signal, min(until, self.deadline, soon))
+
+    async def _until_risky(self, wanted: bool, timeout: float | timedelta | None) -> bool:
+        """Wait until it is at risk, or no longer, as ``wanted``."""
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        until = inf if seconds is None else self._clock() + seconds
+        return await self._until_turn(lambda: self._risky is wanted, until)
+
     def __repr__(self) -> str:
         state = self._why or f"{self.remaining:.3g} s left"
         return f"<{type(self).__name__} {self.name!r} token={self.token} {state}>"
@@ -349,6 +406,21 @@ class BaseEnded:
     def is_set(self) -> bool:
         """Whether the lease is over."""
         return self._lease.reason is not None
+
+    __bool__ = is_set
+
+
+class BaseAtRisk:
+    """Set while the lease holds, although its renewal failed or is overdue."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: BaseLease) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Whether the lease is at risk; False once it is over."""
+        return self._lease._risky
 
     __bool__ = is_set
 

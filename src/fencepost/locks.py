@@ -8,6 +8,7 @@ import inspect
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -107,6 +108,24 @@ def bare(method: M) -> M:
     return cast(M, checked_too)
 
 
+INSIDE = "take the lock inside its body"
+"""What to do with work that yields."""
+
+
+def yields(work: object) -> bool:
+    """Whether a call of ``work`` returns a generator, which does its work later."""
+    return _is_one(work, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+
+
+def awaited(work: object) -> bool:
+    """Whether what a call of ``work`` returns has to be awaited."""
+    return _is_one(work, inspect.iscoroutinefunction)
+
+
+def _is_one(work: object, *kinds: Callable[[Any], bool]) -> bool:
+    return any(kind(work) or kind(getattr(work, "__call__", None)) for kind in kinds)  # noqa: B004
+
+
 Busy = Literal["wait", "skip", "raise"]
 """What a decorated call does while its lock is held elsewhere."""
 
@@ -132,15 +151,21 @@ def left(blocks: Mapping[T, object], who: T, name: str) -> T:
     return others[0]
 
 
-def _nested(own: BaseLease, blocking: bool) -> str:
+def _nested(own: BaseLease, limit: int | None, blocking: bool) -> str:
     """That one waits for its own block, and what to do about it."""
+    who = "thread" if blocking else "task"
+    if own.shared and limit is not None:
+        return (
+            f"this {who} holds all {limit} permits of {own.name!r} already, in blocks around: leave one of those "
+            f"blocks first, or give the semaphore more permits"
+        )
     what = "a share of lock" if own.shared else "lock"
     advice = (
         "leave that block first: a share cannot become the lock itself"
         if own.shared
         else "make both re-entrant, as in locks.lock(name, reentrant=True), or use the lease of the block around"
     )
-    return f"this {'thread' if blocking else 'task'} holds {what} {own.name!r} already, in a block around: {advice}"
+    return f"this {who} holds {what} {own.name!r} already, in a block around: {advice}"
 
 
 def _legible(status: Status) -> Status:
@@ -351,40 +376,41 @@ class Core(Generic[L]):
 
         ConfigError if ``who``, a thread or task, would wait for itself without end.
         """
-        own = self._own_block(name, who, limit) if ambient.blocks() else None
-        if own is not None and check.wait(timeout, "timeout") == inf:
+        own = self._own_blocks(name, who, limit) if ambient.blocks() else []
+        if own and check.wait(timeout, "timeout") == inf:
             # The store may have given the lock away already: then there is somebody else to wait for, or nobody.
             if (lease := await self.acquire(name, timeout=0, limit=limit, **options)) is not None:
                 return lease
             status = await self.status(name)
-            if status is not None and own.holder in (status.holder, *status.sharers):
-                raise ConfigError(f"{_nested(own, self.driver.blocking)}; this wait would have no end")
+            if status is not None and {each.holder for each in own} <= {status.holder, *status.sharers}:
+                raise ConfigError(f"{_nested(own[0], limit, self.driver.blocking)}; this wait would have no end")
         in_the_way: list[str] = []
         lease = await self.acquire(name, timeout=timeout, limit=limit, in_the_way=in_the_way, **options)
         if lease is not None:
             return lease
         holder, label = unlabelled(in_the_way[0]) if in_the_way else ("", "")
-        nested = own is not None and own.reason is None and holder in ("", own.holder)
-        why = _nested(own, self.driver.blocking) if own is not None and nested else ""
+        nested = own and own[0].reason is None and holder in ("", *(each.holder for each in own))
+        why = _nested(own[0], limit, self.driver.blocking) if nested else ""
         raise NotAcquired(name, check.wait(timeout, "timeout"), holder=holder, label=label, why=why)
 
-    def _own_block(self, name: str, who: Hashable, limit: int | None) -> BaseLease | None:
-        """The lease of a block around here that ``who`` entered, and that keeps it from the lock.
+    def _own_blocks(self, name: str, who: Hashable, limit: int | None) -> list[BaseLease]:
+        """The leases of blocks around here that ``who`` entered, and that keep it from the lock; all of them, if any.
 
         A block that somebody else entered, or a lease that was acquired without one, may well be released elsewhere.
         """
-        for lease in ambient.blocks():
-            if (
-                lease.name == name
-                and lease._core is self
-                and lease._entered_by is not None
-                and lease._entered_by() is who
-                and (limit is None or not lease.shared)
-                and lease._renew_until == inf
-                and lease.reason is None
-            ):
-                return lease
-        return None
+        blocks = [
+            lease
+            for lease in ambient.blocks()
+            if lease.name == name
+            and lease._core is self
+            and lease._entered_by is not None
+            and lease._entered_by() is who
+            and lease._renew_until == inf
+            and lease.reason is None
+        ]
+        if limit is None or any(not lease.shared for lease in blocks):
+            return blocks[:1]
+        return blocks if len(blocks) >= limit else []  # all permits are its own
 
     async def _obtain(
         self,
@@ -666,38 +692,49 @@ class Core(Generic[L]):
         await self.backend.close()
         self.driver.close()
 
-    async def _release_all(self, leases: Sequence[L]) -> None:
-        """Release; once the store has failed, all the others together get one more chance, for a bounded time."""
-        left = [*leases]
-        while left:
-            batch, left = left[:_BATCH], left[_BATCH:]
-            unasked = await self._close_leases(batch)
-            if unasked is not None:
-                left = [*unasked, *left]
-                await self.driver.apart(self._release_each(left), PARTING)
-                for each in left:
-                    if self._closing(each):
-                        self._settle(each, None, Reason.CLOSED)
-                    elif not each._end(Reason.CLOSED):
-                        continue
-                    _log.warning("%r was not released before closing; its ttl will free it", each.name)
-                    self._cancel_body(each)
-                return
-
-    async def _release_each(self, leases: Sequence[L]) -> None:
+    async def _release_all(self, leases: Iterable[L]) -> None:
+        """Release; what a server that fails has left gets one more chance, all together, for a bounded time."""
+        homes: dict[Hashable, deque[L]] = {}
         for lease in leases:
-            if lease._reason is None or self._closing(lease):  # else closing has not waited for it
-                await self._close_leases([lease])
+            homes.setdefault(self.backend.home(lease.name), deque()).append(lease)
+        left: deque[L] = deque()
+        for rest in homes.values():
+            while rest and await self._release_some(rest):
+                pass
+            left += rest
+        if not left:
+            return
+        await self.driver.apart(self._release_rest(deque(left)), PARTING)
+        for lease in left:
+            if self._closing(lease):
+                self._settle(lease, None, Reason.CLOSED)
+            elif not lease._end(Reason.CLOSED):
+                continue
+            _log.warning("%r was not released before closing; its ttl will free it", lease.name)
+            self._cancel_body(lease)
+
+    async def _release_rest(self, rest: deque[L]) -> None:
+        while rest:
+            if rest[0]._reason is None or self._closing(rest[0]):
+                await self._release_some(rest)
+            else:  # closing has not waited for it
+                rest.popleft()
+
+    async def _release_some(self, rest: deque[L]) -> bool:
+        """Take as many out of the rest as are released in one go; False if the store failed for all of them."""
+        batch = [rest.popleft() for _ in range(min(_BATCH, len(rest)))]
+        works, unasked = await self._close_leases(batch)
+        rest.extendleft(reversed(unasked))
+        return works
 
     def _closing(self, lease: L) -> bool:
         """Whether closing has begun to release it, and has had no answer for it."""
         return lease._reason is Reason.CLOSED and lease._releasing is not None
 
-    async def _close_leases(self, leases: Sequence[L]) -> Sequence[L] | None:
-        """Release leases and cancel their bodies; if the store failed, those that it was not asked for."""
+    async def _close_leases(self, leases: Sequence[L]) -> tuple[bool, Sequence[L]]:
+        """Release leases and cancel their bodies: whether the store did it for any, and those it was not asked for."""
         claim = self._renewals, threading.get_ident()
-        mine = []
-        failed = False
+        mine: list[L] = []
         for lease in leases:
             lease._holds = 0
             if self._closing(lease) or (known := lease._claim_release(Reason.CLOSED, claim)) is None:
@@ -706,6 +743,8 @@ class Core(Generic[L]):
             elif known is not Reason.CLOSED:  # lost or released just now, by another thread or task
                 await self._release_quietly(lease, Reason.CLOSED)
                 self._cancel_body(lease)
+        if not mine:
+            return True, []
         try:
             answers = await self.backend.release_all(
                 [Hold(lease.name, lease._stored, lease.token, lease.ttl) for lease in mine]
@@ -717,21 +756,22 @@ class Core(Generic[L]):
                     self._cancel_body(lease)
             self._unsure += mine
             raise
-        unasked = []
+        works, unasked = False, list[L]()
         for lease, answer in zip(mine, answers, strict=True):
             if answer is None:
                 unasked.append(lease)
                 continue
             if isinstance(answer, BackendError):
                 _log.warning("release of %r failed; its ttl will free it: %s", lease.name, answer)
-                failed = True
+            else:
+                works = True
             self._settle(lease, None, Reason.CLOSED if answer else Reason.REPLACED)
             if answer is True:
                 self._tell_release(lease)
             elif answer is False:
                 self._tell_replaced(lease)
             self._cancel_body(lease)
-        return unasked if failed else None
+        return works, unasked
 
     async def _leave_unsure(self) -> None:
         """Make sure that nothing is held whose release was interrupted."""
@@ -747,7 +787,7 @@ class Core(Generic[L]):
     def forked(self) -> None:
         """In a forked child: the leases are the parent's, to renew and to release."""
         for lease in self._renewals:
-            lease._reason, lease._signal = Reason.FORKED, None
+            lease._reason, lease._signal, lease._turned = Reason.FORKED, None, None
         for scope in (self._waits, *self._scopes):
             scope.forked()
         self._renewals = Renewals(self.backend, self.driver, self.emit)

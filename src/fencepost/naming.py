@@ -1,8 +1,10 @@
 """The name of a lock, made from the arguments of a call."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from fencepost import check
@@ -46,6 +48,11 @@ class Template:
         self.text = text
         self._parts = _fields(text)
         self.fields = tuple(dict.fromkeys(field for _, field in self._parts if field is not None))
+        # Where no "/" separates two fields, the text between them may be in a value as well.
+        pairs = pairwise(self._parts)
+        self._unclear = any(
+            before is not None and after is not None and "/" not in between for (_, before), (between, after) in pairs
+        )
         if not self.fields:
             self.name({})  # says now what cannot be a name
 
@@ -53,9 +60,33 @@ class Template:
         """The text for these values; ConfigError for one that is missing or odd."""
         if missing := [field for field in self.fields if field not in values]:
             raise ConfigError(f"there is no {missing[0]!r} for {self.text!r}, only: {', '.join(values) or 'nothing'}")
-        return "".join(
+        filled = "".join(
             literal if field is None else literal + _value(field, values[field]) for literal, field in self._parts
         )
+        if self._unclear:
+            self._check_one_reading(filled)
+        return filled
+
+    def _check_one_reading(self, filled: str) -> None:
+        """ConfigError if other values would make the same text."""
+        # If the shortest and the longest values that it can be read as are the same, there are no others.
+        short, long = self._read(filled, "+?"), self._read(filled, "+")
+        if short != long:
+            one, other = (", ".join(f"{field}={value!r}" for field, value in each.items()) for each in (short, long))
+            raise ConfigError(
+                f"{filled!r} is the name for {one}, and for {other}; put a '/' between the fields of {self.text!r}"
+            )
+
+    def _read(self, filled: str, more: str) -> dict[str, str]:
+        parts, known = [], set[str]()
+        for literal, field in self._parts:
+            parts.append(re.escape(literal))
+            if field is not None:
+                parts.append(f"(?P={field})" if field in known else f"(?P<{field}>[^/]{more})")
+                known.add(field)
+        found = re.fullmatch("".join(parts), filled)
+        assert found is not None, "it was made that way"
+        return found.groupdict()
 
     def name(self, values: Mapping[str, Any]) -> str:
         """The same, if a lock can be called so; else ConfigError."""

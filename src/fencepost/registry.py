@@ -128,8 +128,14 @@ def connect(
 
 
 def _params(options: Mapping[str, object]) -> dict[str, str]:
-    """Options as a URL would have them."""
-    return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in options.items()}
+    """Options as a URL would have them; ConfigError for a value that no URL can have."""
+    found = {}
+    for name, value in options.items():
+        if not isinstance(value, str | int | float):
+            kind = type(value).__name__
+            raise ConfigError(f"options= has {name!r} as a {kind}; give text or a number, or leave it out")
+        found[name] = str(int(value)) if isinstance(value, bool) else str(value)
+    return found
 
 
 def _parse(url: str | None) -> Address:

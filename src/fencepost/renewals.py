@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from fencepost.backend import Backend, Hold, Renewal
-from fencepost.driver import Driver
+from fencepost.driver import Driver, Signal, inert
 from fencepost.driver.timer import Timer
 from fencepost.errors import BackendError
 from fencepost.events import Kind
@@ -16,7 +16,8 @@ from fencepost.lease import BaseLease, Reason
 
 _log = logging.getLogger("fencepost")
 _SLICE = 100  # leases that an event loop sees to in one step
-_QUEUED = 64  # steps of the event loop that answers wait for those that came before them, at the most
+_FEW = 10  # leases whose answers an event loop takes in at once, whatever else it does in that step
+_TURN = 1.0  # seconds that answers wait for those that came before them, at the most
 _UNKNOWN = 1000  # reports to keep of holders that are not known
 _TOGETHER = 30  # the part of its ttl by which a lease may be renewed early, together with others
 
@@ -59,7 +60,9 @@ class Renewals(Generic[L]):
         self._reports: deque[tuple[str, str]] = deque()
         self._unknown: dict[str, str] = {}
         """What was reported of holders whose acquire is on its way back."""
-        self._answered = 0  # batches whose answers are being taken in, or wait for their step of the event loop
+        self._turns: dict[Signal, float] = {}
+        """Batches whose answers came, each to be taken in by a step of the event loop; with their first deadlines."""
+        self._turn: Signal | None = None  # whose turn it is
         most = sys.maxsize if driver.blocking else _SLICE
         self._timer: Timer[str | Flight[L]] = Timer(driver, self._see_to, "fencepost-renewals", most=most)
         backend.report = self._report
@@ -93,8 +96,12 @@ class Renewals(Generic[L]):
         try:
             holds = [Hold(each.name, each._stored, each.token, each.ttl) for each in leases]
             answers = await self._backend.renew(holds)
+            if len(answers) != len(holds):
+                raise ValueError(f"the backend has {len(answers)} answers for {len(holds)} holds")
         except Exception as error:
             if strict:
+                for lease in leases:
+                    self._put_at_risk(lease)
                 raise
             if not isinstance(error, BackendError):
                 _log.exception("renewing failed")
@@ -109,41 +116,70 @@ class Renewals(Generic[L]):
 
     async def _take_in(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> None:
         """Note what the store said. An event loop does so for one batch in a step, even if many come at once."""
-        before, self._answered = self._answered, self._answered + 1
+        slacks = self._extend(leases, answers, sent)
+        if self._driver.blocking or len(leases) < _FEW:
+            self._note(leases, answers, slacks, sent)
+            return
+        mine = self._driver.signal()
+        self._turns[mine] = min(lease.deadline for lease in leases)
         try:
-            if not self._driver.blocking:
-                for _ in range(min(before, _QUEUED)):
-                    await self._driver.sleep(0.0)
-            self._note(leases, answers, sent)
+            if self._turn is None or inert(self._turn):
+                self._turn = mine
+            else:
+                await mine.wait(_TURN)
+            self._note(leases, answers, slacks, sent)
+            await self._driver.sleep(0.0)  # the next batch has the next step
         finally:
-            self._answered -= 1
+            del self._turns[mine]
+            if self._turn is mine or self._turn is None:
+                # The one that has the least time left.
+                self._turn, _ = min(self._turns.copy().items(), key=lambda item: item[1], default=(None, 0.0))
+                if self._turn is not None:
+                    self._turn.set()
 
-    def _note(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> None:
+    def _extend(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> list[float]:
+        """Set the deadlines as soon as the store has answered; the part of its ttl that each lease had left then."""
+        now = self._driver.now()
+        slacks = []
+        for lease, answer in zip(leases, answers, strict=True):
+            deadline, ttl = lease.deadline, lease.ttl
+            slacks.append((deadline - now) / ttl)
+            # Not of one that is over, even if the store has extended it since: its holder may have seen it as lost.
+            if answer is Renewal.RENEWED and now < deadline < sent + ttl and not lease._reason:
+                lease.deadline = sent + ttl
+        return slacks
+
+    def _note(self, leases: list[L], answers: Sequence[Renewal], slacks: list[float], sent: float) -> None:
         now = self._driver.now()
         due: list[tuple[str | Flight[L], float, float]] = []
-        for lease, answer in zip(leases, answers, strict=True):
+        for lease, answer, slack in zip(leases, answers, slacks, strict=True):
             if lease._reason:
                 continue
             if answer is Renewal.LOST:
                 self._lose(lease, Reason.GONE)
                 continue
             ttl = lease.ttl
-            slack = (lease.deadline - now) / ttl
-            if slack <= 0:
-                # Even if the store has extended it since: its holder may have seen it as lost.
+            if slack <= 0 or now >= lease.deadline:
                 self._lose(lease, Reason.EXPIRED)
                 continue
             if answer is Renewal.RENEWED:
-                if sent + ttl > lease.deadline:
-                    lease.deadline = sent + ttl
                 lease._schedule(sent)
                 self._emit("renewed", lease.name, token=lease.token, holder=lease.holder, ratio=slack)
+                if lease._turn(False):
+                    self._emit("recovered", lease.name, token=lease.token, holder=lease.holder)
             else:
                 # Try again soon, though not at once, until the deadline passes.
                 lease._due = min(lease.deadline, now + ttl / 10)
                 self._emit("unrenewed", lease.name, token=lease.token, holder=lease.holder)
+                self._put_at_risk(lease)
             due.append((lease._stored, lease._due, ttl / _TOGETHER))
         self._timer.offer_all(due)
+
+    def _put_at_risk(self, lease: L) -> None:
+        """A renewal of a lease failed, or has had no answer for too long; it is told once until the next renewal."""
+        if lease._turn(True):
+            left = lease.remaining
+            self._emit("at_risk", lease.name, token=lease.token, holder=lease.holder, seconds=left)
 
     def lost(self, lease: L) -> None:
         """Tell the world, and the body that runs under the lease, that it was lost."""
@@ -165,7 +201,7 @@ class Renewals(Generic[L]):
         for batch in self._look(keys):
             flight = Flight(batch)
             self._timer.park([(lease._stored, lease.deadline) for lease in batch])
-            self._timer.offer(flight, min(lease.deadline for lease in batch))
+            self._timer.offer(flight, min(min(lease._overdue, lease.deadline) for lease in batch))
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
             job = self._renew_apart(flight)
             try:
@@ -219,13 +255,19 @@ class Renewals(Generic[L]):
         return homes.values()
 
     def _watch_flight(self, flight: Flight[L], now: float) -> None:
-        """End those of its leases whose deadline has passed, and look again at the next one's."""
+        """End those of its leases whose deadline has passed, and tell whose answer is late; look again at the next."""
+        later = []
         for lease in flight.leases:
-            if not lease._reason and now >= lease.deadline:
+            if lease._reason:
+                continue
+            if now >= lease.deadline:
                 self._lose(lease, Reason.EXPIRED)
-        first = min((lease.deadline for lease in flight.leases if not lease._reason), default=None)
-        if first is not None:
-            self._timer.offer(flight, first)
+                continue
+            if now >= lease._overdue:
+                self._put_at_risk(lease)
+            later.append(lease._overdue if now < lease._overdue < lease.deadline else lease.deadline)
+        if later:
+            self._timer.offer(flight, min(later))
 
     async def _renew_apart(self, flight: Flight[L]) -> None:
         try:

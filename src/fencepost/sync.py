@@ -17,12 +17,12 @@ from fencepost.driver.scope import Closed
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired
 from fencepost.events import Hook
-from fencepost.lease import BaseEnded, BaseLease
-from fencepost.locks import EVERYBODY, HINTS, Busy, Core, bare, left, skipped
+from fencepost.lease import BaseAtRisk, BaseEnded, BaseLease
+from fencepost.locks import EVERYBODY, HINTS, INSIDE, Busy, Core, awaited, bare, left, skipped, yields
 from fencepost.naming import Name, from_arguments
 from fencepost.signing import Keys
 
-__all__ = ["Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
+__all__ = ["AtRisk", "Election", "Ended", "Lease", "Lock", "Locks", "Term", "connect"]
 
 
 if TYPE_CHECKING:
@@ -34,30 +34,29 @@ R = TypeVar("R")
 Credentials: TypeAlias = Callable[[], str | bytes | tuple[str, str]]
 """Tells the password or token for a new connection, or user and password."""
 
-# What returns before its work is done.
-_OUTLIVING = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_AWAITED = "lock with fencepost.aio, or inside its body"
 
 
-def _outlives(call: Callable[..., object]) -> ConfigError:
-    return ConfigError(
-        f"{getattr(call, '__qualname__', call)} would outlive a blocking lock taken around its call; lock with "
-        f"fencepost.aio, or inside its body"
-    )
+def _outlives(call: Callable[..., object], instead: str) -> ConfigError:
+    what = getattr(call, "__qualname__", call)
+    return ConfigError(f"{what} would outlive a blocking lock taken around its call; {instead}")
 
 
 def _check_work(work: Callable[..., object]) -> None:
     """ConfigError for what a lock cannot be held around."""
     if not callable(work):
         raise ConfigError(f"{work!r} cannot be called; @classmethod, @property and the like go above the lock")
-    if any(is_one(work) or is_one(getattr(work, "__call__", None)) for is_one in _OUTLIVING):  # noqa: B004
-        raise _outlives(work)
+    if yields(work):
+        raise _outlives(work, INSIDE)
+    if awaited(work):
+        raise _outlives(work, _AWAITED)
 
 
 def _check_result(work: Callable[..., object], result: object) -> None:
     """ConfigError if the work has not been done, but begins when the lock is free again."""
     if inspect.iscoroutine(result):  # of a plain function around a coroutine function, which nobody can see
         result.close()
-        raise _outlives(work)
+        raise _outlives(work, _AWAITED)
 
 
 class Ended(BaseEnded):
@@ -68,6 +67,40 @@ class Ended(BaseEnded):
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Block until the lease is over, or ``timeout`` seconds have passed; say whether it is over."""
         return call(self._lease._until_over, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+
+
+class AtRisk(BaseAtRisk):
+    """Set while the lease holds, although its renewal failed or is overdue: true, and waited for, like an event.
+
+    A renewal that is due has a tenth of the ttl to be answered. The lease is then at risk until one succeeds, or the
+    lease is over: stop what must not be done by a holder that was replaced, and go on when it is renewed.
+
+        for row in rows:
+            if lease.at_risk and not lease.at_risk.wait_clear(5):
+                break
+            write(row)
+    """
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Block until the lease is at risk; False if it was over, or ``timeout`` seconds had passed, before that."""
+        return call(self._lease._until_risky, True, timeout)
+
+    def wait_clear(self, timeout: float | timedelta | None = None) -> bool:
+        """Block until the lease is out of risk; False if it was over, or ``timeout`` seconds had passed, before."""
+        return call(self._lease._until_risky, False, timeout)
+
+    def changes(self) -> Generator[bool, None, None]:
+        """True when the lease comes to be at risk, then False when it is renewed again, once each; ends with the lease.
+
+        If it is at risk already, that comes first.
+        """
+        lease = self._lease
+        seen = lease._turns // 2 * 2
+        while call(lease._until_turn, lambda: lease._turns > seen):  # noqa: B023 - it is called before seen changes
+            seen += 1
+            yield seen % 2 == 1
 
 
 class Lease(BaseLease):
@@ -87,6 +120,11 @@ class Lease(BaseLease):
     def ended(self) -> Ended:
         """Set once the lease is over, however it ended; ``reason`` says how."""
         return Ended(self)
+
+    @property
+    def at_risk(self) -> AtRisk:
+        """Set while the lease holds although its renewal failed or is overdue; it may be renewed yet, or lost."""
+        return AtRisk(self)
 
     def renew(self) -> None:
         """Extend the lease by its ttl, keeping its token; LeaseLost if it is lost already."""

@@ -148,6 +148,22 @@ class TestReport:
         assert (row["without_token"], row["safe"]) == (1, False)
         assert "without a token" in row["obstacles"][-1]
 
+    def test_a_passive_guard_tells_which_resources_are_written_without_a_token(self) -> None:
+        self.policy.mode = "passive"
+        self.work()
+        for number in (1, 2, 2, 3, 4, 5, 6, 7):
+            self.guard.write(f"thing/{number}", "x")
+        row = self.report()
+        assert (row["mode"], row["next"], row["without_token"], row["safe"]) == ("passive", "shadow", 8, True)
+        assert next(iter(row["without_token_resources"].items())) == ("thing/2", 2)
+        told = Done("report", str(self.path), "--decisions", "50")
+        (line,) = [line for line in told.out.splitlines() if "without a token" in line]
+        assert line.startswith("  writes without a token: 2 to thing/2, 1 to thing/")
+        assert line.endswith(", 2 to others")
+        self.policy.mode = "shadow"
+        self.work()
+        assert "without a token" not in Done("report", str(self.path)).out, "those were of the mode before"
+
     def test_only_the_last_hours_count_if_it_is_told_so(self) -> None:
         self.work(60)
         facts = [json.loads(line) for line in self.path.read_text().splitlines()]
@@ -171,12 +187,13 @@ class TestReport:
                 self.guard.write("thing/1", "zombie", token)  # type: ignore[arg-type]  # None is one without a token
         done = Done("report", str(self.path))
         assert done.code == 1
-        first, refused, *obstacles = done.out.splitlines()
+        first, refused, without, *obstacles = done.out.splitlines()
         assert (first, refused) == ("memory: strict, 7 decisions in 0 h", "  refused: 1 missing, 1 stale")
+        assert without == "  writes without a token: 1 to thing/1"
         assert all(line.startswith("  not yet: ") for line in obstacles)
         assert "only 7 decisions" in obstacles[0]
         done = Done("report", str(self.path), "--decisions", "7", "--stale", "50")
-        assert done.out.splitlines()[2:] == ["  at the top; nothing speaks against it"], done.out
+        assert done.out.splitlines()[3:] == ["  at the top; nothing speaks against it"], done.out
 
     def test_an_override_asks_for_an_explanation(self) -> None:
         self.work()

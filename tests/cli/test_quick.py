@@ -10,6 +10,7 @@ import pytest
 import fencepost
 from fencepost.cli import locks, quick, run, top
 from fencepost.cli.app import COMMANDS
+from fencepost.cli.loader import LAB
 from fencepost.cli.top import Sort
 from tests.harness.child import Child
 
@@ -23,6 +24,10 @@ def test_plain_arguments_are_read() -> None:
     found = quick.parse(top.top, ["--sort", "name", "a/", "--every=2s", "--json"])
     assert (found["prefix"], found["sort"], found["every"], found["as_json"]) == ("a/", Sort.NAME, 2.0, True)
     assert quick.parse(locks.ls, [])["prefix"] == ""
+    found = quick.parse(quick.command(COMMANDS["resource"]), ["--prefix", "a/", "--port=0", "--prefix", "b/"])
+    assert (found["prefix"], found["port"], found["clients"]) == (["a/", "b/"], 0, None)
+    found = quick.parse(quick.command(LAB["worker"]), ["--no-enter", "--resource", "http://127.0.0.1:1"])
+    assert (found["enter"], found["renew"]) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +69,8 @@ def test_what_the_environment_decides_is_left_to_typer(monkeypatch: pytest.Monke
         (["break", "job"], 1),
         (["run", "--no-wait", "--timeout", "1s", "job", "--", "true"], 2),
         (["run", "job", "--", "sh", "-c", "exit 41"], 41),
+        (["resource", "--port", "0", "--prefix", "a/", "--store", "mysql://x"], 2),
+        (["worker", "--no-enter", "--resource", "x"], 2),
     ],
 )
 def test_both_ways_end_alike(words: list[str], code: int, tmp_path: Path) -> None:

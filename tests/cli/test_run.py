@@ -120,10 +120,14 @@ def test_arguments_and_streams_go_through_unchanged(runner: Runner) -> None:
 
 @pytest.mark.parametrize("option", ["-v", "--verbose"])
 def test_it_says_what_happens_if_it_is_asked_to(runner: Runner, option: str) -> None:
-    done = runner.run(option, command=["sh", "-c", "echo $FENCE_TOKEN; exit 3"])
+    ask = "import os; from urllib.request import urlopen; print(urlopen(os.environ['FENCE_METRICS']).read().decode())"
+    script = f'echo $FENCE_TOKEN; echo $FENCE_METRICS; {sys.executable} -c "{ask}"; exit 3'
+    done = runner.run(option, command=["sh", "-c", script])
     assert done.wait() == 3, done.story
-    holding, ended = done.errors.splitlines()
+    holding, metrics, ended = done.errors.splitlines()
     assert holding == f"fencepost: holding 'job' in {runner.url}, token {done.line()}"
+    assert metrics == f"fencepost: metrics at {done.line()}"
+    assert "fencepost_lock_acquire_success_total 1.0" in done.output
     assert ended == "fencepost: sh ended with 3"
 
 

@@ -1,10 +1,12 @@
 """Postgres behind a password that changes, SQLAlchemy's engines, psycopg's pools and Django's connections."""
 
+import asyncio
 import secrets
 import sqlite3
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,6 +26,7 @@ from tests.clients.rotation import Told, goes_on
 from tests.conformance.faces import FACES, Client
 from tests.harness.isolated import isolated
 from tests.harness.servers import Endpoint
+from tests.harness.waiting import until_async
 
 ODD = "p@ss:/?#[]% ☃'\"\\"
 
@@ -165,6 +168,13 @@ async def test_a_creator_s_connection_is_looked_at_and_closed(role: Role, takes_
     assert all(each.closed for each in made)
 
 
+async def test_a_creator_s_connection_goes_back_to_its_pool(role: Role) -> None:
+    with psycopg_pool.ConnectionPool(role.url, kwargs={"password": role.password}, max_size=1, min_size=1) as pool:
+        await works("blocking", sqlalchemy.create_engine("postgresql+psycopg://", creator=pool.getconn), role)
+        pool.wait()
+        assert pool.get_stats()["pool_available"] == 1
+
+
 @pytest.mark.parametrize("awaited", [False, True])
 async def test_a_password_that_asyncpg_would_ask_for(role: Role, awaited: bool) -> None:
     told = Told(role.password)
@@ -178,10 +188,10 @@ async def test_a_password_that_asyncpg_would_ask_for(role: Role, awaited: bool) 
 def test_what_other_drivers_are_given_is_said_in_libpq_s_words() -> None:
     place = {"host": "h", "port": 1, "database": "d", "user": "u", "password": "p"}
     said = {"host": "h", "port": 1, "dbname": "d", "user": "u", "password": "p"}
-    settings = {"application_name": "a b", "search_path": "a, b", "work_mem": "1MB"}
+    settings = {"application_name": "a b", "search_path": "a,\tb\\", "work_mem": "1MB"}
     assert postgres.from_asyncpg(place | {"server_settings": settings, "timeout": 3, "ssl": "verify-ca"}) == said | {
         "application_name": "a b",
-        "options": r"-c search_path=a,\ b -c work_mem=1MB",
+        "options": "-c search_path=a,\\\tb\\\\ -c work_mem=1MB",
         "sslmode": "verify-ca",
     }
     assert postgres.from_asyncpg({"host": ["a", "b"], "port": [1, 2], "ssl": False}) == {
@@ -240,6 +250,26 @@ async def test_what_cannot_be_copied_for_asyncio_is_refused_with_the_next_step(m
 def test_what_cannot_be_copied_is_refused_with_the_next_step(make: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         fencepost.connect(make())
+
+
+def test_what_psycopg_itself_spells_is_taken() -> None:
+    told = {"connect_timeout": 2.5, "sslrootcert": Path("/ca.pem"), "hostaddr": ip_address("127.0.0.1")}
+    spelled = {"connect_timeout": "2.5", "sslrootcert": "/ca.pem", "hostaddr": "127.0.0.1"}
+    assert postgres.keywords(told) == spelled
+    with pytest.raises(ConfigError, match="option 'password' is a bytes"):
+        postgres.keywords({"password": b"x"})
+
+
+async def test_a_listener_beside_the_pooler_logs_in_as_the_client_does(role: Role) -> None:
+    engine = sqlalchemy.create_engine(role.engine("psycopg"))
+    locks = Client("blocking", engine, options=role.options | {"listen": role.url, "connect_timeout": 60})
+    hold = await locks.acquire("a", timeout=60)
+    waiting = asyncio.create_task(locks.acquire("a", timeout=60))
+    listens = f"SELECT 1 FROM {role.name}.process WHERE listens"
+    await until_async(lambda: role.tell(listens), "it listens", watching=[waiting])
+    assert await hold.release()
+    assert await (await waiting).release()
+    await locks.close()
 
 
 def test_options_beside_an_engine_cannot_contradict_it() -> None:
@@ -304,6 +334,7 @@ async def test_a_database_of_django_s_as_it_is_when_the_connection_is_opened(
 
     from django.core.checks import run_checks
     from django.db import connection, connections
+    from django.db.backends.postgresql.base import DatabaseWrapper
     from django.test import override_settings
 
     from fencepost.contrib.django import locks
@@ -320,6 +351,23 @@ async def test_a_database_of_django_s_as_it_is_when_the_connection_is_opened(
             assert role.tell(owner) == [(role.name,)], "it assumes the role"
     async with aio.connect(default, options={"schema": role.name}) as awaited:
         assert await (await awaited.acquire("a", timeout=60)).release()
+
+    class Counting(DatabaseWrapper):  # type: ignore[misc]  # Django has no types
+        """A backend that does something when it connects, as django-prometheus does."""
+
+        def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
+            return super().get_new_connection(conn_params)
+
+    counting = Counting(default.settings_dict, "counting")
+    schema = f"{role.name}_too"
+    with fencepost.connect(counting, options={"schema": schema}) as own, own.lock("a", timeout=60):
+        assert role.tell(owner.replace(role.name, schema)) == [(role.name,)], "it assumes the role"
+    options = {"options": "-csearch_path=public", "pool": {"min_size": 1, "max_size": 1, "timeout": 10}}
+    counting = Counting(default.settings_dict | {"OPTIONS": options}, "counting")
+    for _ in range(2):
+        with fencepost.connect(counting) as own, own.lock("a", timeout=60):
+            assert counting.pool.get_stats()["pool_available"] == 1, "its connection is back"
+    counting.close_pool()
     role.tell(f"DROP OWNED BY {role.name}; DROP ROLE {role.name}")
     assert default.connection is None, "its own connection was not opened"
 

@@ -1,6 +1,7 @@
 """Redis behind credentials that change, and behind a client of redis-py: its servers, users, TLS and names."""
 
 import asyncio
+import queue
 import secrets
 import socket
 import ssl
@@ -16,10 +17,9 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
-from redis.cluster import ClusterNode
 
 import fencepost
-from fencepost import aio
+from fencepost import aio, credentials
 from fencepost.clients import redis as clients
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import Redis
@@ -148,6 +148,29 @@ async def test_redlock_asks_once_for_all_its_servers(face: str) -> None:
             user(client, ODD)
         hold = await locks.acquire("a", timeout=10)
         assert await hold.release(), "two of them need no new connection"
+        told.credentials = ("app", ODD)
+        members = locks.raw._core.backend._nodes.all
+
+        async def whole() -> bool:
+            assert await (await locks.acquire("b")).release()
+            return all(each.out is None for each in members)
+
+        await until_async(whole, "the third is back", poll=0.05)
+        hold = await locks.acquire("a", ttl=120)
+        told.answers.clear()
+        calls = told.calls
+        servers.members[0].restart()
+        if face == "asyncio":
+            await until_async(lambda: members[0].node.at_hand() is None, "it is known that the connection is gone")
+        await asyncio.wait_for(hold.renew(), credentials.LONGEST / 2)
+        other = asyncio.create_task(locks.acquire("b"))
+        await asyncio.wait([other], timeout=credentials.LONGEST / 2)
+        done = other.done()
+        told.answers.set()
+        assert await (await other).release()
+        assert done, "nor do they wait for a function that hangs"
+        assert told.calls > calls
+        assert await hold.release()
         await locks.close()
 
 
@@ -160,7 +183,7 @@ async def test_user_database_and_name_are_copied_and_closing_either_leaves_the_o
 ) -> None:
     user(admin, ODD)
     own = module(face).Redis(
-        port=server.port, db=3, username="app", password=ODD, client_name="shop", decode_responses=True, protocol=3
+        port=server.port, db=3, username=b"app", password=ODD.encode(), client_name="shop", decode_responses=True
     )
     locks = Client(face, own, options={"prefix": "jobs:", "timeout": "2s"})
     hold = await locks.acquire("a")
@@ -308,12 +331,12 @@ async def test_sentinel_s_own_password_is_not_the_master_s(face: str) -> None:
 async def test_a_cluster_s_addresses_are_mapped_as_the_client_maps_them(redis_cluster: Endpoint, face: str) -> None:
     port = int(redis_cluster.url.rpartition(":")[2])
     kind: Any = redis.RedisCluster if face == "blocking" else redis.asyncio.RedisCluster
-    node: Any = ClusterNode if face == "blocking" else redis.asyncio.cluster.ClusterNode
-    own = kind(
-        startup_nodes=[node(HOST, port)],
-        client_name="shop",
-        address_remap=lambda server: ("127.1", server[1]),
-    )
+    elsewhere: Any = {"client_name": "shop", "address_remap": lambda server: ("127.1", server[1])}
+    if face == "blocking":  # what is for the pool is no hindrance
+        elsewhere |= {"connection_pool_class": redis.BlockingConnectionPool, "timeout": 3, "queue_class": queue.Queue}
+        own = kind.from_url(f"redis://{HOST}:{port}", **elsewhere)
+    else:
+        own = kind(startup_nodes=[redis.asyncio.cluster.ClusterNode(HOST, port)], **elsewhere)
     locks = Client(face, own)
     for name in ("a", "b", "c", "d"):
         assert await (await locks.acquire(name)).release()
@@ -365,6 +388,7 @@ def tunnelled() -> Any:
             "socket_type=.*a URL with an address",
         ),
         (lambda: redis.Redis(connection_pool=redis.ConnectionPool(proxy="socks5://h")), "proxy="),
+        (lambda: redis.Redis(password="p\xe4ss", encoding="latin-1"), "password of this client, sent as 'latin-1'"),
         (lambda: redis.Redis(ssl=True, ssl_ca_certs="/nowhere.pem"), "cannot load the TLS files"),
         (lambda: Sentinel([("h", 1)]).slave_for("m"), "locks need the master"),
         (lambda: Sentinel([("h", 1)], min_other_sentinels=2).master_for("m"), "min_other_sentinels="),
@@ -388,10 +412,11 @@ async def test_options_that_a_newer_redis_py_gives_to_every_client_are_no_hindra
     assert {"retry", "encoding", "socket_timeout"} <= unknown
     await Client(face, own).close()
     await close(own)
-    other = module(face).Redis(encoding="latin-1")
-    with pytest.raises(ConfigError, match="this client has encoding="):
-        Client(face, other)
-    await close(other)
+    for unusual in ({"encoding": "latin-1"}, {"legacy_responses": False}):
+        other = module(face).Redis(**unusual)
+        with pytest.raises(ConfigError, match=f"this client has {next(iter(unusual))}="):
+            Client(face, other)
+        await close(other)
 
 
 def test_asyncio_code_refuses_a_client_that_blocks() -> None:
@@ -413,6 +438,8 @@ def test_credentials_beside_a_client_and_options_beside_a_url_are_refused() -> N
         connect("redis://h", options={"prefix": "x"})
     with closing(redis.Redis()) as own, pytest.raises(ConfigError, match="prefix"):
         fencepost.connect(own, options={"prefx": "x"})
+    with closing(redis.Redis()) as own, pytest.raises(ConfigError, match=r"'prefix' as a NoneType; .* leave it out"):
+        connect(own, options={"prefix": None})
 
 
 def test_a_url_imports_no_client_library() -> None:

@@ -12,7 +12,7 @@ import fencepost
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers.processes import HOST
 from tests.backends.zookeeper.tools import kazoo
-from tests.clients.rotation import Told
+from tests.clients.rotation import Told, unlogged
 from tests.conformance.faces import FACES, Client
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import until, until_async
@@ -29,7 +29,9 @@ def root() -> str:
 async def test_each_new_connection_of_a_session_asks(zookeeper_server: Endpoint, root: str, face: str) -> None:
     told = Told(("ann", ODD))
     locks = Client(face, zookeeper_server.url + root, credentials=told.on(face))
-    hold = await locks.acquire("a")
+    with unlogged(ODD) as logged:
+        hold = await locks.acquire("a")
+    assert any("Auth(scheme='digest', auth=***)" in line for line in logged), "kazoo tells what it sends"
     with fencepost.connect(zookeeper_server.url + root) as stranger, pytest.raises(BackendError, match="not allowed"):
         stranger.acquire("a", timeout=10)
     calls = told.calls
@@ -68,14 +70,14 @@ async def test_chroot_login_and_acl_of_a_client_are_copied(zookeeper_server: End
 
 
 def test_tls_and_sasl_of_a_client_are_copied(tmp_path: Path) -> None:
-    own = KazooClient(
-        f"{HOST}:1", use_ssl=True, verify_certs=False, ca="ca.pem", sasl_options={"mechanism": "DIGEST-MD5"}
-    )
+    sasl = {"mechanism": "DIGEST-MD5"}
+    own = KazooClient(f"{HOST}:1", use_ssl=True, verify_certs=False, ca="ca.pem", sasl_options=sasl)
     with fencepost.connect(own) as locks:
         settings = locks._core.backend._settings  # type: ignore[attr-defined]
     assert settings.client["use_ssl"]
     assert settings.client["ca"] == "ca.pem"
     assert not settings.client["verify_certs"]
-    assert settings.sasl == {"mechanism": "DIGEST-MD5"}
+    assert settings.sasl == sasl
+    assert settings.sasl is not sasl, "kazoo adds to it"
     with pytest.raises(ConfigError, match="copied from the client"):
         fencepost.connect(own, options={"ca": "other.pem"})

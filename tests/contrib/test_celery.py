@@ -243,10 +243,14 @@ def test_beat_fails_over_and_sends_nothing_twice(shop: Shop) -> None:
         beats.leads(second)
         first.thaw()
         until(lambda: (led := shop.locks.status(beats.name)) and led.waiters, "the first one waits to be elected again")
+        until(lambda: f"no longer leads {beats.name!r}" in first.errors, "it says so, and what to do", watching=[first])
+        assert "give it a longer ttl" in first.errors
+        assert "no longer leads" not in second.errors
         beats.leads(second)
         # A beat that is told to end resigns: nobody has to wait for its ttl.
         second.signal(signal.SIGTERM)
         assert second.wait() == 0
+        assert "no longer leads" not in second.errors, "it resigned"
         beats.leads(first)
         first.kill()
         assert beats.messages() in (beats.noted(), beats.noted() - 1), "killed between the note and the message at most"

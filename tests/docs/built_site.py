@@ -3,14 +3,24 @@
 `make docs` runs this, and `.ci/run` runs that: a build costs as much CPU as a thousand other tests.
 """
 
+import json
+import re
+import shutil
+from datetime import date
+from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import docs.pages
+from docs import switch
 from tests import ROOT
+from tests.docs.conftest import Files
 from tests.docs.site import broken, outside, pages, repository
-from tests.sim.browser import Browser, wait_score
+from tests.harness.child import Child
+from tests.sim.browser import Browser, serving, wait_score
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]  # the simulator inside comes from the same place
 
@@ -52,6 +62,98 @@ def test_a_page_names_the_version_and_where_to_edit_it(site: Path) -> None:
     assert "fencepost 0.1.0" in text
     assert ("/edit/main/docs/redis.md" in text) is bool(repository())
     assert f"{repository()}/edit/main/docs/redis.md" in text or not repository()
+
+
+def small(folder: Path, repository: str) -> Path:
+    """Two pages, built as the site is, for a repository that is known or not."""
+    (folder / "docs").mkdir(parents=True)
+    (folder / "docs" / "index.md").write_text("# First\n\n```{toctree}\nredis\n```\n")
+    (folder / "docs" / "redis.md").write_text("# Redis\n\n[a file](../Makefile)\n")
+    command = ("-m", "sphinx", "-W", "-q", "-b", "html", "-c", ROOT / "docs", folder / "docs", folder / "site")
+    with Child.python(*command, env={"FENCEPOST_REPOSITORY": repository}) as sphinx:
+        sphinx.succeed(250)
+    return folder / "site"
+
+
+def test_edit_links_come_with_the_address_of_the_repository_and_nothing_breaks_without(tmp_path: Path) -> None:
+    known = small(tmp_path / "known", "https://example.org/it")
+    text = (known / "redis.html").read_text("utf-8")
+    assert 'href="https://example.org/it/edit/main/docs/redis.md"' in text
+    assert 'href="https://example.org/it/blob/main/Makefile"' in text
+    unknown = small(tmp_path / "unknown", docs.pages.declared(ROOT / "pyproject.toml"))
+    if not repository():
+        assert "edit" not in re.findall(r'rel="(\w+)"', (unknown / "redis.html").read_text("utf-8"))
+        assert "a file" in (unknown / "redis.html").read_text("utf-8")
+    assert list(outside(known)) == list(outside(unknown)) == []
+
+
+def few_pages(site: Path, folder: Path, *names: str) -> Path:
+    """A build that has these pages alone."""
+    for name in ("_images", "_static", *names):
+        copy = shutil.copytree if (site / name).is_dir() else shutil.copy
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(site / name, folder / name)
+    return folder
+
+
+def test_one_version_says_so_and_several_have_a_switch(
+    browser: Browser, site: Path, site_url: str, axe: str, tmp_path: Path
+) -> None:
+    browser.looks(1280, 900)
+    for alone in (site_url, f"{site.as_uri()}/"):
+        browser.open(f"{alone}redis.html")
+        browser.wait("document.querySelector('.versions').innerText === 'development version'")
+        assert browser.run("return document.querySelectorAll('.versions a').length") == 0
+
+    # Three versions, of which the oldest has no page about etcd.
+    listed = tmp_path / "releases.json"
+    listed.write_text("[]\n")
+    for number, version in enumerate(("0.1.0", "0.2.0"), 1):
+        switch.release(version, date(2026, number, 1), listed)
+    assert switch.releases(listed) == ["0.2.0", "0.1.0"]
+    old = few_pages(site, tmp_path / "old", "index.html", "redis.html", "reference/exits.html")
+    new = few_pages(site, tmp_path / "new", "index.html", "redis.html", "etcd.html", "reference/exits.html")
+    published = tmp_path / "published"
+    with pytest.raises(switch.Refused, match=r"releases\.json: scripts/site release 0\.3\.0"):
+        switch.publish(published, "0.3.0", new, switch.releases(listed))
+    for name, built in (("dev", new), ("0.1.0", old), ("0.2.0", new), ("dev", new)):
+        there = switch.publish(published, name, built, switch.releases(listed))
+    assert there == ["dev", "0.2.0", "0.1.0"]
+    assert (old / "_static" / "versions.js").read_text("utf-8") == switch.alone(), "the build itself is not touched"
+
+    def here() -> str:
+        return str(browser.run("return location.pathname")).partition("/published/")[2] or "elsewhere"
+
+    def go(words: str) -> None:
+        browser.click(".versions summary")
+        (link,) = [
+            number
+            for number, text in enumerate(
+                browser.run("return [...document.querySelectorAll('.versions li')].map((each) => each.innerText)")
+            )
+            if text == words
+        ]
+        browser.click(f".versions li:nth-child({link + 1}) a")
+        browser.wait(f"document.querySelector('.versions summary')?.innerText === {json.dumps(words)}")
+
+    files = partial(Files, directory=str(tmp_path))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), files)) as url:
+        for start in (f"{url}published/", f"{published.as_uri()}/"):
+            browser.open(f"{start}index.html")
+            browser.wait("document.title.startsWith('fencepost') && location.pathname.includes('/0.2.0/')")
+            browser.open(f"{start}dev/reference/exits.html")
+            go("version 0.1.0")
+            assert here() == "0.1.0/reference/exits.html", "the same page"
+            assert "There is a newer one: version 0.2.0" in browser.text(".versions")
+            go("development version")
+            assert here() == "dev/reference/exits.html"
+            browser.open(f"{start}0.2.0/etcd.html")
+            assert "newer" not in browser.text(".versions")
+            go("version 0.1.0")
+            assert here() == "0.1.0/index.html", "it has no page about etcd"
+        browser.open(f"{url}published/0.1.0/redis.html")  # axe cannot read the style sheets of a file
+        browser.click(".versions summary")
+        assert violations(browser, axe) == []
 
 
 def violations(browser: Browser, axe: str) -> list[str]:

@@ -21,7 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return build(base.parent if hasattr(request.config, "workerinput") else base)
 
 
-class _Files(SimpleHTTPRequestHandler):
+class Files(SimpleHTTPRequestHandler):
     """A plain file server, which says nothing."""
 
     def log_message(self, format: str, *args: object) -> None:
@@ -30,7 +30,7 @@ class _Files(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def site_url(site: Path) -> Iterator[str]:
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(site)))) as url:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(site)))) as url:
         yield url
 
 

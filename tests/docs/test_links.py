@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fencepost_lab.sim.guided import guided
 from tests import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[!.]*/README.md"), *ROOT.glob("docs/**/*.md")])
@@ -16,9 +17,10 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names by which a page's headings can be linked to, as GitHub makes them."""
+    """The names by which a page's headings can be linked to, as GitHub makes them; the simulator's page has stories."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    stories = {f"story={story['name']}" for story in guided()} if page == ROOT / "docs" / "sim.md" else set()
+    return stories | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -37,3 +39,8 @@ def test_the_links_are_found_at_all() -> None:
         "docs/redis.md#tokens"
     ]
     assert sum(len(LINK.findall(prose(page))) for page in PAGES) > 20
+
+
+def test_the_simulator_s_page_has_a_link_to_each_guided_scenario() -> None:
+    links = LINK.findall(prose(ROOT / "docs" / "sim.md"))
+    assert [link for link in links if "#story=" in link] == [f"sim.md#story={story['name']}" for story in guided()]

@@ -1,14 +1,16 @@
 """Every page has an owner here: its words, its sentences, its order, and that it is complete."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from docs import pages
+from docs import pages, switch
 from tests import ROOT
 from tests.docs.snippets import blocks
 from tests.docs.text import prose, sentences, words
@@ -150,11 +152,53 @@ def test_every_error_is_in_the_troubleshooting_page() -> None:
 
 def test_links_out_of_the_documents_lead_to_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCEPOST_REPOSITORY", "https://example.org/it/")
-    text = "[a](../deploy/compose.yaml) [b](../README.md) [c](redis.md#token) [d](../CONTRIBUTING.md)"
+    text = "[a](../Makefile) [b](../README.md) [c](redis.md#token) [d](../CONTRIBUTING.md)"
     assert pages.text_of("page", f"{text}\n\n```text\n[e](../x)\n```\n") == (
-        "[a](https://example.org/it/blob/main/deploy/compose.yaml) [b](/index.md) [c](/redis.md#token) "
+        "[a](https://example.org/it/blob/main/Makefile) [b](/index.md) [c](/redis.md#token) "
         "[d](/project/contributing.md)\n\n```text\n[e](../x)\n```\n"
     )
+
+
+def test_the_repository_is_the_source_of_the_project_and_may_be_missing(tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+    found = []
+    for urls in (
+        "",
+        '[project.urls]\nSource = "https://example.org/it/"',
+        '[project.urls]\nHome = "https://example.org"',
+    ):
+        project.write_text(f'[project]\nname = "it"\n{urls}\n')
+        found.append(pages.declared(project))
+    assert found == ["", "https://example.org/it", ""]
+
+
+def test_each_released_version_has_a_date_in_the_changelog(tmp_path: Path) -> None:
+    released = {each["version"]: each["date"] for each in json.loads(switch.RELEASES.read_text("utf-8"))}
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert {version: day for version, day in released.items() if f"## [{version}] - {day}" not in changes} == {}
+    listed = tmp_path / "releases.json"
+    listed.write_text("[]\n")
+    switch.release("0.1.0", date(2026, 1, 1), listed)
+    before = listed.read_text()
+    for wrong in ("0.1.0", "v0.2.0", "../0.2.0", "dev", ""):
+        with pytest.raises(switch.Refused):
+            switch.release(wrong, date(2026, 1, 2), listed)
+    assert listed.read_text() == before
+    with pytest.raises(switch.Refused, match="make docs"):
+        switch.publish(tmp_path / "published", "0.1.0", tmp_path, ["0.1.0"])
+    assert not (tmp_path / "published").exists()
+
+
+def test_without_a_repository_such_a_link_is_its_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FENCEPOST_REPOSITORY", raising=False)
+    monkeypatch.setattr(pages, "declared", lambda _: "")
+    assert pages.text_of("page", "see [`a`](../Makefile), [b](redis.md)") == "see `a`, [b](/redis.md)"
+
+
+def test_what_people_deploy_comes_with_the_site_and_a_story_opens_the_simulator() -> None:
+    assert pages.text_of("book/page", "[a](../../deploy/compose.yaml)") == "[a](path:/../deploy/compose.yaml)"
+    played = pages.text_of("book/page", "[play `it`](../sim.md#story=gc-pause)")
+    assert played == '<a href="../sim/index.html#story=gc-pause&amp;v=0">play <code>it</code></a>'
 
 
 README = ROOT / "README.md"

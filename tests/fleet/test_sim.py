@@ -80,7 +80,7 @@ def test_a_resource_that_admits_everybody_is_found_out(monkeypatch: pytest.Monke
 
 def test_orphans_that_nobody_minds_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group.Group, "_orphans", lambda *_: [])
-    assert found(range(9, 49)) == {"liveness"}
+    assert found(range(24, 64)) == {"liveness"}
 
 
 def test_workers_that_keep_what_they_have_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ $TMPDIR says otherwise. What a killed run has left there, the next one removes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 MEMORY = Path("/dev/shm")
 ROOM = 4 << 30
 _NAME = "fencepost-tests-"
-_mine: list[Path] = []
+_LAST = -101  # after multiprocessing has removed its own folder, of priority -100, which is in ours
 
 
 def _usable() -> bool:
@@ -43,18 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     for each in _leftovers():
         shutil.rmtree(each, ignore_errors=True)
-    folder = MEMORY / f"{_NAME}{os.getpid()}"
+    use(MEMORY / f"{_NAME}{os.getpid()}")
+
+
+def use(folder: Path) -> None:
+    """Make ``folder``, keep temporary files in it, and remove it at the end of this process."""
     folder.mkdir()
     folder.chmod(0o711)  # Postgres runs as another user
-    _mine.append(folder)
+    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=_LAST)
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    while _mine:
-        os.environ.pop("TMPDIR", None)
-        tempfile.tempdir = None
-        with contextlib.suppress(OSError):
-            shutil.rmtree(_mine.pop())

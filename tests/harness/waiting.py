@@ -14,6 +14,11 @@ PATIENCE = 60.0
 """Seconds to wait for what must come: far longer than it takes. Only a failing test waits this long."""
 
 
+def _pause(poll: float, waited: float) -> float:
+    """Seconds until the next look: a twentieth of the wait so far, so that many long waits cost little CPU."""
+    return max(poll, min(waited / 20, 0.025))
+
+
 class Watched(Protocol):
     """Work beside the test; ``check`` raises if it has failed. Child and Background are such."""
 
@@ -33,13 +38,14 @@ def until(
     Raises AssertionError with ``what`` after ``deadline`` seconds, and at once what the ``watching`` work raised.
     """
     __tracebackhide__ = True
-    end = time.monotonic() + deadline
+    begun = time.monotonic()
     while not (value := condition()):
         for each in watching:
             each.check()
-        if time.monotonic() > end:
+        waited = time.monotonic() - begun
+        if waited > deadline:
             raise AssertionError(f"never came within {deadline:g} s: {what}; the condition was last {value!r}")
-        time.sleep(poll)
+        time.sleep(_pause(poll, waited))
     return value
 
 
@@ -74,7 +80,7 @@ async def until_async(
     After the deadline, the error names every task of the test that has failed meanwhile.
     """
     __tracebackhide__ = True
-    end = time.monotonic() + deadline
+    begun = time.monotonic()
     while True:
         value = condition()
         if inspect.isawaitable(value):
@@ -86,12 +92,13 @@ async def until_async(
                 each.check()
             elif each.done():
                 each.result()
-        if time.monotonic() > end:
+        waited = time.monotonic() - begun
+        if waited > deadline:
             error = AssertionError(f"never came within {deadline:g} s: {what}; the condition was last {value!r}")
             for note in _failures():
                 error.add_note(note)
             raise error
-        await asyncio.sleep(poll)
+        await asyncio.sleep(_pause(poll, waited))
 
 
 _failed: list[str] = []

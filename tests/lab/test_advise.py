@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import sys
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -118,6 +119,7 @@ def test_every_set_of_answers_comes_to_something_and_only_the_fenced_promise_tha
 def test_the_ttl_is_what_a_dead_holder_may_keep() -> None:
     found = advise(Answers(twice="harm", resource="s3", free=6, work=40))
     assert (found.ttl, found.renew, found.max_hold, found.store) == (6, 2, 120, "redis")
+    assert (found.unrenewed, found.margin) == (44, 4), "by the work: and a tenth of it"
     assert any("pauses for 0.5 s" in each for each in advise(Answers(twice="harm", resource="s3", free=0.5)).why)
 
 
@@ -196,6 +198,11 @@ def test_series_with_other_labels_are_added_up() -> None:
 def test_what_was_measured_bounds_the_ttl_from_below() -> None:
     answers = Answers(twice="harm", resource="s3", free=5)
     assert advise(answers, measured=measured(page())).ttl == 5
+    late = advise(replace(answers, work=5), measured=measured(page(slack=0.45)), now=3)
+    assert (late.ttl, late.unrenewed, late.margin) == (5, 5.801, 0.801), "by the work: holders were seen to pause"
+    for held, work, known in ((2.0, 5, True), (9999.0, 3600, False), (9999.0, 9000, True)):
+        found = advise(replace(answers, work=work), measured=measured(page(held=held)))
+        assert (found.unrenewed is not None) is known, "above its last bound a histogram says nothing"
     with pytest.raises(ConfigError, match=r"takes up to 1 s to answer .* keep its for 10 s"):
         advise(answers, measured=measured(page(latency=0.7)))
     with pytest.raises(ConfigError, match=r"8.5 s late or less .* keep its for 25.5 s"):
@@ -206,8 +213,8 @@ def test_what_was_measured_bounds_the_ttl_from_below() -> None:
 def test_from_metrics_and_json() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    for _ in range(150):
-        metrics(Event(kind="released", name="n", source="redis", seconds=100))
+    for seconds in [100.0] * 998 + [1000.0]:
+        metrics(Event(kind="released", name="n", source="redis", seconds=seconds))
     server, thread = start_http_server(0, "127.0.0.1", registry=registry)
     try:
         address = f"http://127.0.0.1:{server.server_port}/metrics"
@@ -215,9 +222,11 @@ def test_from_metrics_and_json() -> None:
         done = run(root.app, [*command, "--json"])
         assert done.exit_code == 0, done.output
         found = json.loads(done.stdout)
-        assert (found["rung"], found["answers"]["work"]) == ("lease", 300), "it was held too long for a transaction"
-        assert found["measured"] == {"work": {"low": 60, "high": 300, "seen": 150}, "trip": None, "slack": None}
-        assert "measured: held for at most 300, 99 % of 150" in run(root.app, command).stdout
+        assert (found["rung"], found["answers"]["work"]) == ("lease", 1800), "the longest of a thousand"
+        assert found["measured"] == {"work": {"low": 300, "high": 1800, "seen": 999}, "trip": None, "slack": None}
+        told = run(root.app, command).stdout
+        assert "measured: held for at most 1800, 99.9 % of 999; too few to tell" in told
+        assert "if nobody renews it (renew=False, a lock of another library): ttl 1980 s" in told
     finally:
         server.shutdown()
         server.server_close()

@@ -163,9 +163,9 @@ def test_a_process_stopped_past_its_ttl_is_refused_with_the_guard_and_does_harm_
 
 
 def test_ctrl_c_ends_with_the_summary_so_far(redis_server: Endpoint) -> None:
-    options = ["--backend", redis_server.url, "--duration", "10m", "--warmup", "0s", "--json", "--metrics-port", "0"]
+    options = ["--backend", redis_server.url, "--duration", "10m", "--warmup", "0s", "--json", "--metrics", "0"]
     with Child.fencepost("contend", *options) as child:
-        (url,) = until(lambda: re.findall(r"metrics: (\S+)\n", child.errors), "its metrics", watching=[child])
+        (url,) = until(lambda: re.findall(r"metrics at (\S+)\n", child.errors), "its metrics", watching=[child])
 
         def scraped() -> str:
             with urllib.request.urlopen(url) as reply:
@@ -271,5 +271,5 @@ def test_a_peer_that_is_not_installed_names_the_pip_command(monkeypatch: pytest.
             continue
         module = {"python-redis-lock": "redis_lock"}.get(row.package, row.package)
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=f"pip install {row.package}$"):
+        with pytest.raises(ConfigError, match=rf"'{module}': pip install 'fencepost-lab\[peers\]'$"):
             clients.find(name, f"{row.schemes[0]}://localhost")

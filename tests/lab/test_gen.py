@@ -155,7 +155,7 @@ def test_a_rate_is_kept(store: Store) -> None:
 
 
 def test_it_serves_its_metrics(store: Store) -> None:
-    options = ["--keys", "1_000_000", "--rate", "2000", "--metrics-port", "0", "--backend", store.url]
+    options = ["--keys", "1_000_000", "--rate", "2000", "--metrics", "0", "--backend", store.url]
     with Child.fencepost("gen", *options, merged=True) as child:
         place = child.heard("metrics at ").removeprefix("metrics at ").strip()
 

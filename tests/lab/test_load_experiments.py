@@ -1,6 +1,7 @@
 """The experiments on contention, fairness and re-entrancy, small."""
 
 import signal
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
         "works": [0.05],
         "work_time": 0.2,
         "alone": 300,
-        "peers": ["redis-spin", "no such peer"],
+        "peers": ["redis-spin", "kazoo"],  # of which one reaches Redis
     }
     with Context() as context:
         outcome = experiment.run(settings, context)
@@ -46,6 +47,8 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     assert figures["offered"][1]["waiting_at_end"]["count"] > figures["offered"][0]["waiting_at_end"]["count"]
     assert figures["works"][0]["sections"] == 5
     assert len(figures["redis-spin"]) == 2
+    assert "kazoo" not in figures
+    assert outcome.figures["peers"] == {"redis": version("redis")}
     assert figures["alone"]["sections"] == 300
     assert figures["checked"]["violations"] == 0
     assert figures["checked"]["acquired"] > 4

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from fencepost.hooks.instruments import INSTRUMENTS
+from fencepost.resource.state import FAMILIES
 from fencepost.rule import Stamp
 from fencepost_lab.servers import http_json
 from fencepost_lab.servers.processes import Missing, program
@@ -59,7 +60,7 @@ def resource_page(service: Service) -> str:
 def worker_page(service: Service, resource_page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The metrics of a worker that has acquired, and not yet released."""
     locks = tmp_path_factory.mktemp("locks") / "locks.sqlite3"
-    options = ["--resource", service.url, "--steps", "--metrics-port", "0", "--backend", f"sqlite://{locks}"]
+    options = ["--resource", service.url, "--steps", "--metrics", "0", "--backend", f"sqlite://{locks}"]
     with WorkerProcess(*options) as worker:
         url = worker.until("metrics")["url"]
         worker.go("acquire", "read", "write")
@@ -125,7 +126,7 @@ def test_both_halves_serve_every_instrument_and_no_other_label(resource_page: st
         families = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
         assert {f"fencepost_{name}" for name in INSTRUMENTS} <= families
         labels = set(re.findall(r'([a-z_]+)="', page))
-        assert labels <= {"le", "verdict", "result", "method", "code"}
+        assert labels <= {"le", "verdict", "result", "method", "code", "mode", "thread", "limit"}
 
 
 @pytest.mark.server
@@ -171,7 +172,8 @@ def test_every_metric_a_rule_or_panel_asks_for_is_really_served(
 
 def test_the_documentation_lists_every_instrument_with_its_own_words() -> None:
     rows = re.findall(r"^\| `(\w+)(?:\{\w+\})?` \| (.*?) \|$", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    assert dict(rows) == {f"fencepost_{name}": instrument.text for name, instrument in INSTRUMENTS.items()}
+    texts = {name: instrument.text for name, instrument in INSTRUMENTS.items()} | FAMILIES
+    assert dict(rows) == {f"fencepost_{name}": text for name, text in texts.items()}
 
 
 @pytest.mark.server

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fencepost.errors import ConfigError
+from fencepost_lab.contend.bench import able
 from fencepost_lab.experiments import Experiment, Settings, report, runs
 from fencepost_lab.experiments.context import Context
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
+from fencepost_lab.servers import EtcdCluster, Postgres, Redis, stores
+from fencepost_lab.servers.stores import Store
 from tests.lab.command import lab, lab_here, needs
 from tests.sim.browser import Browser
 
@@ -40,6 +45,8 @@ class Sample(Experiment):
             context.store("sqlite://nowhere/at/all?no=such")
         if settings["breaks"]:
             raise ZeroDivisionError("by mistake")
+        if settings.get("store"):
+            context.store("sqlite")
         outcome = Outcome(figures={"ratio": 2.0}, plots=[drawn("one"), drawn("two")])
         outcome.claim("a | b", settings["held"], "2.0 < 3")
         outcome.tables.append(Table("rows", ("store", "ratio"), [("redis", 1.23456789), ("<b>", 2)], note="read them"))
@@ -67,6 +74,44 @@ def test_an_experiment_that_breaks_off_is_a_claim_that_did_not_hold(tmp_path: Pa
     result = runs.run(sample(breaks=breaks), out=tmp_path)
     assert not result["ok"]
     assert why in result["claims"][0]["evidence"]
+
+
+def test_each_figure_carries_the_settings_that_matter(tmp_path: Path) -> None:
+    experiment = sample()
+    experiment.full["store"] = True
+    result = runs.run(experiment, out=tmp_path)
+    kept = f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=NORMAL, FULL for tokens"
+    assert result["stores"] == {"sqlite": kept}
+    assert all(plot["caption"].endswith(f"({kept})") for plot in result["plots"])
+    assert f"Stores: {kept}." in report.markdown([result])
+    servers: list[Any] = [EtcdCluster(fsync=True), Postgres(), Redis(), Redis(args=["--appendonly", "yes"])]
+    assert [each.durability for each in servers] == [
+        "3 members, fsync on",
+        "fsync off",
+        "no append-only file, so no fsync",
+        "append-only file, fsync everysec",
+    ]
+    given = [Store("redis", "redis://127.0.0.1:1"), Store("etcd", "etcd://127.0.0.1:1")]
+    assert runs.conditions(drawn("waits-etcd"), given) == "etcd as it was found at the address given"
+    assert runs.conditions(drawn("order"), given).count("as it was found") == 2
+
+
+def test_the_lab_compares_stores_that_sync() -> None:
+    started: list[Any] = [stores.SERVERS[name]() for name in ("etcd", "zookeeper", "consul", "postgres")]
+    assert all("fsync on" in each.durability for each in started)
+
+
+def test_a_peer_that_is_missing_is_an_error_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "aetcd", None)  # as if it were not installed
+    done = lab_here("run", "contention", "--out", str(tmp_path / "runs"))
+    assert (done.code, list(tmp_path.iterdir())) == (2, [])
+    assert "'aetcd'" in done.said
+    assert "pip install 'fencepost-lab[peers]'" in done.said
+    with pytest.raises(ConfigError, match="aetcd"):
+        able(Store("etcd", "etcd://127.0.0.1:1"), ["aetcd"])
+    assert able(Store("redis", "redis://127.0.0.1:1"), ["aetcd"]) == ["fencepost"]  # it does not reach Redis
 
 
 def test_an_experiment_that_claims_nothing_has_not_succeeded() -> None:

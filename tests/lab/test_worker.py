@@ -154,7 +154,7 @@ def test_a_worker_whose_steps_nobody_leads_any_more_ends_and_lets_go(
 
 
 def test_metrics_are_served_while_it_runs(common: list[str]) -> None:
-    with WorkerProcess(*common, "--steps", "--metrics-port", "0") as worker:
+    with WorkerProcess(*common, "--steps", "--metrics", "auto") as worker:
         url = worker.until("metrics")["url"]
         worker.go("acquire", "read")
         worker.until("read")
@@ -163,7 +163,7 @@ def test_metrics_are_served_while_it_runs(common: list[str]) -> None:
 
 
 def test_without_json_it_tells_a_story(common: list[str]) -> None:
-    with Child.fencepost("worker", *common, "--pause", "10ms", "--name", "W") as worker:
+    with Child.fencepost("worker", *common, "--pause", "10ms", "--name", "W", "--metrics", "off") as worker:
         said = [line.partition(" ")[2] for line in worker.succeed()]
     assert [re.sub(r"wakes after .* s", "wakes", line) for line in said] == [
         "W acquires the lock: token 1, ttl 60 s",

@@ -17,7 +17,8 @@ class WorkerProcess(Child):
     """A worker with `options`; what it says is read as it is asked for."""
 
     def __init__(self, *options: str) -> None:
-        super().__init__([sys.executable, "-m", "fencepost", "worker", "--json", *options])
+        quiet = () if "--metrics" in options else ("--metrics", "off")
+        super().__init__([sys.executable, "-m", "fencepost", "worker", "--json", *quiet, *options])
         self.facts: list[Fact] = []
 
     def until(self, event: str) -> Fact:

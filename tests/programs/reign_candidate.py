@@ -18,6 +18,8 @@ from fencepost.guards import sqlite
 from fencepost.sql.sqlite import patiently
 
 RESOURCE = "reign"
+# In a program of greenlets a signal's handler runs in any of them: one that raises may end a renewal, not the reign.
+resigning: list[int] = []
 
 
 def journal(path: str) -> sqlite3.Connection:
@@ -50,6 +52,8 @@ def run(url: str, name: str, ttl: float, label: str, path: str) -> None:
                     write(conn, term, label)
                     print(term.token, flush=True)
                     while not term.ended.wait(0.005):
+                        if resigning:
+                            return
                         write(conn, term, label)
                 except StaleToken:
                     continue  # replaced, and not yet told: the guard was first to know
@@ -71,13 +75,9 @@ def run_kazoo(hosts: str, path: str, timeout: float, label: str) -> None:
     client.stop()
 
 
-def _end(*_: object) -> None:
-    raise SystemExit(0)
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "kazoo":
         run_kazoo(sys.argv[2], sys.argv[3], float(sys.argv[4]), sys.argv[5])
     else:
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, lambda number, _: resigning.append(number))
         run(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4], sys.argv[5])

@@ -162,7 +162,17 @@ class Torture:
             handle = subprocess.Popen(
                 dying_with_us(
                     [
-                        *(sys.executable, "-m", "fencepost", "worker", "--json", "--name", f"w{worker}"),
+                        *(
+                            sys.executable,
+                            "-m",
+                            "fencepost",
+                            "worker",
+                            "--json",
+                            "--metrics",
+                            "off",
+                            "--name",
+                            f"w{worker}",
+                        ),
                         *("--backend", f"sqlite://{self.folder / 'locks.db'}", "--resource", self.service.url),
                         *(
                             "--key",

@@ -346,7 +346,7 @@ def test_metrics_count_by_verdict_and_name_no_key(service: Service, key: str) ->
 
 
 def test_it_is_healthy(service: Service) -> None:
-    assert service.ask("GET", "/healthz").json == {"status": "ok"}
+    assert service.ask("GET", "/healthz").json == {"status": "ok", "mode": "strict"}
 
 
 def test_with_fencing_off_everything_is_accepted_and_what_is_wrong_is_counted(unfenced: Service, key: str) -> None:
@@ -401,7 +401,7 @@ def test_its_first_line_says_where_it_is_and_it_stops_in_order(tmp_path: Path, n
         with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=PATIENCE)) as connection:
             connection.request("GET", "/healthz")
             assert connection.getresponse().status == 200
-        assert said["fence"] == "on"
+        assert said["mode"] == "strict"
         process.signal(number)
         assert process.wait() == 0, process.story
         assert (process.output[1:], process.errors) == ([], "")

@@ -113,6 +113,21 @@ def test_a_killed_service_is_down_until_it_is_restarted(browser: Browser, page: 
     wait_score(browser, holder="B")
 
 
+def test_a_node_of_redlock_restarts_without_its_data_and_votes_again(browser: Browser, page: str) -> None:
+    away = [{"at": 0, "who": "A", "do": "cut", "from": node, "for": 0.5} for node in ("r4", "r5")]
+    open_own(browser, page, *away, {"at": 0.1, "who": "A", "do": "acquire"}, t=1, backend="redlock", ttl=60)
+    wait_score(browser, holder="A", token="1")
+    browser.choose("#machine", "r3")
+    assert browser.run(f"return document.querySelector({CARD.format('service', 'empty')!r}).disabled") is True
+    do(browser, "service", "kill")
+    do(browser, "service", "empty")
+    wait_words(browser, "#log", "r3 is started again, without its data")
+    do(browser, "B", "acquire")
+    at(browser, 2)
+    wait_score(browser, holder="B", token="1")
+    assert "believes it holds, token 1" in browser.text('.card[data-who="A"] .status')
+
+
 @pytest.mark.parametrize(
     ("backend", "what", "label", "said", "outcome"),
     [
@@ -333,6 +348,7 @@ def test_cards_count_down_what_the_client_and_the_service_count_on(browser: Brow
     [
         ({"backend": "redis"}, "INCR of a counter"),
         ({"backend": "redis", "fence": "hybrid"}, "the server's time in microseconds"),
+        ({"backend": "redlock", "fence": "hybrid"}, "the largest counter or clock"),
         ({"backend": "etcd"}, "create revision"),
     ],
 )

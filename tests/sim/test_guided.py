@@ -14,6 +14,7 @@ PROMISED = {
     "partition",
     "redlock-clock-jump",
     "redlock-pause",
+    "redlock-restart",
     "get-then-delete",
     "failover-counter",
     "write-only",

@@ -97,6 +97,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+PLACES = """
+  const note = () => [words.innerText, document.querySelector("#switches").getBoundingClientRect().top + scrollY];
+  const words = document.querySelector("#enginewords");
+  window.places = [note()];
+  new MutationObserver(() => window.places.push(note())).observe(words, { childList: true });
+"""
+"""Where the first controls are, whenever the page says something new about Python."""
+
+
 def link(actions: list[dict[str, object]], **settings: object) -> str:
     scenario = json.dumps({"seed": 1, "settings": settings, "actions": actions, "until": 20})
     return urlsafe_b64encode(scenario.encode()).decode().rstrip("=")
@@ -117,11 +126,16 @@ def test_a_static_page_plays_while_python_loads_then_runs_everything_itself(
         browser.wait("Number(document.querySelector('#loading').value) > 0.2")
         browser.wait("document.querySelector('#clock').innerText > '0.1'")
         browser.click("#play")
+        browser.run(PLACES)
         gate.set()
 
         wait_live(browser)
+        wait_words(browser, "#enginewords", "Python runs in this page: every control works now.")
         wait_score(browser, holder="A", token="2")
-        assert browser.run("return document.querySelector('#engine').hidden") is True
+        assert browser.run("return document.querySelector('#loading').hidden") is True
+        places = browser.run("return window.places")
+        assert places[-1][0].startswith("Python runs in this page"), places
+        assert len({place for _, place in places}) == 1, f"what a reader is about to click moves away: {places}"
         assert "ZooKeeper" in browser.text("#storename")
 
         seeds = range(8)

@@ -131,7 +131,7 @@ CLIENT = (
     "skew s",
 )
 ACTIONS = dict(each.split() for each in CLIENT)
-SERVICE = {"kill": "K", "failover": "F", "jump": "J", "lose": "L"}
+SERVICE = {"kill": "K", "restart": "R", "failover": "F", "jump": "J", "lose": "L"}
 FOCUS = {
     "t": "#ttl",
     "y": '.chosen [data-amount="pause"]',

@@ -115,8 +115,9 @@ def test_redlock_outlives_the_failover_of_one_machine_and_not_of_all(who: str, g
     assert grants("redlock", {**FAILOVER, "who": who}) == granted
 
 
-def test_a_hybrid_token_survives_a_redis_failover() -> None:
-    (_, first), (_, second) = grants("redis", FAILOVER, fence="hybrid")
+@pytest.mark.parametrize("backend", ["redis", "redlock"])
+def test_a_hybrid_token_survives_a_failover(backend: str) -> None:
+    (_, first), (_, second) = grants(backend, FAILOVER, fence="hybrid")
     assert second > first
 
 

@@ -1,6 +1,7 @@
 """One implementation, two drivers."""
 
 import asyncio
+import gc
 import socket
 import threading
 import time
@@ -345,3 +346,32 @@ def test_pauses_grow_up_to_the_longest_and_begin_again() -> None:
     drawn = [Backoff(1.0, 1.0, jitter=True).next() for _ in range(200)]
     assert 0.5 <= min(drawn) < 0.7
     assert 1.3 < max(drawn) <= 1.5
+
+
+def test_the_end_of_an_event_loop_ends_background_work_too(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio.run cancels all tasks, then shuts down generators, then waits for threads, and only then closes."""
+    asked = 0
+
+    async def job(run: Run) -> None:
+        nonlocal asked
+        asked += 1
+        while run.current:
+            await run.nudge.wait()
+
+    ours = Asyncio()
+    early, late = Service(ours, job, "early"), Service(ours, job, "late")
+
+    async def main() -> None:
+        early.start()
+        asyncio.get_running_loop().run_in_executor(None, time.sleep, 5 * tasks._SOON)
+        waiting = asyncio.create_task(asyncio.sleep(PATIENCE))
+        waiting.add_done_callback(lambda _: late.start())  # as what cleans up, while all tasks are cancelled, may do
+        await asyncio.sleep(0)
+
+    for _ in range(2):  # in the next loop there is work again
+        asyncio.run(main())
+        gc.collect()
+    assert asked == 4
+    assert not early.running
+    assert not late.running
+    assert not caplog.records

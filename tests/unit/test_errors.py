@@ -58,3 +58,10 @@ def test_a_missing_token_has_none() -> None:
 def test_errors_are_also_what_python_calls_them() -> None:
     assert issubclass(errors.NotAcquired, TimeoutError)
     assert issubclass(errors.ConfigError, ValueError)
+
+
+def test_who_holds_a_lock_is_shown_and_never_obeyed() -> None:
+    """A label comes from the store, and an error goes to terminals and logs."""
+    for facts in ({"label": "a\x1b[31m\nb"}, {"holder": "a\x1b[31m\nb"}):
+        assert r"'a\x1b[31m\nb' holds it" in str(errors.NotAcquired("lock", 5.0, **facts))
+    assert ": Jörg holds it" in str(errors.NotAcquired("lock", 5.0, label="Jörg"))

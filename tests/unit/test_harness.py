@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +17,7 @@ import pytest
 
 from fencepost_lab.servers import Missing
 from tests import ROOT
-from tests.harness import keeper, servers
+from tests.harness import keeper, scratch, servers
 from tests.harness.child import Child, ChildFailed
 from tests.harness.isolated import IsolatedFailure, call_apart, in_fork
 from tests.harness.terminal import Terminal
@@ -144,11 +146,18 @@ def test_an_isolated_test_that_lost_errors_fails_and_shows_them() -> None:
         assert error in str(raised.value)
 
 
+def isolate_an_interrupted(folder: str) -> None:
+    scratch.use(Path(folder))
+    call_apart(is_interrupted)
+
+
 def test_an_isolated_test_can_be_interrupted_although_its_parent_ignores_it() -> None:
-    program = "from tests.harness.isolated import call_apart; from tests.unit import test_harness as here; "
-    command = [sys.executable, "-c", program + "call_apart(here.is_interrupted)"]
-    with Child(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]) as child:
+    folder = Path(tempfile.gettempdir(), f"in-{secrets.token_hex(4)}")  # short: a socket's address is in it
+    program = f"from tests.unit import test_harness as here; here.isolate_an_interrupted({str(folder)!r})"
+    with Child(["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", program]) as child:
         child.succeed()
+    assert not child.errors, "the run's folder was gone before multiprocessing's own in it"
+    assert not folder.exists()
 
 
 async def fork_and_fail() -> None:

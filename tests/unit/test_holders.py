@@ -25,7 +25,7 @@ def test_metadata_comes_back_as_it_was_told(metadata: str) -> None:
     ("metadata", "complaint"),
     [
         ("x" * 401, "at most 400 bytes"),
-        ("\N{PARTY POPPER}" * 34, "has 408: carry an address"),
+        ("\N{PARTY POPPER}" * 34, "has 408: make it shorter"),
         ("\ud800", "valid Unicode"),
         (b"bytes", "is a str, not b'bytes'"),
         (8080, "is a str, not 8080"),
@@ -57,6 +57,9 @@ def test_a_label_fits_however_long_the_names_are(monkeypatch: pytest.MonkeyPatch
         assert len(holder) <= 32 + 1 + holders.MAX_LABEL
         assert check.holder(holder) == holder
         assert holders.unlabelled(holder)[1].startswith(name[:3].encode(errors="replace").decode())
+    monkeypatch.setattr(holders, "_user", lambda: "\U0001f389" * 9)
+    monkeypatch.setattr(holders, "_host", lambda: "\U0001f389" * 9)
+    assert holders.suffix(holders.own_label("\U0001f389" * 9))
 
 
 def test_the_environment_decides_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +67,10 @@ def test_the_environment_decides_what_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert holders.own_label() == "pod-7"
     monkeypatch.setenv("FENCEPOST_LABEL", "")
     assert holders.suffix(holders.own_label()) == ""
+    for odd in ("x" * 121, "\udcff"):
+        monkeypatch.setenv("FENCEPOST_LABEL", odd)
+        with pytest.raises(ConfigError, match=r"^\$FENCEPOST_LABEL "):
+            holders.own_label()
 
 
 @given(label=st.text(min_size=1, max_size=10))

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import date
 from typing import Any
 
@@ -136,8 +136,19 @@ def test_work_that_outlives_its_call_is_refused(locks: testing.Locks) -> None:
         locks.holding("a")(work)
     with pytest.raises(ConfigError, match="would outlive"):
         locks.holding("a")(lambda: work())()  # type: ignore[unused-coroutine]
-    with pytest.raises(ConfigError, match="not a coroutine function"):
+    with pytest.raises(ConfigError, match=r"not a coroutine function; lock it with fencepost\.connect"):
         aio_testing.connect().holding("a")(lambda: None)  # type: ignore[arg-type,return-value]
+
+    def yields() -> Iterator[None]:
+        yield
+
+    async def yields_too() -> AsyncIterator[None]:
+        yield
+
+    for steps in (yields, yields_too):
+        for face in (locks, aio_testing.connect()):
+            with pytest.raises(ConfigError, match=r"would outlive .*; take the lock inside its body$"):
+                face.holding("a")(steps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

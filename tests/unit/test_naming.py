@@ -38,3 +38,27 @@ def test_a_call_has_one_name_however_it_is_written(
 def test_what_is_filled_in_later_names_no_lock() -> None:
     with pytest.raises(ConfigError, match="is no parameter of bill, which has: id, month, rest, tenant, more"):
         from_arguments("account/{lease}", bill, CALLERS)
+
+
+@pytest.mark.parametrize(
+    ("key", "args", "kwargs"),
+    [
+        ("{id}-{month}", ("a-b", "c"), {}),  # as ("a", "b-c")
+        ("{id}--{month}", ("a", "-b"), {}),  # as ("a-", "b")
+        ("run/{tenant} {id}.{month}", (7, "x.y"), {"tenant": "z"}),
+        ("{id}-{id}-{month}", ("a", "a-a-a"), {}),
+    ],
+)
+def test_a_name_that_other_values_have_too_is_refused(key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"is the name for .* and for .*put a '/' between the fields"):
+        from_arguments(key, bill, CALLERS)(args, kwargs)
+
+
+def test_a_name_without_slashes_that_only_these_values_have_is_made() -> None:
+    made: list[tuple[str, tuple[Any, ...], str]] = [
+        ("{id}-{month}", ("a b", "c"), "a b-c"),
+        ("{id}-{id}", ("a-a",), "a-a-a-a"),
+        ("{id}/{month}-{tenant}", ("a-b", "c"), "a-b/c-7"),
+    ]
+    for key, args, name in made:
+        assert from_arguments(key, bill, CALLERS)(args, {}) == name

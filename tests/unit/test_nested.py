@@ -69,6 +69,16 @@ def test_shares_stand_in_the_way_of_the_lock_and_the_lock_of_shares(locks: fence
             pass
 
 
+def test_who_has_all_permits_of_a_semaphore_does_not_wait_for_another(locks: fencepost.Locks) -> None:
+    with locks, locks.semaphore("s", permits=2), ExitStack() as blocks:
+        blocks.enter_context(locks.semaphore("s", permits=2))  # there is another one
+        with pytest.raises(ConfigError, match=r"this thread holds all 2 permits of 's'.*leave one of those blocks"):
+            blocks.enter_context(locks.semaphore("s", permits=2))
+        with pytest.raises(NotAcquired, match="holds all 2 permits"):
+            blocks.enter_context(locks.semaphore("s", permits=2, timeout=0.01))
+        blocks.enter_context(locks.semaphore("s", permits=3))
+
+
 def test_a_lease_with_its_own_block_counts_too(locks: fencepost.Locks) -> None:
     with locks, locks.acquire("n"), pytest.raises(ConfigError, match="already"):
         locks.acquire("n")

@@ -8,6 +8,7 @@ import gc
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
@@ -16,6 +17,7 @@ import pytest
 from fencepost import aio, sync
 from fencepost.backend import Hold, Renewal
 from fencepost.driver import boottime
+from fencepost.driver.reply import Reply
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, LeaseLost
@@ -232,6 +234,63 @@ class Suspendable:
 
     def __call__(self) -> float:
         return boottime() + self.slept
+
+
+async def test_answers_that_come_at_once_count_at_once_and_are_taken_in_step_by_step() -> None:
+    """So that a busy event loop loses no lease for which the answer came in time, and is not held up by many."""
+    driver = Asyncio(clock := Suspendable(), nap=0.01)
+    backend = Faulty(driver)
+    replies: list[Reply] = []
+    step, taken_in, order = 0, Counter[int](), list[str]()
+
+    async def renew(holds: Sequence[Hold]) -> list[Renewal]:
+        replies.append(reply := Reply(asyncio.get_running_loop()))
+        await reply
+        return [Renewal.RENEWED] * len(holds)
+
+    def hear(event: Event) -> None:
+        if event.kind == "renewed":
+            taken_in[step] += 1
+            order.append(event.name)
+
+    backend.renew = renew  # type: ignore[method-assign]  # a store that was slow, and answers all requests at once
+    core: Core[aio.Lease] = Core(backend, driver, aio.Lease, ttl=KEPT * 10, queue_limit=10, hooks=[hear])
+    locks = aio.Locks(core)
+    leases = [await locks.acquire(str(each)) for each in range(480)]
+    leases += [await locks.acquire(f"short/{each}", ttl=KEPT * 8) for each in range(20)]
+    clock.slept += KEPT * 5
+    await until_async(lambda: len(replies) == 5, "a batch for each hundred")
+
+    def answer() -> None:
+        for reply in reversed(replies):
+            reply.bring(None)
+        clock.slept += KEPT * 4
+
+    asyncio.get_running_loop().call_soon(answer)
+    await asyncio.sleep(0)
+    for lease in leases:
+        lease.check()
+    while taken_in.total() < len(leases):
+        step += 1
+        await asyncio.sleep(0)
+    assert max(taken_in.values()) == 100
+    assert sum(name.startswith("short/") for name in order[:200]) == 20, "those with the least time left come first"
+    await locks.close()
+
+
+def test_a_backend_that_answers_for_others_counts_as_no_answer(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    async def renew(holds: Sequence[Hold]) -> list[Renewal]:
+        nonlocal calls
+        calls += 1
+        return [Renewal.RENEWED]
+
+    bench.backend.renew = renew  # type: ignore[method-assign]  # such as one that has a bug
+    leases = [bench.locks.acquire(name, ttl=SHORT * 2) for name in "ab"]
+    until(lambda: all(lease.lost for lease in leases), "both are lost at their deadline")
+    assert 1 < calls < 30, "it was asked again, and not at full speed"
+    assert "1 answers for 2 holds" in caplog.text
 
 
 @pytest.mark.slow

@@ -229,6 +229,20 @@ def test_others_have_their_turn_between_two_slices(driver: Driver) -> None:
     run(scene())
 
 
+def test_a_key_that_has_little_time_does_not_wait_for_many_that_have_more(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test", most=10)
+        now = driver.now()
+        timer.offer_all([(key, now - 1.0, 3.0) for key in range(500)])
+        timer.offer_all([("short", now - 0.5, 0.1), ("soon", now + 3600.0, 0.1)])
+        await soon(lambda: len(fired.keys) == 501, "all are fired")
+        assert fired.keys.index("short") < 50
+        assert [key for key in fired.keys if key != "short"] == [*range(500)]
+        timer.close()
+
+    run(scene())
+
+
 @pytest.mark.slow
 def test_a_key_that_is_set_again_moves_both_ways(driver: Driver) -> None:
     async def scene() -> None:

@@ -12,10 +12,12 @@ def main() -> None:
     try:
         from fencepost.cli import completion
         from fencepost.cli.app import COMMANDS
+        from fencepost.cli.loader import LAB
 
         asked = completion.VARIABLE in os.environ
-        if not asked and len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
-            _quickly(COMMANDS[sys.argv[1]], sys.argv[2:])
+        known = COMMANDS | {"worker": LAB["worker"]}  # of the lab's, the one that is started by the hundred
+        if not asked and len(sys.argv) > 1 and sys.argv[1] in known:
+            _quickly(known[sys.argv[1]], sys.argv[2:])
         if asked:
             from typer.completion import completion_init  # type: ignore[attr-defined]
 
@@ -38,14 +40,20 @@ def _quickly(target: str, words: list[str]) -> None:
     """Run a command and end; return if Typer has to see to it. How it ends is as Typer has it."""
     import typer
 
-    from fencepost.cli import exits, quick
+    from fencepost.cli import exits, loader, quick
     from fencepost.cli.text import in_words
-    from fencepost.errors import FencepostError
+    from fencepost.errors import ConfigError, FencepostError
 
     try:
+        if target == loader.LAB["worker"]:
+            loader.same_version()
         function = quick.command(target)
         arguments = quick.parse(function, words)
-    except quick.Unknown:
+    except (quick.Unknown, ConfigError):
+        return
+    except ModuleNotFoundError as error:
+        if error.name != "fencepost_lab":
+            raise
         return
     try:
         function(**arguments)

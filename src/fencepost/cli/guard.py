@@ -43,8 +43,9 @@ def report(
 ) -> None:
     """Say how each guard fared in the mode it is in, and whether it is safe to go one step further.
 
-    Ends with 1 if something speaks against it for any guard. Of locks that write to the same log, fencepost's own and
-    those of fencepost.compat, it says how often their holders lost them.
+    Ends with 1 if something speaks against it for any guard. In every mode it names the resources that are written
+    without a token: that does not speak against shadow, but strict refuses those writes. Of locks that write to the
+    same log, fencepost's own and those of fencepost.compat, it says how often their holders lost them.
     """
     from fencepost.guards.rollout import fared
     from fencepost.hooks import audit
@@ -71,6 +72,7 @@ def report(
                 "refused": dict(each.refused),
                 "would_have_refused": dict(each.would),
                 "without_token": each.missing,
+                "without_token_resources": dict(each.without.most_common(5)),
                 "overrides": each.overrides,
             }
         )
@@ -102,6 +104,10 @@ def _told(row: dict[str, Any]) -> list[str]:
         if row[key]:
             counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(row[key].items()))
             lines.append(f"  {key.replace('_', ' ')}: {counts}")
+    if row["without_token"]:
+        told = ", ".join(f"{count} to {name}" for name, count in row["without_token_resources"].items())
+        rest = row["without_token"] - sum(row["without_token_resources"].values())
+        lines.append(f"  writes without a token: {told}{f', {rest} to others' if rest else ''}")
     lines += [f"  not yet: {obstacle}" for obstacle in row["obstacles"]]
     if row["safe"]:
         lines.append(f"  safe to go on to {row['next']}" if row["next"] else "  at the top; nothing speaks against it")

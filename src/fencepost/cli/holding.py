@@ -13,6 +13,7 @@ from fencepost.cli import exits
 from fencepost.cli.child import ENDING, FORWARDED, Child
 from fencepost.cli.text import complain, left, named
 from fencepost.errors import BackendError, LeaseLost, NotAcquired, QueueFull
+from fencepost.events import Event, Hook
 from fencepost.holders import own_label
 
 _NOT_OURS = "it runs as another user, and we may not signal it"
@@ -27,16 +28,27 @@ async def hold(
     timeout: float | None,
     grace: float,
     verbose: bool,
+    hooks: Sequence[Hook] = (),
+    metrics: str | None = None,
 ) -> int:
-    """Acquire, run the command, release; the exit code. Raises NotAcquired, LeaseLost, BackendError."""
+    """Acquire, run the command, release; the exit code. Raises NotAcquired, LeaseLost, BackendError.
+
+    ``metrics`` is the address where they are served, for the command and those who read along.
+    """
 
     def say(what: str) -> None:
         if verbose:
             complain(what)
 
+    def warn(event: Event) -> None:
+        if event.kind == "at_risk":
+            say(f"the lease on {name!r} is not renewed; it holds for {event.seconds or 0.0:.1f} s more")
+        elif event.kind == "recovered":
+            say(f"the lease on {name!r} is renewed again")
+
     signals = Signals()
     label = own_label(os.path.basename(command[0]))
-    async with aio.connect(url, ttl=ttl, label=label) as locks:
+    async with aio.connect(url, ttl=ttl, label=label, hooks=[*hooks, warn]) as locks:
         try:
             lease = await signals.unless_told_to_end(locks.acquire(name, timeout=timeout))
         except QueueFull:
@@ -48,6 +60,9 @@ async def hold(
             return exits.SIGNALLED + lease
         say(f"holding {name!r} in {masked(url)}, token {lease.token}")
         facts = {"FENCE_TOKEN": str(lease.token), "FENCE_HOLDER": lease.holder, "FENCE_NAME": name}
+        if metrics is not None:
+            say(f"metrics at {metrics}")
+            facts["FENCE_METRICS"] = metrics
         try:
             child = signals.start(command, facts, may_go_on=lambda: not lease.lost)
         except OSError as error:

@@ -64,7 +64,7 @@ class Loader(TyperGroup):
             module, _, attribute = target.partition(":")
             try:
                 if module.startswith("fencepost_lab."):
-                    _same_version()
+                    same_version()
                 return _command(getattr(importlib.import_module(module), attribute))
             except ModuleNotFoundError as error:
                 if error.name != "fencepost_lab":
@@ -107,7 +107,7 @@ def _missing(name: str, help: str, why: str) -> TyperCommand:
     )
 
 
-def _same_version() -> None:
+def same_version() -> None:
     """ConfigError if fencepost-lab was installed for another version of fencepost."""
     from importlib.metadata import PackageNotFoundError, version
 

@@ -10,8 +10,9 @@ import typer
 
 from fencepost import check
 from fencepost.address import masked, parse
+from fencepost.cli.metrics import AUTO, Metrics, serve
 from fencepost.cli.options import Duration, Json
-from fencepost.cli.text import say
+from fencepost.cli.text import complain, say
 from fencepost.errors import ConfigError
 
 
@@ -37,6 +38,7 @@ def migrate(
     duration: Annotated[
         float | None, Duration("--for", help="How long to keep the old store closed; default: until Ctrl-C.")
     ] = None,
+    metrics: Metrics = AUTO,
     as_json: Json = False,
 ) -> None:
     """Move locks to another store, so that guards admit its tokens and nobody holds a lock in both.
@@ -47,13 +49,17 @@ def migrate(
     Start the programs with the new URL meanwhile, end those with the old one, then press Ctrl-C.
     """
     import fencepost
+    from fencepost.hooks.page import Page
 
     old, new = _url(old, "FENCEPOST_URL"), _url(new, "FENCEPOST_NEW_URL")
     if parse(old) == parse(new):
         raise ConfigError("the old and the new store are the same")
     names = [check.name(name) for name in dict.fromkeys(names)]
+    page = Page()
+    if served := serve(metrics, page.text):
+        complain(f"metrics at {served.url}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with fencepost.connect(old, ttl=ttl) as before, fencepost.connect(new) as after:
+    with fencepost.connect(old, ttl=ttl, hooks=[page]) as before, fencepost.connect(new) as after:
         leases = []
         for name in names:
             lease = before.acquire(name, timeout=timeout)

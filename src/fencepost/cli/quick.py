@@ -44,7 +44,7 @@ def parse(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
         if known.option is None:
             arguments.append(known)
         else:
-            options |= dict.fromkeys(known.flags, known)
+            options |= dict.fromkeys((*known.flags, *known.negations), known)
         found[name] = parameter.default
     plain: list[str] = []
     rest = list(words)
@@ -60,9 +60,10 @@ def parse(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
         if (option := options.get(flag)) is None or (option.kind is bool and equals):
             raise Unknown
         if option.kind is bool:
-            found[option.name] = True
+            found[option.name] = flag in option.flags
         elif equals or rest:
-            found[option.name] = option.read(text if equals else rest.pop(0))
+            value = option.read(text if equals else rest.pop(0))
+            found[option.name] = [*(found[option.name] or ()), value] if option.many else value
         else:
             raise Unknown
     for argument in arguments:
@@ -90,15 +91,18 @@ class _Parameter:
         self.name = name
         self._info = info
         self.option = info if isinstance(info, OptionInfo) else None
-        named = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
-        self.flags = tuple(named) or (f"--{name.replace('_', '-')}",)  # in Annotated, its default is the first flag
-        if any("/" in flag for flag in self.flags) or (kind is bool and default is not False):
-            raise Unknown
         if get_origin(kind) in (Union, types.UnionType):
             kind = next(each for each in get_args(kind) if each is not type(None))
-        self.many = get_origin(kind) is list
-        if self.many and self.option is not None:
+        # In Annotated, an option's default is its first flag.
+        named = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
+        plain = name.replace("_", "-")
+        self.flags = tuple(each.partition("/")[0].strip() for each in named) or (f"--{plain}",)
+        self.negations = tuple(each.partition("/")[2].strip() for each in named if "/" in each)
+        if kind is bool and not named:
+            self.negations = (f"--no-{plain}",)
+        elif kind is not bool and self.negations:
             raise Unknown
+        self.many = get_origin(kind) is list
         self.kind: Any = get_args(kind)[0] if self.many else kind
 
     def read(self, text: str) -> Any:

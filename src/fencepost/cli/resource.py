@@ -10,8 +10,16 @@ import typer
 
 from fencepost.cli.options import Ceiling, Duration, Json, Switch
 from fencepost.cli.text import complain
+from fencepost.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
+
+
+def _mode(mode: str | None, file: Path | None, fence: Switch | None) -> str:
+    """The mode that the options name; ConfigError if two of them do."""
+    if sum(each is not None for each in (mode, file, fence)) > 1:
+        raise ConfigError("--mode, --mode-file and --fence say the same thing: leave two of them out")
+    return "shadow" if fence is Switch.OFF else mode or "strict"
 
 
 @app.command()
@@ -24,7 +32,21 @@ def resource(
             "state folder.",
         ),
     ] = None,
-    fence: Annotated[Switch, typer.Option(help="off: accept everything, and only count what is wrong.")] = Switch.ON,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="off|passive|shadow|canary:P%|enforce|strict",
+            help="How far the guard goes: do nothing, tell of accesses, judge and let pass, refuse for P % of keys, "
+            "refuse, refuse also what has no token. Default: strict.",
+        ),
+    ] = None,
+    mode_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the mode: write another one into it, and it holds a second later."),
+    ] = None,
+    fence: Annotated[
+        Switch | None, typer.Option(help="off is short for --mode shadow, on for --mode strict.", show_default=False)
+    ] = None,
     ceiling: Ceiling = Switch.ON,
     max_jump: Annotated[
         int | None, typer.Option(help="How far above a key's mark a token may be, for issuers that count from 1.")
@@ -35,6 +57,10 @@ def resource(
     max_body: Annotated[int, typer.Option(help="Largest body accepted, in bytes.")] = 1 << 20,
     max_waiting: Annotated[int, typer.Option(help="Most bytes of bodies in memory, of answers too; else 503.")] = 256
     << 20,
+    max_keys: Annotated[
+        int, typer.Option(help="Most keys, also deleted ones: their marks stay. A new one then gets 507.")
+    ] = 1_000_000,
+    max_queue: Annotated[int, typer.Option(help="Most requests that wait for the store; else 503.")] = 4096,
     max_connections: Annotated[int, typer.Option(help="Most connections; the idlest gives way to a new one.")] = 1000,
     timeout: Annotated[float, Duration(help="How long a client may take over each part of a request.")] = 30.0,
     clients: Annotated[
@@ -43,6 +69,7 @@ def resource(
     keys: Annotated[
         Path | None, typer.Option(help="File of the keys that sign tokens: refuse an access that none of them signed.")
     ] = None,
+    audit: Annotated[Path | None, typer.Option(help="Write every decision here, for 'fencepost guard report'.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="The service's certificate, in PEM: serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, if it is not in the same file.")] = None,
     client_ca: Annotated[
@@ -69,13 +96,15 @@ def resource(
         return
     from fencepost.address import masked
     from fencepost.resource import serve
+    from fencepost.resource.mode import ModeFile
 
     where = str(serve.default_store()) if store is None else store
     if "://" not in where:
         where = str(Path(where).absolute())
     options = serve.Options(
         store=where,
-        fence=fence is Switch.ON,
+        mode=_mode(mode, mode_file, fence),
+        mode_file=mode_file,
         ceiling=ceiling is Switch.ON,
         max_jump=max_jump,
         max_first=max_first,
@@ -83,9 +112,12 @@ def resource(
         port=port,
         max_body=max_body,
         max_waiting=max_waiting,
+        max_keys=max_keys,
+        max_queue=max_queue,
         max_connections=max_connections,
         timeout=timeout,
         clients=clients,
+        audit=audit,
         keys=keys,
         tls_cert=tls_cert,
         tls_key=tls_key,
@@ -94,10 +126,11 @@ def resource(
 
     def ready(sock: socket) -> None:
         url = serve.url(sock, options.scheme)
+        now = ModeFile(mode_file)() if mode_file else options.mode
         if as_json:
-            print(json.dumps({"url": url, "fence": fence, "store": masked(where)}), flush=True)
+            print(json.dumps({"url": url, "mode": now, "store": masked(where)}), flush=True)
         else:
-            print(f"{url}  fence {fence}, store {masked(where)}; Ctrl-C stops", flush=True)
+            print(f"{url}  mode {now}, store {masked(where)}; Ctrl-C stops", flush=True)
         if serve.is_public(sock) and not options.tls_cert:
             complain(f"{url} takes tokens in the clear; add --tls-cert, or a proxy that does")
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fencepost.cli import exits
+from fencepost.cli.metrics import AUTO, Metrics, serve
 from fencepost.cli.options import Backend, Duration, Name, store
 from fencepost.cli.text import complain, in_words
 from fencepost.errors import ConfigError, NotAcquired
@@ -42,6 +43,7 @@ def run(
         ),
     ] = False,
     grace: Annotated[float, Duration(help="After losing the lease: time from SIGTERM to SIGKILL.")] = 5.0,
+    metrics: Metrics = AUTO,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr what happens.")] = False,
     backend: Backend = None,
 ) -> None:
@@ -52,8 +54,9 @@ def run(
     fencepost run -q --no-wait --busy-exit 0 nightly -- ./report.sh
 
     The command finds FENCE_TOKEN, FENCE_HOLDER and FENCE_NAME in its environment: pass the token on to
-    what it writes to. Signals are forwarded to it. If the lease is lost it gets SIGTERM at once, and SIGKILL
-    after the grace period. If this program itself is killed, so is the command (Linux).
+    what it writes to. FENCE_METRICS says where /metrics of this run is; -v prints it. Signals are forwarded to the
+    command. If the lease is lost it gets SIGTERM at once, and SIGKILL after the grace period. If this program itself is
+    killed, so is the command (Linux).
     """
     import asyncio
     import os
@@ -61,14 +64,19 @@ def run(
     if not hasattr(os, "killpg"):
         raise ConfigError("fencepost run needs a Unix system, to signal the command; hold the lock from Python here")
     from fencepost.cli.holding import hold
+    from fencepost.hooks.page import Page
 
     if no_wait and timeout is not None:
         raise typer.BadParameter("--no-wait and --timeout exclude each other")
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose exclude each other")
     url, patience = store(backend, quiet=quiet), 0.0 if no_wait else timeout
+    page = Page()
+    served = serve(metrics, page.text)
+    told = None if served is None else served.url
+    job = hold(url, name, command, ttl=ttl, timeout=patience, grace=grace, verbose=verbose, hooks=[page], metrics=told)
     try:
-        code = asyncio.run(hold(url, name, command, ttl=ttl, timeout=patience, grace=grace, verbose=verbose))
+        code = asyncio.run(job)
     except NotAcquired as error:
         if not quiet:
             complain(in_words(error))

@@ -1,6 +1,6 @@
 """An entry of Django's settings.DATABASES."""
 
-from contextlib import closing
+from collections.abc import Mapping
 from typing import Any
 
 from fencepost.address import Address
@@ -35,12 +35,17 @@ def _tell(wrapper: Any) -> dict[str, str]:
     """With what it would open a connection now: also what a test database or a subclass has made of the settings."""
     if not _connects_itself(wrapper):
         return postgres.keywords(_parameters(wrapper))
-    with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as made:
-        return postgres.from_connection(made)
+    made = wrapper.get_new_connection(wrapper.get_connection_params())
+    return postgres.keywords(_in_role(wrapper, postgres.from_connection(made)))
 
 
 def _parameters(wrapper: Any) -> dict[str, Any]:
-    told = dict(wrapper.get_connection_params())
-    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
-        told["options"] = " ".join(filter(None, [told.get("options"), postgres.setting("role", role)]))
-    return told
+    return _in_role(wrapper, wrapper.get_connection_params())
+
+
+def _in_role(wrapper: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the role that Django assumes once it is connected."""
+    role = wrapper.settings_dict["OPTIONS"].get("assume_role")
+    if not role:
+        return dict(told)
+    return dict(told) | {"options": " ".join(filter(None, [told.get("options"), postgres.setting("role", role)]))}

@@ -1,9 +1,12 @@
 """libpq's keywords from what a client of Postgres connects with."""
 
 import inspect
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import PurePath
 from typing import Any
 
 from fencepost.address import Address
@@ -26,6 +29,8 @@ _OF_PYTHON = {
     "server_cursor_factory",
 }
 """What psycopg's connect() takes besides, which says how results reach Python."""
+_SPELLED = (str, int, float, PurePath, IPv4Address, IPv6Address)
+"""What psycopg gives to libpq as str() has it."""
 _ASYNCPG = {"dbname": "database"} | {
     name: name
     for name in ("host", "port", "user", "password", "passfile", "target_session_attrs", "krbsrvname", "gsslib")
@@ -86,7 +91,7 @@ def keywords(told: Mapping[str, Any], dsn: str = "") -> Keywords:
             name = "dbname"  # psycopg2 takes both
         if name not in known:
             raise ConfigError(f"libpq has no option {name!r}; leave it out, or give connect() a postgresql:// URL")
-        if not isinstance(value, str | int):
+        if not isinstance(value, _SPELLED):
             raise ConfigError(f"option {name!r} is a {type(value).__name__}, which libpq cannot take")
         kept[name] = str(int(value)) if isinstance(value, bool) else str(value)
         if "\0" in kept[name]:
@@ -99,7 +104,19 @@ def keywords(told: Mapping[str, Any], dsn: str = "") -> Keywords:
 
 
 def from_connection(made: Any) -> Keywords:
-    """With what a connection was opened that a function of the caller's made; it is closed."""
+    """With what a connection was opened that a function of the caller's made; it is closed, or back in its pool."""
+    try:
+        return opened_with(made)
+    finally:
+        pool: Any = getattr(made, "_pool", None)
+        if hasattr(pool, "putconn"):  # of psycopg: it would wait without end for one that is closed
+            pool.putconn(made)
+        else:
+            made.close()
+
+
+def opened_with(made: Any) -> Keywords:
+    """The same for a connection that stays as it is."""
     info: Any = getattr(made, "info", None)
     if hasattr(info, "get_parameters"):  # psycopg
         told = dict(info.get_parameters())
@@ -167,4 +184,4 @@ def _asyncpg_tls(wish: Any) -> dict[str, str]:
 
 def setting(name: str, value: object) -> str:
     """A setting of the server's as ``options`` has it."""
-    return f"-c {name}=" + str(value).replace("\\", "\\\\").replace(" ", "\\ ")
+    return f"-c {name}=" + re.sub(r"([\\\s])", r"\\\1", str(value))

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any
 
 from fencepost.address import Address
@@ -24,8 +23,7 @@ def _tell(client: Any) -> Told:
     if inspect.isawaitable(conninfo) or inspect.isawaitable(kwargs) or _connects_itself(client.connection_class):
         if hasattr(client, "__aenter__"):
             return _told(client, conninfo, kwargs)
-        with closing(client.connection_class.connect(conninfo or "", **(kwargs or {}))) as made:
-            return postgres.from_connection(made)
+        return postgres.from_connection(client.connection_class.connect(conninfo or "", **(kwargs or {})))
     return postgres.keywords(kwargs or {}, conninfo or "")
 
 
@@ -36,7 +34,7 @@ async def _told(client: Any, conninfo: Any, kwargs: Any) -> Mapping[str, Any]:
         return postgres.keywords(kwargs or {}, conninfo or "")
     made = await client.connection_class.connect(conninfo or "", **(kwargs or {}))
     try:
-        return postgres.from_connection(made)
+        return postgres.opened_with(made)
     finally:
         await made.close()
 

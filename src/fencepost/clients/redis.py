@@ -53,8 +53,10 @@ _OURS = {
     "lib_version",
     "loop",
     "max_connections",
+    "nodes_flag",
     "parser_class",
     "protocol",
+    "queue_class",
     "response_callbacks",
     "retry",
     "retry_on_error",
@@ -66,6 +68,7 @@ _OURS = {
     "socket_read_size",
     "socket_read_timeout",
     "socket_timeout",
+    "timeout",
 }
 """What says how to talk and how long to wait, of which our connections have their own."""
 _OURS_TOO = ("maint_", "maintenance_", "orig_", "oss_cluster_")
@@ -139,7 +142,7 @@ class _Settings:
             )
         for name, value in self.options.items():
             known = name in _COPIED or name in _OURS or name.startswith(_OURS_TOO)
-            if known or not value or self._usual(name, value):
+            if known or value is None or self._usual(name, value):
                 continue
             hint = _HINTS.get(name, "make a client without it, or give connect() a URL")
             raise ConfigError(f"this client has {name}=, which fencepost's connections cannot have; {hint}")
@@ -152,7 +155,7 @@ class _Settings:
         kind: Any = Redis if self._driver.blocking else AsyncRedis
         usual = kind().connection_pool.connection_kwargs.get(name, self._default(name))
         plain = isinstance(value, bool | int | float | str | bytes | list | tuple | dict)
-        return bool(value == usual or (type(value) is type(usual) and not plain))
+        return bool(value == usual or not (value or usual) or (type(value) is type(usual) and not plain))
 
     def _default(self, name: str) -> Any:
         """What a connection has unless told otherwise, which differs between versions of redis-py."""
@@ -172,10 +175,10 @@ class _Settings:
     ) -> Address:
         """The address with these servers; ``given`` has what no URL can say."""
         tls = self._tls()
-        user, password = self.options.get("username") or None, self.options.get("password") or None
+        user, password = self._text("username"), self._text("password")
         if user is not None and password is None:
             password = ""  # as redis-py logs in
-        given |= {"tls": tls, "name": self.options.get("client_name"), "db": int(self.options.get("db") or 0)}
+        given |= {"tls": tls, "name": self._text("client_name"), "db": int(self.options.get("db") or 0)}
         return Address(
             f"rediss{scheme.removeprefix('redis')}" if tls else scheme,
             hosts=tuple(hosts or ()),
@@ -185,6 +188,16 @@ class _Settings:
             login=self._login(),
             given=given,
         )
+
+    def _text(self, name: str) -> str | None:
+        """An option that redis-py sends as it sends any argument of a command: encoded, or as it is."""
+        value, encoding = self.options.get(name), self.options.get("encoding") or "utf-8"
+        try:
+            sent = value if isinstance(value, bytes) else str(value or "").encode(encoding)
+            return sent.decode() or None
+        except (UnicodeError, LookupError):
+            hint = "give it as UTF-8 bytes, or give connect() a URL"
+            raise ConfigError(f"the {name} of this client, sent as {encoding!r}, is not UTF-8; {hint}") from None
 
     def _login(self) -> Source[Secret] | None:
         provider = self.options.get("credential_provider")

@@ -1,7 +1,6 @@
 """SQLAlchemy's engines, for Postgres and SQLite."""
 
 import inspect
-from contextlib import closing
 from typing import Any
 
 from fencepost.address import Address
@@ -66,14 +65,12 @@ def _tell(engine: Any) -> Told:
     arguments = _arguments(engine)
     if arguments is None:
         made = engine.pool._creator() if _takes_nothing(engine.pool._creator) else engine.pool._creator(None)
-        with closing(made):
-            return postgres.from_connection(made)
+        return postgres.from_connection(made)
     cargs, cparams = arguments
     for listener in _events(engine):
         made = listener(engine.dialect, None, cargs, cparams)
         if made is not None:
-            with closing(made):
-                return postgres.from_connection(made)
+            return postgres.from_connection(made)
     return _keywords(engine, cargs, cparams)
 
 

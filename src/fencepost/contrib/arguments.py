@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from fencepost.errors import ConfigError
-
-_OUTLIVING = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+from fencepost.locks import awaited, yields
 
 
 class Asked:
@@ -40,4 +39,4 @@ class Asked:
 
 def outlives(call: object) -> bool:
     """Whether a call returns before its work is done."""
-    return any(is_one(call) or is_one(getattr(call, "__call__", None)) for is_one in _OUTLIVING)  # noqa: B004
+    return awaited(call) or yields(call)

@@ -86,3 +86,16 @@ class Campaign:
                     self._term = term
                     self._news.notify_all()
                 term.ended.wait()
+                if term.lost and not self._closing.is_set():
+                    self._tell_loss(term)
+
+    def _tell_loss(self, term: Term) -> None:
+        try:
+            term.check()
+        except LeaseLost as lost:
+            _log.warning(
+                "this process no longer leads %r, epoch %d: %s; another candidate may lead now, and this one waits to "
+                "be elected again. Unless the lock was broken or the process paused on purpose, it could not renew for "
+                "its ttl of %g s: give it a longer ttl",
+                *(term.name, term.token, lost.reason, term.ttl),
+            )

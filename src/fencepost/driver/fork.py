@@ -30,16 +30,24 @@ def at_fork(
 
 @functools.cache
 def look_for_silent_forks() -> None:
-    """Log once if this process is a master of uWSGI's that forks without telling Python, and so nobody here."""
+    """Log once if this process is a master of uWSGI's that forks without telling Python before and after.
+
+    ``--py-call-osafterfork`` tells Python only afterwards: a worker that is forked while another thread of the master
+    runs finds Python locked, and hangs.
+    """
     server: Any = sys.modules.get("uwsgi")  # there is no such module elsewhere
     options = getattr(server, "opt", None)
     if not isinstance(options, dict) or server.worker_id() != 0:
         return
-    if not options.keys() & {"py-call-osafterfork", "py-call-uwsgi-fork-hooks"}:
-        _log.warning(
-            "uWSGI forks its workers without telling Python: they would use the connections and leases of their "
-            "master; start it with --py-call-osafterfork, or with --lazy-apps"
+    if "py-call-uwsgi-fork-hooks" in options and getattr(server, "has_threads", False):
+        return
+    if "py-call-osafterfork" in options:
+        problem = "uWSGI forks its workers in the middle of what other threads of Python do: a worker can hang"
+    else:
+        problem = (
+            "uWSGI forks its workers without telling Python: they would use the connections and leases of their master"
         )
+    _log.warning("%s; start it with --enable-threads --py-call-uwsgi-fork-hooks, or with --lazy-apps", problem)
 
 
 def in_child(owner: T, renew: Callable[[T], object]) -> None:

@@ -4,15 +4,18 @@ import asyncio
 import os
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
 from fencepost.driver import NAP, boottime
 from fencepost.driver.scope import current, deadline, put_back
 
 _SOON = 0.02  # seconds: asyncio.run(), which cancels all tasks at its end, has closed the loop by then
+_PARTING = 0.5  # seconds for what is cancelled at the end of an event loop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -116,6 +119,40 @@ async def _begun(job: Coroutine[Any, Any, T]) -> T:
     return await job
 
 
+class _Work:
+    """What we have started in one event loop; it ends with the loop.
+
+    asyncio.run() cancels all tasks, closes the asynchronous generators that were begun in the loop, waits for its
+    threads, and closes the loop. A task that was started after the first step would be dropped in its middle, which
+    asyncio complains about. So there is a generator here, and it cancels what there is then.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()  # the loop itself keeps only weak references
+        self.over = False
+        self._end: AsyncGenerator[None, None] | None = self._until_the_end()
+        with suppress(StopIteration):
+            self._end.__anext__().send(None)  # now the loop knows it
+
+    async def _until_the_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._end, done = None, self.over
+            self.over = True
+            if not done and self.tasks:
+                for task in self.tasks:
+                    task.cancel()
+                await asyncio.wait(self.tasks, timeout=_PARTING)
+
+    def forget(self) -> None:
+        """What is left ends by itself."""
+        self.over = True
+        if self._end is not None:
+            with suppress(StopIteration):
+                self._end.aclose().send(None)
+
+
 class Asyncio:
     """Drives asyncio code: blocking calls go to one thread of its own, in the order they were made."""
 
@@ -124,7 +161,7 @@ class Asyncio:
     def __init__(self, clock: Callable[[], float] = boottime, nap: float = NAP) -> None:
         self.now = clock
         self.nap = nap
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._works: WeakKeyDictionary[asyncio.AbstractEventLoop, _Work] = WeakKeyDictionary()
         self._thread: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -135,7 +172,9 @@ class Asyncio:
         self._task(job, name)
 
     def later(self, call: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(_SOON, call)
+        loop = asyncio.get_running_loop()
+        work = self._work(loop)
+        loop.call_later(_SOON, lambda: None if work.over else call())
 
     def _task(self, job: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
         context = None
@@ -145,12 +184,21 @@ class Asyncio:
             context.run(current.set, None)
             context.run(deadline.set, None)
         loop = asyncio.get_running_loop()
+        tasks = self._work(loop).tasks
         begun = _begun(job)
         begun.send(None)
         task = loop.create_task(begun, name=name, context=context)
-        self._tasks.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         return task
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> _Work:
+        work = self._works.get(loop)
+        if work is None:
+            for closed in [each for each in self._works if each.is_closed()]:
+                del self._works[closed]
+            work = self._works[loop] = _Work()
+        return work
 
     async def sleep(self, seconds: float) -> None:
         if current.get() is not None:
@@ -176,6 +224,9 @@ class Asyncio:
             put_back(deadline, before)
 
     def close(self) -> None:
+        for work in self._works.values():
+            work.forget()
+        self._works.clear()
         if self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None

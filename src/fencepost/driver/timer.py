@@ -63,6 +63,8 @@ class Timer(Generic[K]):
         self._buckets: dict[tuple[float, float], deque[K]] = {}
         self._inside = 0  # keys in all buckets, also stale ones
         self._heap: list[tuple[float, int, float, deque[K]]] = []
+        # The buckets that are due. Those whose keys may be the least early come first: they have the least time.
+        self._ripe: list[tuple[float, float, int, deque[K]]] = []
         self._order = itertools.count()  # of buckets; within one, keys are fired in the order they were set
         self._next = -inf  # when the run looks again; what is due earlier has to nudge it
         in_child(self, Timer._forked)
@@ -174,10 +176,11 @@ class Timer(Generic[K]):
     def _forked(self) -> None:
         """In a forked child: the keys were the parent's."""
         self._due, self._new, self._next = {}, {}, -inf
-        self._heap, self._buckets, self._inside = [], {}, 0
+        self._heap, self._ripe, self._buckets, self._inside = [], [], {}, 0
 
     def _empty(self) -> None:
         self._heap.clear()
+        self._ripe.clear()
         self._buckets.clear()
         self._inside = 0
 
@@ -234,23 +237,40 @@ class Timer(Generic[K]):
             if self._inside > 2 * len(due) + _SPARE:
                 self._sweep()
             now = self._driver.now()
-            heap = self._heap
-            while heap and len(keys) < self._most:
+            heap, ripe = self._heap, self._ripe
+            while heap and heap[0][0] <= now:
+                at, order, early, bucket = heappop(heap)
+                heappush(ripe, (early, at, order, bucket))
+            while ripe and len(keys) < self._most:
+                early, at, _, bucket = ripe[0]
+                if self._take(bucket, at, keys):
+                    heappop(ripe)
+                    del self._buckets[at, early]
+            while heap and not ripe and len(keys) < self._most:
                 at, _, early, bucket = heap[0]
-                ripe = at <= now or (keys and at - early * (1 - 1 / _GRAIN) <= now)
-                while bucket and len(keys) < self._most:
-                    if due.get(bucket[0]) == at:
-                        if not ripe:
-                            break
-                        due.pop(bucket[0], None)
-                        keys.append(bucket[0])
-                    bucket.popleft()
-                    self._inside -= 1
-                if bucket:
-                    break
+                if keys and at - early * (1 - 1 / _GRAIN) <= now:
+                    if not self._take(bucket, at, keys):
+                        break
+                else:
+                    while bucket and due.get(bucket[0]) != at:  # it was cancelled, or set to another instant
+                        bucket.popleft()
+                        self._inside -= 1
+                    if bucket:
+                        break
                 heappop(heap)
                 del self._buckets[at, early]
-            self._next = heap[0][0] if heap else inf
+            self._next = ripe[0][1] if ripe else heap[0][0] if heap else inf
+
+    def _take(self, bucket: deque[K], at: float, keys: list[K]) -> bool:
+        """Take the keys of a bucket, as many as may be fired; whether it is empty now."""
+        due = self._due
+        while bucket and len(keys) < self._most:
+            key = bucket.popleft()
+            self._inside -= 1
+            if due.get(key) == at:
+                due.pop(key, None)
+                keys.append(key)
+        return not bucket
 
     def _put(self, key: K, at: float, early: float) -> None:
         bucket = self._buckets.get((at, early))

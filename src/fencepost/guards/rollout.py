@@ -17,6 +17,9 @@ MISTAKES = {
     "leap": "tokens leap above the limit: an issuer went wild, or max_jump is too small",
 }
 
+TOLD_APART = 1000
+OTHERS = "others"
+
 
 @dataclass
 class Fared:
@@ -29,8 +32,14 @@ class Fared:
     decisions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     would: Counter[str] = field(default_factory=Counter)
-    missing: int = 0
+    without: Counter[str] = field(default_factory=Counter)
+    """Writes without a token, by resource; of many resources only the first are told apart."""
     overrides: int = 0
+
+    @property
+    def missing(self) -> int:
+        """How many writes came without a token, in whatever mode."""
+        return self.without.total()
 
     @property
     def against(self) -> Counter[str]:
@@ -112,7 +121,8 @@ def fared(facts: Iterable[Mapping[str, Any]], *, since: float = 0.0) -> list[Far
         known.decisions += 1
         verdict, enforced = str(fact.get("verdict", "")), fact.get("enforced")
         if verdict == "missing" and fact.get("action") == "write":
-            known.missing += 1
+            name = str(fact.get("name", ""))
+            known.without[name if name in known.without or len(known.without) < TOLD_APART else OTHERS] += 1
         if enforced is not None:
             (known.refused if enforced else known.would)[verdict] += 1
     return sorted(guards.values(), key=lambda each: each.guard)

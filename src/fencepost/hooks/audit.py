@@ -20,7 +20,7 @@ __all__ = ["Audit", "read"]
 Sync: TypeAlias = Literal["never", "refusals", "always"]
 
 _BY_HAND: tuple[Kind, ...] = ("override", "raise_mark", "lower_mark")
-_KINDS: tuple[Kind, ...] = ("acquired", "released", "lost", "not_owner", "decision", *_BY_HAND)
+_KINDS: tuple[Kind, ...] = ("acquired", "released", "at_risk", "recovered", "lost", "not_owner", "decision", *_BY_HAND)
 
 
 class Audit:

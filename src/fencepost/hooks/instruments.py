@@ -38,6 +38,8 @@ INSTRUMENTS: dict[str, Instrument] = {
         "Renewals, by the store's answer: renewed or unknown.", label="result", values=("renewed", "unknown")
     ),
     "lock_renew_slack_ratio": Instrument("Fraction of the ttl that was left when a lease was renewed.", _SLACK),
+    "lease_at_risk_total": Instrument("Outages in which a renewal failed or was overdue while the lease held."),
+    "lease_recovered_total": Instrument("Leases at risk that were renewed again."),
     "release_by_non_owner_total": Instrument("Releases of a lock held no longer."),
     "lease_expired_while_executing_total": Instrument("Leases lost while their holder worked."),
     "fencing_reject_total": Instrument("Accesses refused by a guard, by verdict.", label="verdict", values=_REFUSALS),
@@ -138,6 +140,10 @@ def measure(event: Event) -> Iterator[Measure]:
                 yield Measure("lock_renew_slack_ratio", event.ratio)
         case "unrenewed":
             yield Measure("lock_renew_total", label="unknown")
+        case "at_risk":
+            yield Measure("lease_at_risk_total")
+        case "recovered":
+            yield Measure("lease_recovered_total")
         case "lost":
             yield Measure("lease_expired_while_executing_total")
         case "released":

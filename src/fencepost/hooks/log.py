@@ -11,6 +11,7 @@ __all__ = ["Log"]
 _WORD = re.compile(r"[\w.:/%+@-]+", re.ASCII)
 _LEVELS = {
     "lost": logging.WARNING,
+    "at_risk": logging.WARNING,
     "not_owner": logging.WARNING,
     "override": logging.WARNING,
     "raise_mark": logging.WARNING,
@@ -18,6 +19,7 @@ _LEVELS = {
     "timeout": logging.INFO,
     "abandoned": logging.INFO,
     "unrenewed": logging.INFO,
+    "recovered": logging.INFO,
 }
 
 

@@ -81,7 +81,7 @@ class Telemetry:
                 self._acquired(event)
             case "timeout":
                 self._span("lock acquire", event, Status(StatusCode.ERROR, "timeout"))
-            case "renewed" | "unrenewed":
+            case "renewed" | "unrenewed" | "at_risk" | "recovered":
                 if span := self._holds.get(event.holder or ""):
                     span.add_event(event.kind, _attributes(event), _nanoseconds(event.at))
             case "released":

@@ -16,6 +16,7 @@ from fencepost.errors import BackendError, ConfigError, Refused
 from fencepost.lease import Access
 from fencepost.resource import http, openapi
 from fencepost.resource.auth import ANYBODY, Client, Clients
+from fencepost.resource.census import NoRoom
 from fencepost.resource.ledger import AGAIN
 from fencepost.resource.store import Store, Written
 from fencepost.resource.workers import never
@@ -130,6 +131,9 @@ class App:
             return http.answer(413, {"error": f"a body has at most {self._max_body} bytes"})
         except _Full:
             return http.answer(503, {"error": f"too many bodies and answers are in memory; {AGAIN}"}, Retry_After="1")
+        except NoRoom:
+            most = self._store.census.limit
+            return http.answer(507, {"error": f"this key is new, and there are {most} already, the most (--max-keys)"})
         except BackendError as error:
             return http.answer(503, {"error": str(error)}, Retry_After="1")
         except ClientDisconnect:
@@ -220,7 +224,7 @@ class App:
 
     async def _health(self) -> Response:
         await self._store.check()
-        return http.answer(200, {"status": "ok"})
+        return http.answer(200, {"status": "ok", "mode": self._store.policy.mode})
 
     async def _openapi(self) -> Response:
         return Response(self._document, 200, media_type="application/json")

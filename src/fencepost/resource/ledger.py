@@ -57,6 +57,12 @@ class Ledger(Protocol):
     def find(self, key: str) -> Found:
         """The value and its mark, inside the transaction, or as of one moment outside one."""
 
+    def knows(self, key: str) -> bool:
+        """Whether the key has a value or a mark."""
+
+    def count(self, most: int) -> int:
+        """How many values or marks there are, whichever are more; it need not count further than ``most``."""
+
     def check(self) -> None:
         """Return if something could be written in this transaction."""
 
@@ -80,6 +86,9 @@ _SETUP = (
 )
 _READ = "SELECT data FROM value WHERE resource = ?"
 _DELETE = "DELETE FROM value WHERE resource = ?"
+_KNOWS = "SELECT 1 FROM value WHERE resource = ?"
+_COUNT = "SELECT count(*) FROM (SELECT 1 FROM {} LIMIT ?)"
+_MARKED = "SELECT 1 FROM sqlite_master WHERE name = 'fencepost_mark'"  # the first access with a token makes the table
 _WRITE = "INSERT OR REPLACE INTO value (resource, data) VALUES (?, ?)"
 
 
@@ -136,6 +145,14 @@ class SqliteLedger:
         finally:
             if alone:
                 self.conn.execute("COMMIT")
+
+    def knows(self, key: str) -> bool:
+        found = self.conn.execute(_KNOWS, (key,)).fetchone()
+        return found is not None or sqlite.mark(self.conn, key) is not None
+
+    def count(self, most: int) -> int:
+        tables = ["value"] if self.conn.execute(_MARKED).fetchone() is None else ["value", "fencepost_mark"]
+        return max(int(self.conn.execute(_COUNT.format(table), (most,)).fetchone()[0]) for table in tables)
 
     def check(self) -> None:
         """Nothing: ``begin`` has taken the write lock."""

@@ -26,6 +26,10 @@ _TABLE = """CREATE TABLE IF NOT EXISTS fencepost_value (
     resource text COLLATE "C" PRIMARY KEY,
     data     bytea NOT NULL
 )"""
+_KNOWS = """SELECT EXISTS (SELECT FROM fencepost_value WHERE resource = %s)
+    OR EXISTS (SELECT FROM fencepost_mark WHERE resource = %s)"""
+_COUNT = """SELECT greatest((SELECT count(*) FROM (SELECT FROM fencepost_mark LIMIT %s) AS marks),
+    (SELECT count(*) FROM (SELECT FROM fencepost_value LIMIT %s) AS kept))"""
 _DELETE = "DELETE FROM fencepost_value WHERE resource = %s"
 _WRITE = """INSERT INTO fencepost_value VALUES (%s, %s)
     ON CONFLICT (resource) DO UPDATE SET data = excluded.data"""
@@ -93,6 +97,13 @@ class PostgresLedger:
         found: Any = self._link.execute(_FIND, (key,)) if self._begun else self._ask(_FIND, (key,))
         data, token, seq, holder = found.fetchone()
         return Found(data, None if token is None else Stamp(token, seq, holder))
+
+    def knows(self, key: str) -> bool:
+        return self._link.execute(_KNOWS, (key, key)).fetchone() == (True,)
+
+    def count(self, most: int) -> int:
+        found: Any = self._link.execute(_COUNT, (most, most)).fetchone()
+        return int(found[0])
 
     def check(self) -> None:
         self._link.execute(_CHECK)

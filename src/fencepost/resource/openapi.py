@@ -23,6 +23,7 @@ def document(*, secured: bool, max_body: int) -> Json:
         "400": _error("The key or a header is malformed."),
         "431": _error("The path and the headers are too large."),
         "503": _error("The store failed, or too many requests wait for it."),
+        "507": _error("The key is new, and there are as many as there may be."),
     }
     if secured:
         everywhere |= {
@@ -176,7 +177,12 @@ def _refusal() -> Json:
 
 
 def _health() -> Json:
-    return {"type": "object", "required": ["status"], "properties": {"status": {"const": "ok"}}}
+    mode = {"type": "string", "description": "How far the guard goes, such as shadow, canary:10% or strict."}
+    return {
+        "type": "object",
+        "required": ["status", "mode"],
+        "properties": {"status": {"const": "ok"}, "mode": mode},
+    }
 
 
 def _page(text: str, kind: str, schema: Json, *, secured: bool = False, failing: bool = False) -> Json:

@@ -19,6 +19,8 @@ except ModuleNotFoundError:  # on Windows, where no such limit is set
 from fencepost.address import state_file
 from fencepost.errors import ConfigError
 from fencepost.events import Hook
+from fencepost.guards.policy import Policy, fraction
+from fencepost.hooks.audit import Audit
 from fencepost.registry import ours
 
 try:
@@ -28,6 +30,7 @@ try:
     from fencepost.hooks.prometheus import Metrics
     from fencepost.resource.app import MAX_BODY, MAX_WAITING, App
     from fencepost.resource.protocol import TlsListener, kind
+    from fencepost.resource.state import State
 except ModuleNotFoundError as error:
     if ours(error):
         raise
@@ -35,7 +38,9 @@ except ModuleNotFoundError as error:
         f"the resource service needs the package {error.name!r}: pip install 'fencepost[service]'"
     ) from error
 from fencepost.resource import auth as clients
-from fencepost.resource.store import Store, opener
+from fencepost.resource.mode import ModeFile
+from fencepost.resource.store import MAX_KEYS, Store, opener
+from fencepost.resource.workers import QUEUE
 from fencepost.signing import Keys
 
 _GRACE = 10  # seconds that requests under way get to finish when the service is told to stop
@@ -53,7 +58,10 @@ class Options:
     """How the service runs. ConfigError for what cannot be meant."""
 
     store: str | Path = field(default_factory=default_store)
-    fence: bool = True
+    mode: str = "strict"
+    """How far the guard goes; see `fencepost.guards.policy`."""
+    mode_file: Path | None = None
+    """A file that has the mode, which then may change while the service runs."""
     ceiling: bool = True
     """Refuse a token that no issuer can have come to by now; else one client can lock everybody out."""
     max_jump: int | None = None
@@ -65,10 +73,16 @@ class Options:
     max_body: int = MAX_BODY
     max_waiting: int = MAX_WAITING
     """Bytes of bodies and answers that may be in memory; at least one body of ``max_body`` fits."""
+    max_keys: int = MAX_KEYS
+    """Keys that have a value or a mark."""
+    max_queue: int = QUEUE
+    """Requests that may wait for the store, readers and writers apart."""
     max_connections: int = 1000
     timeout: float = 30.0
     """Seconds a client gets for the head of a request, then for its body, then to take the answer."""
     clients: Path | None = None
+    audit: Path | None = None
+    """The audit log of every decision."""
     keys: Path | None = None
     """The file of the keys that sign tokens: an access without a good signature is refused."""
     tls_cert: Path | None = None
@@ -81,6 +95,12 @@ class Options:
         # SQLite keeps a value in one piece, in memory, several times over.
         if not 0 <= self.max_body <= 256 << 20:
             raise ConfigError(f"bodies are limited to at most 256 MiB, not {self.max_body} bytes")
+        fraction(self.mode)
+        for name in ("max_keys", "max_queue"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is 1 or more, not {value}")
+        if self.mode_file is not None and self.mode != "strict":
+            raise ConfigError("the mode is in the file of --mode-file, or given by --mode: leave one of them out")
         if self.max_connections < 1:
             raise ConfigError(f"a service needs at least one connection, not {self.max_connections}")
         if not self.timeout > 0:
@@ -141,15 +161,14 @@ def is_public(server: socket.socket) -> bool:
 
 def open_store(options: Options, hooks: Iterable[Hook]) -> Store:
     """The store that the options name; ConfigError if it cannot be used."""
-    return Store(
-        opener(options.store),
-        fence=options.fence,
-        ceiling=options.ceiling,
+    policy = Policy(
+        ModeFile(options.mode_file) if options.mode_file else options.mode,
+        ceiling="on" if options.ceiling else "off",
         max_jump=options.max_jump,
         max_first=options.max_first,
         keys=Keys.load(options.keys) if options.keys else None,
-        hooks=hooks,
     )
+    return Store(opener(options.store), policy=policy, hooks=hooks, queue=options.max_queue, max_keys=options.max_keys)
 
 
 def serve(
@@ -167,8 +186,11 @@ def serve(
     registry = CollectorRegistry()
     known = clients.load(options.clients) if options.clients else None
     with listen(options.host, options.port, public=options.authenticates) as sock:
-        store = opening(options, (Metrics(registry), *hooks))
+        # Not synced for each line: a client that is refused often would have the disk wait for it.
+        audits = (Audit(options.audit, sync="never"),) if options.audit else ()
+        store = opening(options, (Metrics(registry), *audits, *hooks))
         try:
+            registry.register(State(store))
             app = App(
                 store,
                 registry,

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fencepost.address import masked, parse
-from fencepost.errors import ConfigError
-from fencepost.events import Hook, Hooks
+from fencepost.errors import ConfigError, Refused
+from fencepost.events import Event, Hook, Hooks
 from fencepost.guards.judgement import Judgement
 from fencepost.guards.policy import Policy
 from fencepost.lease import Access
 from fencepost.registry import find
+from fencepost.resource.census import Census
 from fencepost.resource.ledger import Found, Ledger, Opener, SqliteLedger
 from fencepost.resource.workers import GROUP, QUEUE, Reader, Writer, never
-from fencepost.rule import Stamp
-from fencepost.signing import Keys
+from fencepost.rule import Stamp, Verdict
+
+MAX_KEYS = 1_000_000
 
 _DELETED = b"\0fencepost: deleted\0"  # what a delete's stamp stands for, so that its retry is known
 
@@ -40,49 +42,64 @@ def opener(where: str | Path) -> Opener:
     return lambda: SqliteLedger(Path(where))
 
 
+class _Decision:
+    """A hook that passes on what the guard decided, and keeps what it means for the mark."""
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+        self.admitted = False
+        """Whether the rule admitted the access, so that its stamp is the mark."""
+        self.marked = False
+        """Whether there was no mark before."""
+
+    def __call__(self, event: Event) -> None:
+        self.admitted = event.verdict is Verdict.ADMIT
+        self.marked = self.admitted and event.seen is None
+        self._hook(event)
+
+
 class Store:
     """The values of one service, each behind its mark.
 
-    With ``fence`` off every access passes, and what the rule says about it is only told to the hooks;
-    the mark remains the largest stamp the rule admits. With ``ceiling`` off a token may be as high as it likes;
-    ``max_jump`` and ``max_first`` are the Policy's. With ``keys`` an access without a good signature is refused.
+    ``policy`` says how far its guard goes, strict unless given; its mode may change at any time. Where an access passes
+    against the rule, the mark remains the largest stamp that the rule admits.
     Raises ConfigError if the store cannot be used.
-    The coroutines raise the Refused of the verdict, and BackendError if the store failed. ``group`` is how many
-    accesses share a commit at most, ``queue`` how many may wait for it. What ``gone()`` is not run when its turn comes.
+    The coroutines raise the Refused of the verdict, BackendError if the store failed, and NoRoom for a new key beyond
+    ``max_keys``. ``group`` is how many accesses share a commit at most, ``queue`` how many may wait for it. What
+    ``gone()`` is not run when its turn comes.
     """
 
     def __init__(
         self,
         open: Opener,
         *,
-        fence: bool = True,
-        ceiling: bool = True,
-        max_jump: int | None = None,
-        max_first: int | None = None,
-        keys: Keys | None = None,
+        policy: Policy | None = None,
         hooks: Iterable[Hook] = (),
         group: int = GROUP,
         queue: int = QUEUE,
+        max_keys: int = MAX_KEYS,
     ) -> None:
         self._hooks = Hooks(hooks)
-        self._fenced = fence
-        self._policy = Policy(
-            "strict" if fence else "shadow",
-            ceiling="on" if ceiling else "off",
-            max_jump=max_jump,
-            max_first=max_first,
-            keys=keys,
-        )
+        self.policy = policy or Policy("strict")
+        self.census = Census(max_keys)
+        self.queue = queue
         ledger, view = open(), open()
         self.name = ledger.name
         self._writer = Writer(ledger, self._hooks, group=group, limit=queue)
         self._reader = Reader(view, limit=queue)
+        self.workers = {"writer": self._writer, "reader": self._reader}
         self._checking: asyncio.Task[None] | None = None
 
     def require(self, key: str, offer: Stamp | Access | None) -> None:
         """Return if a write with this offer is worth looking at; MissingToken if it carries none."""
-        if self._fenced and offer is None:
-            self._bare(key, self._hooks)
+        if offer is None:
+            told: list[Event] = []
+            try:
+                self._bare(key, told.append)
+            except Refused:
+                for event in told:
+                    self._hooks(event)
+                raise  # else the write itself tells of it
 
     async def write(
         self, key: str, data: bytes | None, offer: Stamp | Access | None, *, gone: Callable[[], bool] = never
@@ -91,16 +108,21 @@ class Store:
         payload = _DELETED if data is None else data
 
         def access(ledger: Ledger, hook: Hook) -> Written:
+            self.census.require(ledger, key)
+            decision = _Decision(hook)
             if offer is None:
-                self._bare(key, hook)
+                self._bare(key, decision)
                 fresh = True
             else:
-                fresh = ledger.admit(key, offer, payload, hook, self._policy)
+                fresh = ledger.admit(key, offer, payload, decision, self.policy)
+            new = decision.marked if decision.admitted else not ledger.knows(key)
             if fresh:
                 ledger.keep(key, data)
-            # Enforced, what passed is the mark now; else the mark may be larger.
+            if new:
+                self.census.added(ledger)
+            # What the rule admitted is the mark now. What passed against it, or unjudged, need not be.
             stamp = offer.stamp if isinstance(offer, Access) else offer
-            return Written(not fresh, stamp if self._fenced else ledger.find(key).mark)
+            return Written(not fresh, stamp if decision.admitted else ledger.find(key).mark)
 
         return await self._writer.run(key, access, gone)
 
@@ -108,7 +130,11 @@ class Store:
         """Enter ``key``, and read it in the same transaction."""
 
         def access(ledger: Ledger, hook: Hook) -> Found:
-            ledger.enter(key, offer, hook, self._policy)
+            self.census.require(ledger, key)
+            decision = _Decision(hook)
+            ledger.enter(key, offer, decision, self.policy)
+            if decision.marked:
+                self.census.added(ledger)
             return ledger.find(key)
 
         return await self._writer.run(key, access, gone, reads=True)
@@ -130,7 +156,7 @@ class Store:
         self._writer.close()
 
     def _bare(self, key: str, hook: Hook) -> None:
-        Judgement(self.name, key, None, "write", (hook,), self._policy)
+        Judgement(self.name, key, None, "write", (hook,), self.policy)
 
     async def _look(self) -> None:
         await self.read("healthz")

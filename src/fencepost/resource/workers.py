@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from fencepost.errors import BackendError, Refused
 from fencepost.events import Event, Hook
+from fencepost.resource.census import NoRoom
 from fencepost.resource.ledger import AGAIN, Ledger
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ class _Worker:
         self._ledger = ledger
         self._group = group
         self._limit = limit
+        self.turned_away = 0
+        """Accesses that found too many others waiting."""
         self._queue: SimpleQueue[_Access | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -64,6 +67,7 @@ class _Worker:
         Raises what the access raises, and BackendError if the store failed, or too many accesses wait already.
         """
         if self._queue.qsize() >= self._limit:
+            self.turned_away += 1
             raise BackendError(
                 f"{self._limit} requests wait for the store already; {AGAIN}",
                 backend=self._ledger.name,
@@ -72,6 +76,11 @@ class _Worker:
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put(_Access(key, access, reply, gone, reads))
         return await reply
+
+    @property
+    def waiting(self) -> int:
+        """How many accesses wait for the thread."""
+        return self._queue.qsize()
 
     def close(self) -> None:
         """Finish what was asked before, then end the thread and close the ledger."""
@@ -185,7 +194,7 @@ class Writer(_Worker):
         access.outcome = access.error = None
         try:
             access.outcome = access.run(self._ledger, access.told.append)
-        except Refused as error:
+        except (Refused, NoRoom) as error:
             # A guard that refuses has changed nothing, so the transaction goes on without this one. After any other
             # error it may be over, and Postgres would answer the commit of such a one as if nothing were wrong.
             access.error = error

@@ -12,6 +12,7 @@ import pytest
 import trustme
 
 import fencepost
+from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.watch import Watches
 from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError
@@ -99,6 +100,33 @@ def forget_tokens(server: Etcd) -> None:
     address = server.url.partition("://")[2]
     command = [program("ETCDCTL"), "--endpoints", address, "--user", "root:top", "user", "passwd", "me"]
     subprocess.run([*command, "--interactive=false"], input="s3cret\n", text=True, check=True, capture_output=True)
+
+
+async def test_all_who_ask_at_once_share_one_login(guarded: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd takes a tenth of a second to check a password; and a login that expired fails for all at once."""
+    logins = 0
+    log_in = Rpc._log_in
+
+    async def counted(self: Rpc, member: int) -> None:
+        nonlocal logins
+        logins += 1
+        await log_in(self, member)
+
+    monkeypatch.setattr(Rpc, "_log_in", counted)
+    for face in FACES:
+        client = Client(face, url(guarded, "me:s3cret"), ttl=60)
+        for _ in range(2):
+            before = logins
+            leases = await asyncio.gather(*(client.acquire(f"mine/{each}") for each in range(20)))
+            await asyncio.gather(*(lease.release() for lease in leases))
+            assert 1 <= logins - before <= 5, "one for requests, one for each stream; perhaps once more, of a stream"
+            forget_tokens(guarded)
+        await client.close()
+    before, client = logins, Client("asyncio", url(guarded, "me:wrong"))
+    refused = await asyncio.gather(*(client.acquire(f"mine/{each}") for each in range(20)), return_exceptions=True)
+    assert all("user and password" in str(error) for error in refused)
+    assert logins - before <= 2, "nor does each try a wrong password"
+    await client.close()
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -348,6 +348,21 @@ def test_the_answer_to_a_cancelled_call_changes_the_table_of_headers_all_the_sam
     assert call.result() == b"answer"
 
 
+def test_answers_to_more_calls_than_are_remembered_cost_the_others_nothing() -> None:
+    """As after a server stood still, and all who had asked it gave up."""
+    peer = Peer()
+    given_up = [peer.start() for _ in range(3000)]
+    call = peer.start()
+    for each in given_up:
+        peer.connection.cancel(each)
+    for number in (1, 3, 5999, 6001):
+        peer.say(*peer.answer(number))
+    assert call.result() == b"answer"
+    assert len(peer.connection._cancelled) <= 1000
+    other = peer.start()
+    assert peer.say(peer.headers(6002)) == [other], "no stream of ours ever had that number"
+
+
 def wrong(peer: Peer) -> Iterator[tuple[str, list[Frame]]]:
     """What no server may send, while call 1 is under way."""
     headers, data = peer.headers(1), Frame(DATA, 0, 1, framed(b"answer"))

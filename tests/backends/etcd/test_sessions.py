@@ -13,6 +13,7 @@ from fencepost.driver import boottime
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
 from tests.backends.etcd.tools import LONG, counts, etcdctl, queued
+from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until
 
 WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
@@ -62,6 +63,22 @@ def test_waiters_for_one_lock_share_it_too(server: Etcd, locks: sync.Locks) -> N
     for each in crowd:
         each.join(PATIENCE)
     assert locks.status("hot") is None
+
+
+def test_a_waiter_with_a_short_ttl_keeps_its_place_beside_locks_with_a_long_one(server: Etcd) -> None:
+    """The keeper has nothing to do for minutes when its session is opened."""
+    with fencepost.connect(server.url, ttl=600) as locks:
+        holder = locks.acquire("hot")
+        waiter = background(lambda: locks.acquire("hot", ttl=5, timeout=LONG).release())
+        until(lambda: queued(locks, "hot", 1), "one waits", watching=[waiter])
+        sessions = locks._core.backend._sessions._sessions  # type: ignore[attr-defined]
+        [session] = [each for each in sessions.values() if each.asked == 5]
+        opened = session.since
+        until(lambda: session.gone or session.since > opened, "its session is kept alive", watching=[waiter])
+        assert not session.gone
+        assert queued(locks, "hot", 1)
+        assert holder.release()
+        assert waiter.result()
 
 
 @pytest.mark.parametrize("size", [50, 200])

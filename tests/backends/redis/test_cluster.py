@@ -193,8 +193,17 @@ def test_a_slot_that_nobody_serves_costs_only_the_leases_in_it() -> None:
         assert driver_run(backend.renew(holds)) == [Renewal.UNKNOWN, Renewal.RENEWED], "the server says so"
         backend._nodes.forget()
         assert driver_run(backend.renew(holds)) == [Renewal.UNKNOWN, Renewal.RENEWED], "nobody is found for it"
+        looked, discover = 0, backend._nodes._discover
+
+        async def counted() -> None:
+            nonlocal looked
+            looked += 1
+            await discover()
+
+        backend._nodes._discover = counted
         with pytest.raises(BackendError, match=f"no node serves slot {slot}"):
-            driver_run(backend.renew(holds[:1]))
+            driver_run(backend.renew(holds[:1] * 20))
+        assert looked == 1, "and not once for each"
 
 
 def test_a_redirection_without_a_host_leads_to_the_host_of_the_node_that_says_so() -> None:

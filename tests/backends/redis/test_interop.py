@@ -40,6 +40,12 @@ def test_redis_py_keeps_fencepost_out_and_its_release_wakes_the_waiter(own_redis
         status = locks.status("a")
         assert status is not None
         assert (status.holder, status.token) == (foreign.local.token.decode(), 0)
+        for value in (f"h:{'9' * 5000}", f"h:{2**63}", "h:\u0663", ":7", "\x1b[31m"):  # no token ends in these
+            own_redis.client.set("fencepost:lock:odd", value, px=300_000)
+            own_redis.client.set("fencepost:lock:node", value, px=300_000)
+            assert [(each.name, each.token) for each in locks.list()] == [("a", 0), ("node", 0), ("odd", 0)]
+            with fencepost.connect(own_redis.url.replace("redis://", "redlock://")) as node:
+                assert [(each.name, each.holder, each.token) for each in node.list("node")] == [("node", value, 0)]
         thread, got = waiting(locks, "a")
         assert not got
         foreign.release()

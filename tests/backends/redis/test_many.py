@@ -95,6 +95,11 @@ async def test_a_user_who_may_no_longer_touch_one_of_the_locks_keeps_the_others(
     assert [at for at, answer in enumerate(answers) if answer is not Renewal.RENEWED] == [7]
     assert answers[7] is Renewal.UNKNOWN
     own_redis.client.execute_command("ACL", "SETUSER", "app", "~*")
+    own_redis.client.execute_command("ACL", "SETUSER", "app", "resetkeys", *rights[1:])
+    own_redis.client.script_flush()
+    answers = await renewed(client, leases)
+    assert [at for at, answer in enumerate(answers) if answer is not Renewal.RENEWED] == [0, 7], "also without scripts"
+    own_redis.client.execute_command("ACL", "SETUSER", "app", "~*")
     await client.close()
 
 
@@ -151,4 +156,26 @@ async def test_a_server_that_is_gone_ends_closing_soon(own_redis: Own, face: str
     leases = await acquired(client)
     own_redis.server.kill()
     await client.close()
+    assert {lease.raw.reason for lease in leases} == {Reason.CLOSED}
+
+
+async def test_a_lock_that_cannot_be_released_keeps_no_other_from_being_released(own_redis: Own, face: str) -> None:
+    client = Client(face, own_redis.url)
+    leases = await acquired(client)
+    own_redis.client.delete("fencepost:lock:many/7")
+    own_redis.client.hset("fencepost:lock:many/7", "another", "type")
+    reads = own_redis.client.info("stats")["total_reads_processed"]
+    await client.close()
+    assert own_redis.client.info("stats")["total_reads_processed"] - reads < MANY / 10, "still many at a time"
+    assert own_redis.keys() == {"fencepost:lock:many/7"}
+    assert {lease.raw.reason for lease in leases} == {Reason.CLOSED}
+
+
+async def test_a_server_that_releases_nothing_for_now_is_not_waited_for_with_each(own_redis: Own, face: str) -> None:
+    client = Client(face, f"{own_redis.url}?timeout=300ms")
+    leases = await acquired(client)
+    own_redis.client.replicaof("127.0.0.1", 1)
+    before = own_redis.requests()
+    await client.close()
+    assert own_redis.requests() - before < 2 * MANY
     assert {lease.raw.reason for lease in leases} == {Reason.CLOSED}

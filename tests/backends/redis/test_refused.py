@@ -10,18 +10,24 @@ from collections.abc import Callable
 
 import pytest
 import redis
+from hiredis import ReplyError
 
 import fencepost
 from fencepost import aio
+from fencepost.address import parse
 from fencepost.backends.redis import waiters
+from fencepost.backends.redis.address import dial as connect_to
+from fencepost.backends.redis.address import options
 from fencepost.backends.redis.connection import Denied, refusal
 from fencepost.backends.redis.scripts import build
+from fencepost.credentials import Secret
 from fencepost.driver import run as driver_run
 from fencepost.errors import BackendError
-from fencepost_lab.servers import HOST
+from fencepost_lab.servers import HOST, Redis
 from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
 from tests.harness.scripted import TWICE, Fault, Resp, Scripted
+from tests.harness.servers import running
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
@@ -187,6 +193,25 @@ def test_a_server_that_does_not_take_up_resp3_is_named(own_redis: Own, face: str
 
     with Scripted(own_redis.server.port, Resp) as proxy:
         run(scenario())
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("face", FACES)
+async def test_a_server_that_repeats_the_greeting_does_not_get_the_password_into_a_message(face: str) -> None:
+    with running(Redis(args=["--save", "", "--rename-command", "HELLO", ""])) as old:  # as before version 6
+        client = Client(face, old.url.replace("//", "//app:s3cret@"))
+        with pytest.raises(BackendError, match=r"unknown command 'HELLO'; fencepost needs Redis 6") as refused:
+            await client.acquire("a", timeout=PATIENCE)
+        assert "s3cret" not in str(refused.value)
+        await client.close()
+
+
+@pytest.mark.parametrize("reply", [ReplyError("ERR no: HELLO 3 AUTH app s3cret-wi"), [b"HELLO", b"s3cret-without"]])
+def test_no_server_gets_the_password_into_a_message_in_its_own_words(reply: object) -> None:
+    address = parse("redis://app:s3cret-without-end@h")
+    dial = connect_to(address, options(address), ())
+    with pytest.raises(BackendError, match=r"(ERR no: HELLO 3 AUTH app |\[b'HELLO', b')\*\*\*$"):
+        dial.welcomed(("h", 1), [reply], Secret("app", "s3cret-without-end"))
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from fencepost import LeaseLost
 from fencepost.errors import BackendError
 from tests.contrib.django import site
+from tests.harness.child import Child
 from tests.harness.isolated import isolated
+
+WORKER = """
+import fencepost
+from fencepost.hooks.prometheus import Metrics
+
+with fencepost.connect("memory://", hooks=[Metrics()]) as locks:
+    for _ in range(3):
+        locks.acquire("job").release()
+"""
 
 
 @pytest.mark.slow
@@ -38,6 +51,8 @@ def test_the_page_of_held_locks(tmp_path: Path) -> None:
 
     def text(response: Any) -> str:
         return str(response.content.decode())
+
+    metrics_are_for_scrapers_with_the_token_and_for_people_with_the_permission(tmp_path, staff)
 
     page, ask = reverse("admin:fencepost_lock_changelist"), reverse("admin:fencepost_lock_break")
     lease = locks.acquire("<b>report</b>/ü?&1")
@@ -123,3 +138,52 @@ def test_the_page_of_held_locks(tmp_path: Path) -> None:
     with override_settings(FENCEPOST={"URL": "redis://127.0.0.1:1/0"}):
         down = breaker.get(page)
         assert (down.status_code, "errornote" in text(down)) == (503, True)
+
+
+def metrics_are_for_scrapers_with_the_token_and_for_people_with_the_permission(
+    folder: Path, staff: Callable[..., Any]
+) -> None:
+    """Part of the test above, which has a site with users and an interpreter of its own."""
+    from django.test import Client, override_settings
+    from django.urls import path
+
+    from fencepost.contrib.django import locks
+    from fencepost.contrib.django.views import metrics
+    from fencepost.hooks.prometheus import Metrics
+
+    site.urlpatterns.append(path("metrics", metrics))
+    secret = "a-secret-of-the-scraper"
+    setting = {"URL": f"sqlite:{folder / 'measured.sqlite3'}", "HOOKS": [Metrics()]}
+    seen, stranger, anybody = staff("seer", "view_lock"), staff("stranger"), Client()
+
+    def asked(client: Any, token: str = "", **headers: str) -> Any:
+        return client.get("/metrics", headers={"Authorization": f"Bearer {token}"} if token else headers)
+
+    with override_settings(FENCEPOST=setting):
+        locks.acquire("job").release()
+        assert [asked(each).status_code for each in (anybody, stranger, seen)] == [403, 403, 200]
+        assert asked(anybody, secret).status_code == 403, "no token was set, so none is right"
+    with override_settings(FENCEPOST=setting | {"METRICS_TOKEN": secret}):
+        locks.acquire("job").release()
+        shown = asked(anybody, secret)
+        assert (shown.status_code, shown["Content-Type"].partition(";")[0]) == (200, "text/plain")
+        assert "fencepost_lock_acquire_success_total 2.0" in shown.content.decode()
+        assert "no-store" in shown["Cache-Control"]
+        assert [asked(each).status_code for each in (anybody, stranger, seen)] == [401, 401, 200]
+        assert asked(anybody)["WWW-Authenticate"].startswith("Bearer")
+        wrong = [asked(anybody, each).status_code for each in (secret[:-1], secret + "x", "\N{SNOWMAN}", "é")]
+        assert wrong == [403] * 4
+        assert asked(anybody, Authorization=f"Basic {secret}").status_code == 403
+        assert anybody.post("/metrics", headers={"Authorization": f"Bearer {secret}"}).status_code == 405
+        new = asked(seen, Accept="application/openmetrics-text; version=1.0.0")
+        assert new["Content-Type"].startswith("application/openmetrics-text")
+        assert new.content.endswith(b"# EOF\n")
+
+        # Workers that share their counts in a folder: the page adds up what all of them did.
+        shared = folder / "counts"
+        shared.mkdir()
+        for _ in range(2):
+            with Child.python("-c", WORKER, env={"PROMETHEUS_MULTIPROC_DIR": str(shared)}) as worker:
+                worker.succeed()
+        with patch.dict(os.environ, PROMETHEUS_MULTIPROC_DIR=str(shared)):
+            assert "fencepost_lock_acquire_success_total 6.0" in asked(seen).content.decode()

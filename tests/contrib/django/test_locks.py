@@ -105,6 +105,9 @@ def test_checks_name_what_is_wrong_and_the_command_shows_and_breaks(tmp_path: Pa
     assert "a number from 0 on, not True" in complaint({"URL": store, "QUEUE_LIMIT": True})
     assert "such as [Log()]" in complaint({"URL": store, "HOOKS": [Log]})
     assert "a fencepost.signing.Keys, not a str" in complaint({"URL": store, "KEYS": "secret"})
+    secret = complaint({"URL": store, "METRICS_TOKEN": "too short"})
+    assert "E002 settings.FENCEPOST['METRICS_TOKEN']: it is a secret of at least 16 ASCII characters" in secret
+    assert "too short" not in secret
     assert "no mode 'strickt'" in complaint({"URL": store, "POLICY": "strickt"})
     assert "E002 settings.FENCEPOST['POLICY']: it is a mode" in complaint({"URL": store, "POLICY": 3})
     assert "W001" in complaint({})

@@ -69,6 +69,10 @@ class Advice:
     ttl: float | None
     renew: float | None
     """Seconds between two renewals: a third of the ttl, so that two may fail."""
+    unrenewed: float | None
+    """Seconds for a lease that nobody renews: the longest work, and a margin for pauses; None if that is not known."""
+    margin: float | None
+    """Seconds of it that are for pauses and for the store."""
     max_hold: float | None
     """Seconds after which renewal may end, for a holder that hangs is not dead: three times the longest work."""
     store: Store | None
@@ -92,11 +96,13 @@ def advise(
     _consistent(answers)
     rung, block, guarantee, why = _climb(answers)
     if rung not in ("lease", "quorum", "consensus"):
-        store = ttl = renew = max_hold = None
+        store = ttl = renew = unrenewed = margin = max_hold = None
     else:
         store = _store(answers)
         ttl = _ttl(answers, store, measured, now, why)
         renew = round(ttl / 3, 3)
+        margin = _margin(answers.work, measured, now)
+        unrenewed = math.ceil((answers.work + margin) * 1000) / 1000 if _bounded(answers.work, measured) else None
         max_hold = max(3 * answers.work, ttl)
     where = data or code.DATA.get(answers.resource, "")
     printed = code.block(*block, ttl=ttl or 0, data=where, locks=locks or code.LOCKS[store or "sqlite"])
@@ -108,6 +114,8 @@ def advise(
         why=why,
         ttl=ttl,
         renew=renew,
+        unrenewed=unrenewed,
+        margin=margin,
         max_hold=max_hold,
         store=store,
         code=printed,
@@ -247,16 +255,36 @@ def _ttl(answers: Answers, store: Store, measured: Measured | None, now: float, 
     return ttl
 
 
+def _bounded(work: float, measured: Measured | None) -> bool:
+    """Whether the work is known to take no longer than that: a histogram says nothing above its last bound."""
+    found = None if measured is None else measured.work
+    return found is None or math.isfinite(found.high) or work > found.low
+
+
+def _margin(work: float, measured: Measured | None, now: float) -> float:
+    """A tenth of the work; more if holders were seen to pause, or the store to take, for longer."""
+    seen = 0.0 if measured is None else (_late(measured, now) or 0.0) + (_trip(measured) or 0.0)
+    return round(max(work / 10, seen), 3)
+
+
+def _late(measured: Measured, now: float) -> float | None:
+    """So many seconds late came the latest renewals, under a ttl of ``now`` seconds."""
+    return None if measured.slack is None else max(0.0, 2 / 3 - max(0.0, measured.slack.low)) * now
+
+
+def _trip(measured: Measured) -> float | None:
+    """So many seconds does the store take to answer who waits for nobody."""
+    return measured.trip.high if measured.trip is not None and math.isfinite(measured.trip.high) else None
+
+
 def _floors(measured: Measured | None, now: float) -> list[tuple[float, str]]:
     """The shortest ttl that the measurements allow, each with its reason."""
     floors: list[tuple[float, str]] = []
     if measured is None:
         return floors
-    if measured.trip is not None and math.isfinite(measured.trip.high):
-        trip = measured.trip.high
+    if measured.trip is not None and (trip := _trip(measured)) is not None:
         floors.append((10 * trip, f"the store takes up to {trip:g} s to answer ({measured.trip.seen} acquires seen)"))
-    if measured.slack is not None:
-        late = max(0.0, 2 / 3 - max(0.0, measured.slack.low)) * now
+    if measured.slack is not None and (late := _late(measured, now)) is not None:
         told = f"the latest renewals come {late:.3g} s late or less ({measured.slack.seen} seen)"
         floors.append((3 * late, told))
     return floors

@@ -72,7 +72,7 @@ class Measured(NamedTuple):
     """What a ttl has to reckon with; None where nothing was observed."""
 
     work: Bounds | None
-    """Between which bounds 99 % of the holds end."""
+    """Between which bounds 99.9 % of the holds end."""
     trip: Bounds | None
     """Between which bounds the quickest tenth of the acquires end: those that waited for nobody but the store."""
     slack: Bounds | None
@@ -86,4 +86,4 @@ def measured(text: str) -> Measured:
     def quantile(name: str, fraction: float) -> Bounds | None:
         return found[name].quantile(fraction) if name in found else None
 
-    return Measured(quantile(HELD, 0.99), quantile(LATENCY, 0.1), quantile(SLACK, 0.01))
+    return Measured(quantile(HELD, 0.999), quantile(LATENCY, 0.1), quantile(SLACK, 0.01))

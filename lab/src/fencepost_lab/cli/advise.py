@@ -167,6 +167,7 @@ def _print(advice: Advice, found: Measured | None) -> None:
         print(f"  because: {reason}")
     if advice.ttl is not None:
         print(f"  ttl {advice.ttl:g} s, renewed every {advice.renew:g} s; locks in {advice.store}")
+        print(f"  if nobody renews it (renew=False, a lock of another library): {_by_work(advice, advice.ttl)}")
         print(f"  a holder that hangs is not dead: lock(..., max_hold={advice.max_hold:g}) ends its renewal too")
     if found is not None:
         for name, line in _measurements(found):
@@ -174,16 +175,26 @@ def _print(advice: Advice, found: Measured | None) -> None:
     print(f"\n{advice.code}", end="")
 
 
+def _by_work(advice: Advice, ttl: float) -> str:
+    """The ttl of a lease that nobody renews, in words."""
+    if advice.unrenewed is None:
+        return "no ttl can be told, for some work took longer than was measured: say --work"
+    long = "" if advice.unrenewed <= ttl else "; a dead holder keeps the lock for as long"
+    return f"ttl {advice.unrenewed:g} s, the work and {advice.margin:g} s for pauses{long}"
+
+
 def _measurements(found: Measured) -> list[tuple[str, str]]:
-    def line(bounds: Any, which: str) -> str:
+    def line(bounds: Any, which: str, enough: int = 100) -> str:
         if bounds is None:
             return "not seen yet"
         above = f"above {max(bounds.low, 0):g}" if bounds.high == float("inf") else f"at most {bounds.high:g}"
-        few = "; too few to tell" if bounds.seen < 100 else ""
+        few = "; too few to tell" if bounds.seen < enough else ""
         return f"{above}, {which} of {bounds.seen}{few}"
 
-    return [("held for", line(found.work, "99 %")), ("store answers within", line(found.trip, "the quickest 10 %"))] + (
-        [("slack", f"at least {max(found.slack.low, 0):g} of the ttl, 99 % of {found.slack.seen}")]
-        if found.slack
-        else []
-    )
+    told = [
+        ("held for", line(found.work, "99.9 %", 1000)),
+        ("store answers within", line(found.trip, "the quickest 10 %")),
+    ]
+    if found.slack:
+        told.append(("slack", f"at least {max(found.slack.low, 0):g} of the ttl, 99 % of {found.slack.seen}"))
+    return told

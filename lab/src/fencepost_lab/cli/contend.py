@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fencepost.cli.metrics import AUTO, Metrics, serve, where
 from fencepost.cli.options import Duration, Json, Switch
 from fencepost.errors import ConfigError
 
@@ -47,9 +48,7 @@ def contend(
     history: Annotated[
         Path | None, typer.Option(help="Write every event here, for 'fencepost check' and 'fencepost sim --play'.")
     ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1; 0 picks one.")
-    ] = None,
+    metrics: Metrics = AUTO,
     as_json: Json = False,
 ) -> None:
     """Let many contenders want the same lock, and measure what they meet.
@@ -63,6 +62,7 @@ def contend(
     from fencepost_lab.contend import clients, report
     from fencepost_lab.contend.plan import Plan
     from fencepost_lab.contend.run import contend as run
+    from fencepost_lab.contend.totals import Totals
 
     if client == "list":
         for name, row in clients.CLIENTS.items():
@@ -89,22 +89,19 @@ def contend(
         fence=fence is Switch.ON,
         pause=pause,
         history=history is not None,
-        metrics=metrics_port is not None,
+        metrics=where(metrics) is not None,
         **({} if key is None else {"key": key}),
     )
-    totals = None
-    if metrics_port is not None:
-        from fencepost_lab.contend.totals import Totals
-
-        totals = Totals()
-        print(f"metrics: {totals.serve(metrics_port)}", file=sys.stderr, flush=True)
+    totals = Totals()
+    if served := serve(metrics, totals.text):
+        print(f"metrics at {served.url}", file=sys.stderr, flush=True)
     console = Console(stderr=True)
     with console.status("starting") as status:
 
         def show(seconds: float, acquired: int, backlog: int) -> None:
             status.update(f"{seconds:.0f} s: {acquired} sections, {backlog} waiting")
 
-        result = run(plan, history=history, metrics=totals.take if totals else None, progress=show)
+        result = run(plan, history=history, metrics=totals.take, progress=show)
     found = report.summary(result)
     if as_json:
         print(json.dumps(found))

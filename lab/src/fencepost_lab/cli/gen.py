@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fencepost.cli.metrics import AUTO, Metrics, serve
 from fencepost.cli.options import Duration, Json
 
 app = typer.Typer(add_completion=False)
@@ -27,9 +28,7 @@ def gen(
     until_expired: Annotated[
         bool, typer.Option("--until-expired", help="Stay until the locks have expired, and report the store then.")
     ] = False,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1; 0 picks one.")
-    ] = None,
+    metrics: Metrics = AUTO,
     as_json: Json = False,
 ) -> None:
     """Lay down held locks, one holder each, exactly as the backend keeps them.
@@ -40,6 +39,7 @@ def gen(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fencepost.errors import ConfigError
+    from fencepost.hooks.page import Page
     from fencepost_lab.gen.ground import Laid
     from fencepost_lab.gen.run import Order, lay
 
@@ -47,13 +47,10 @@ def gen(
         # Not $FENCEPOST_URL: what locks live in every day is not what to fill with millions of them.
         raise ConfigError('say which store to fill: --backend redis://localhost:6379/0, or --backend "$FENCEPOST_URL"')
     order = Order(keys=keys, seed=seed, ttl=ttl, rate=rate, batch=batch, fresh=fresh)
-    count = None
     console = Console(stderr=True)
-    if metrics_port is not None:
-        from fencepost_lab.stage.serving import counters
-
-        count, url = counters(metrics_port, "lock_acquire_attempts_total", "lock_acquire_success_total")
-        console.print(f"metrics at {url}", highlight=False)
+    page = Page(["lock_acquire_attempts_total", "lock_acquire_success_total"])
+    if served := serve(metrics, page.text):
+        console.print(f"metrics at {served.url}", highlight=False)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -71,8 +68,8 @@ def gen(
             bar.update(task, advance=laid.locks)
             if speed := bar.tasks[0].speed:
                 bar.update(task, pace=f"{speed:,.0f}/s")
-            if count is not None:
-                count(lock_acquire_attempts_total=laid.locks, lock_acquire_success_total=laid.free)
+            page.add("lock_acquire_attempts_total", laid.locks)
+            page.add("lock_acquire_success_total", laid.free)
 
         done = lay(backend, order, told=told, wait=until_expired)
     if as_json:

@@ -60,12 +60,10 @@ def run(
     from fencepost_lab.experiments import chosen, runs
     from fencepost_lab.servers.stores import known
 
-    runs.equipped()
     if backend is not None:
         known(backend)
     wanted = chosen(names)
-    for each in wanted:
-        each.settings(quick=quick, backend=backend)
+    runs.equipped([each.settings(quick=quick, backend=backend) for each in wanted])
     # Being told to end is like Ctrl-C: what was started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(exits.SIGNALLED + signal.SIGTERM))
     console = Console(stderr=True, soft_wrap=True, highlight=False)

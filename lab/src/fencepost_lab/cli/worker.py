@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fencepost.cli import exits
+from fencepost.cli.metrics import AUTO, Metrics, serve
 from fencepost.cli.options import Duration, Json, Switch
 from fencepost.errors import LeaseLost, Refused
 from fencepost_lab.stage.job import Edit, Job, PauseAt, PauseMode
@@ -48,9 +49,7 @@ def worker(
     writes: Annotated[int, typer.Option(help="Writes in each round, each after a read.")] = 1,
     iterations: Annotated[int, typer.Option(help="Rounds of acquire, read, work, write, release.")] = 1,
     steps: Annotated[bool, typer.Option("--steps", help="Wait for a line on stdin before each step.")] = False,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1; 0 picks one.")
-    ] = None,
+    metrics: Metrics = AUTO,
     as_json: Json = False,
 ) -> None:
     """Acquire a lock, work, write to the resource with the lease's token, release.
@@ -58,6 +57,7 @@ def worker(
     Start two, freeze one with --pause, and see what the resource does about the zombie.
     """
     from fencepost.driver import boottime
+    from fencepost.hooks.page import Page
     from fencepost_lab.history.format import encode
     from fencepost_lab.stage.narrate import tell
     from fencepost_lab.stage.worker import Fact, Worker
@@ -90,15 +90,11 @@ def worker(
         pause_mode=pause_mode,
         pause_at=pause_at,
     )
-    hooks = []
-    if metrics_port is not None:
-        from fencepost_lab.stage.serving import metrics
-
-        hook, url = metrics(metrics_port)
-        hooks.append(hook)
-        show({"event": "metrics", "worker": name, "at": boottime(), "url": url})
+    page = Page()
+    if served := serve(metrics, page.text):
+        show({"event": "metrics", "worker": name, "at": boottime(), "url": served.url})
     worker = Worker(job, show, step=wait) if steps else Worker(job, show)
-    tally = worker.run(hooks)
+    tally = worker.run([page])
     if tally.refused:
         raise typer.Exit(exits.CODES[Refused][0])
     if tally.lost:

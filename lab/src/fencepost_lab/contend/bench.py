@@ -1,9 +1,9 @@
-"""Clients side by side: which of them can be put on a store here, and one run of each."""
+"""Clients side by side: which of them can be put on a store, and one run of each."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
-from fencepost.errors import ConfigError
+from fencepost.address import parse
 from fencepost_lab.contend import clients, report
 from fencepost_lab.contend.plan import Plan
 from fencepost_lab.contend.run import Result, contend
@@ -13,26 +13,20 @@ OURS = "fencepost"
 
 
 def able(store: Store, wanted: list[str]) -> list[str]:
-    """Those of the wanted clients that reach this store and are installed, fencepost first."""
-    found = []
-    for name in dict.fromkeys([OURS, *wanted]):
-        try:
-            clients.find(name, store.url)
-        except ConfigError:
-            continue
-        found.append(name)
+    """Those of the wanted clients that reach this store, fencepost first.
+
+    ConfigError if one is not installed: a row that is missing would look like a result.
+    """
+    scheme = parse(store.url).scheme
+    found = [name for name in dict.fromkeys([OURS, *wanted]) if clients.reaches(name, scheme)]
+    for name in found:
+        clients.installed(name)
     return found
 
 
 def versions(names: set[str]) -> dict[str, str]:
     """The peers' packages, by their versions."""
-    found = {}
-    for package in sorted({clients.CLIENTS[name].package for name in names} - {""}):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {package: version(package) for package in sorted({clients.known(name).package for name in names} - {""})}
 
 
 def measure(store: Store, client: str, **options: Any) -> tuple[Result, dict[str, Any]]:

@@ -97,6 +97,7 @@ class Row(NamedTuple):
     about: str = ""
 
 
+_PIP = "pip install 'fencepost-lab[peers]'"
 _PEERS = "fencepost_lab.contend.peers:"
 CLIENTS: dict[str, Row] = {
     "fencepost": Row(f"{__name__}:Fencepost", about="asyncio"),
@@ -111,14 +112,32 @@ CLIENTS: dict[str, Row] = {
 }
 
 
-def find(name: str, backend: str | None) -> type[Any]:
-    """The class of a client; ConfigError if there is none, it cannot reach ``backend``, or it is not installed."""
+def known(name: str) -> Row:
+    """The row of a client; ConfigError if there is none of that name."""
     row = CLIENTS.get(name)
     if row is None:
         raise ConfigError(f"there is no client {name!r}; there are {', '.join(CLIENTS)}")
+    return row
+
+
+def reaches(name: str, scheme: str) -> bool:
+    """Whether a client can be put on the stores of a scheme; ConfigError if there is none of that name."""
+    schemes = known(name).schemes
+    return not schemes or scheme in schemes
+
+
+def find(name: str, backend: str | None) -> type[Any]:
+    """The class of a client; ConfigError if there is none, it cannot reach ``backend``, or it is not installed."""
+    row = known(name)
     scheme = address.parse(backend).scheme if backend else ""
-    if row.schemes and scheme not in row.schemes:
+    if not reaches(name, scheme):
         raise ConfigError(f"client {name!r} needs --backend {row.schemes[0]}://..., not {scheme or 'none'}")
+    return installed(name)
+
+
+def installed(name: str) -> type[Any]:
+    """The class of a client, whatever it is put on; ConfigError if there is none, or its package is missing."""
+    row = known(name)
     module, _, kind = row.target.partition(":")
     try:
         found: type[Any] = getattr(importlib.import_module(module), kind)
@@ -126,7 +145,7 @@ def find(name: str, backend: str | None) -> type[Any]:
     except ModuleNotFoundError as error:
         if not row.package or ours(error):
             raise
-        raise ConfigError(f"client {name!r} needs the package {error.name!r}: pip install {row.package}") from error
+        raise ConfigError(f"client {name!r} needs the package {error.name!r}: {_PIP}") from error
     return found
 
 

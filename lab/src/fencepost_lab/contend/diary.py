@@ -10,6 +10,9 @@ from fencepost.driver import boottime
 from fencepost_lab.contend.plan import Plan
 from fencepost_lab.history.format import FORMAT, Line, encode, lines
 
+TOLD = ("renewed", "unrenewed", "at_risk", "recovered", "lost")
+"""The events of a held lease that a history has."""
+
 
 class Diary:
     """Notes what happens, if there is a file to note it in; ``t`` counts from ``start``.

@@ -14,7 +14,7 @@ from fencepost.errors import ConfigError
 from fencepost.events import Event, Hook, Kind
 from fencepost_lab.contend.clients import Client, Held
 from fencepost_lab.contend.counting import Counting
-from fencepost_lab.contend.diary import Diary
+from fencepost_lab.contend.diary import TOLD, Diary
 from fencepost_lab.contend.plan import Part
 from fencepost_lab.contend.recorder import Recorder
 from fencepost_lab.servers.freeze import freeze
@@ -227,7 +227,7 @@ class Load:
 
     def heard(self, event: Event) -> None:
         """A hook: renewals and losses of the leases that are held."""
-        if event.kind not in ("renewed", "unrenewed", "lost") or event.holder not in self.leases:
+        if event.kind not in TOLD or event.holder not in self.leases:
             return
         self.counts[event.kind] += 1
         who, name, held = self.leases[event.holder]

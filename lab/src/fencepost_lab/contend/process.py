@@ -19,6 +19,7 @@ from typing import Any
 from fencepost.driver import Driver, boottime, run
 from fencepost.errors import ConfigError, FencepostError
 from fencepost.events import Event
+from fencepost.hooks.page import Page
 from fencepost_lab.contend.clients import Client, open_client
 from fencepost_lab.contend.diary import Diary
 from fencepost_lab.contend.load import Load
@@ -37,15 +38,7 @@ class Process:
         self._part = part
         self._folder = folder
         self._load: Load | None = None
-        self._count: Callable[[Event], None] | None = None
-        self._registry: Any = None
-        if part.plan.metrics:
-            from fencepost.hooks.prometheus import Metrics
-
-            from prometheus_client import CollectorRegistry  # isort: skip
-
-            self._registry = CollectorRegistry()
-            self._count = Metrics(self._registry)
+        self._count = Page() if part.plan.metrics else None
         self._over = threading.Event()
 
     def main(self) -> None:
@@ -89,8 +82,8 @@ class Process:
         number = 0
         while not self._over.wait(max(0.0, start + number * TICK - boottime())):
             fact: dict[str, Any] = {"tick": number, "backlog": load.backlog(), "acquired": load.counts["acquired"]}
-            if self._registry is not None and number % 4 == 0:
-                fact["metrics"] = _samples(self._registry)
+            if self._count is not None and number % 4 == 0:
+                fact["metrics"] = self._count.data()
             say(fact)
             # A process that was stopped goes on with the present.
             number = max(number + 1, int((boottime() - start) / TICK))
@@ -183,18 +176,10 @@ class Process:
                     "longest": longest,
                     "stopped": min(stopped, end),
                     "last": load.last,
-                    "metrics": _samples(self._registry) if self._registry is not None else None,
+                    "metrics": None if self._count is None else self._count.data(),
                 }
             }
         )
-
-
-def _samples(registry: Any) -> list[Any]:
-    """Every metric with its samples, as JSON has them."""
-    return [
-        [each.name, each.documentation, each.type, [[s.name, s.labels, s.value] for s in each.samples]]
-        for each in registry.collect()
-    ]
 
 
 _gate = threading.Lock()

@@ -65,7 +65,7 @@ def contend(
     plan: Plan,
     *,
     history: Path | None = None,
-    metrics: Callable[[int, list[Any]], None] | None = None,
+    metrics: Callable[[int, dict[str, Any]], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Run it, and add up. Ctrl-C ends it early, with what there is so far; a second one at once.
@@ -124,7 +124,7 @@ class Processes:
         self,
         plan: Plan,
         folder: Path,
-        metrics: Callable[[int, list[Any]], None] | None,
+        metrics: Callable[[int, dict[str, Any]], None] | None,
         progress: Progress | None,
     ) -> None:
         self._plan = plan

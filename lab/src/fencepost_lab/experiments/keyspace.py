@@ -133,7 +133,18 @@ def _active(outcome: Outcome, server: Redis, settings: Settings, context: Contex
 
 def _generate(url: str, keys: int, ttl: float) -> dict[str, Any]:
     """What the generator reports, as a process of its own: its memory is nobody else's."""
-    options = ("--keys", str(keys), "--seed", str(SEED), "--ttl", f"{ttl}s", "--until-expired", "--json")
+    options = (
+        "--keys",
+        str(keys),
+        "--seed",
+        str(SEED),
+        "--ttl",
+        f"{ttl}s",
+        "--until-expired",
+        "--json",
+        "--metrics",
+        "off",
+    )
     said = subprocess.run(
         [sys.executable, "-P", "-m", "fencepost", "gen", "--backend", url, *options], capture_output=True, text=True
     )

@@ -115,9 +115,11 @@ def _section(result: Result) -> Iterator[str]:
     name, machine = result["experiment"], result["machine"]
     versions = ", ".join(f"{each} {version}" for each, version in result["versions"].items())
     yield f"Run it again:\n\n```text\n{result['command']}\n```"
+    stores = "; ".join(result.get("stores", {}).values())
     yield (
         f"It took {result['seconds']:g} s on {result['started'][:10]}, on {machine['cpus']} cores of "
-        f"{machine['system']} {machine['arch']}: {versions}. All figures: [{name}.json]({name}.json)."
+        f"{machine['system']} {machine['arch']}: {versions}. "
+        f"{f'Stores: {stores}. ' if stores else ''}All figures: [{name}.json]({name}.json)."
     )
     note = files("fencepost_lab.experiments") / NOTES.get(name, "-")
     if note.is_file():

@@ -6,7 +6,8 @@ import platform
 import shlex
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,21 +16,31 @@ from typing import Any, TypeAlias
 
 from fencepost.address import masked
 from fencepost.errors import ConfigError, FencepostError
-from fencepost_lab.experiments import Experiment
+from fencepost_lab.contend import clients
+from fencepost_lab.experiments import Experiment, Settings
 from fencepost_lab.experiments.context import Context
-from fencepost_lab.report.outcome import Outcome
+from fencepost_lab.report.outcome import Outcome, Plot
 from fencepost_lab.servers import Missing, StartFailed
+from fencepost_lab.servers.stores import Store
 
 FOLDER = Path("lab-runs")
 Result: TypeAlias = dict[str, Any]
 """One experiment's JSON: what was asked, how it was run, and what came of it."""
 
 
-def equipped() -> None:
-    """Return if what the lab needs is installed; ConfigError naming the pip command, before hours are spent."""
+def equipped(wanted: Iterable[Settings] = ()) -> None:
+    """Return if what the lab needs is installed, also the peers that these settings name.
+
+    ConfigError naming the pip command, before hours are spent: a peer that is missing is no result.
+    """
     for package in ("matplotlib", "markdown_it", "starlette", "uvicorn"):
         if find_spec(package) is None:
             raise ConfigError(f"the lab needs the package {package!r}: pip install 'fencepost-lab[all]'")
+    for settings in wanted:
+        schemes = [backend.partition("://")[0] for backend in settings.get("backends", ())]
+        for name in settings.get("peers", ()):
+            if any(clients.reaches(name, scheme) for scheme in schemes):
+                clients.installed(name)
 
 
 def command(experiment: Experiment, *, quick: bool, backend: str | None) -> str:
@@ -46,6 +57,13 @@ def versions(context: Context) -> dict[str, str]:
     for each in context.stores.values():
         found |= each.versions()
     return found
+
+
+def conditions(plot: Plot, stores: Iterable[Store]) -> str:
+    """What the figures of a plot depend on: the settings of the store in its name, or of all stores."""
+    used = {each.name: each.conditions() for each in stores}
+    named = [text for name, text in used.items() if name in plot.name.split("-")]
+    return "; ".join(named or used.values())
 
 
 def _broken(why: str) -> Outcome:
@@ -76,7 +94,13 @@ def run(
             outcome = _broken(str(error))
         except Exception:  # a mistake in one experiment must not take the results of the others with it
             outcome = _broken(traceback.format_exc())
-        seen = versions(context)
+        stores = list(context.stores.values())
+        seen = versions(context) | {f"{name} (peer)": found for name, found in outcome.figures.get("peers", {}).items()}
+        outcome.plots = [
+            replace(plot, caption=f"{plot.caption} ({conditions(plot, stores)})" if stores else plot.caption)
+            for plot in outcome.plots
+        ]
+        used = {each.name: each.conditions() for each in stores}
     result: Result = {
         "experiment": experiment.name,
         "number": experiment.number,
@@ -86,6 +110,7 @@ def run(
         "seconds": round(time.monotonic() - begin, 1),
         "machine": {"cpus": os.cpu_count(), "system": platform.system(), "arch": platform.machine()},
         "versions": seen,
+        "stores": used,
         "question": experiment.question,
         "claim": experiment.claim,
         "setup": experiment.setup,

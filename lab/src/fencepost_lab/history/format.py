@@ -26,6 +26,8 @@ acquired     who token holder ttl asked until limit: a client has a lease; it as
              hold at once. Write it before the first access under the lease
 renewed      who token holder until: the deadline moved
 unrenewed    who token holder until: the store did not answer a renewal
+at_risk      who token holder until: a renewal failed or is overdue, and the lease still holds; once per outage
+recovered    who token holder until: a lease that was at risk is renewed again
 lost         who token holder why: the client noticed that its lease is over. Its belief ends
 releasing    who token holder: the client gives the lease back. Its belief ends
 released     who token holder asked ok: the answer; false: it was no longer its own; null: no answer
@@ -83,9 +85,9 @@ FORMAT = 1
 
 EVENTS = frozenset(
     (
-        "run", "asked", "acquired", "renewed", "unrenewed", "lost", "releasing", "released", "timeout", "failed",
-        "cancelled", "heeded", "bumped", "leader", "granted", "extended", "freed", "queued", "unqueued", "told", "left",
-        "sent", "read", "wrote", "access", "marked", "message", "fault", "note", "end",
+        "run", "asked", "acquired", "renewed", "unrenewed", "at_risk", "recovered", "lost", "releasing", "released",
+        "timeout", "failed", "cancelled", "heeded", "bumped", "leader", "granted", "extended", "freed", "queued",
+        "unqueued", "told", "left", "sent", "read", "wrote", "access", "marked", "message", "fault", "note", "end",
     )
 )  # fmt: skip
 """Every kind of line."""

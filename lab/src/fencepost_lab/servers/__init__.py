@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,23 @@ def _http(port: int, method: str, path: str, body: str | None, timeout: float) -
         return text
 
 
+def _synced(fsync: bool) -> str:
+    return f"fsync {'on' if fsync else 'off'}"
+
+
 class Redis(Server):
     """A Redis with its default settings: a snapshot on stop, nothing kept on kill. `args` override."""
 
     @property
     def url(self) -> str:
         return f"redis://{self.address}/0"
+
+    @property
+    def durability(self) -> str:
+        options = dict(pairwise(self.args))
+        if options.get("--appendonly") != "yes":
+            return "no append-only file, so no fsync"
+        return f"append-only file, fsync {options.get('--appendfsync', 'everysec')}"
 
     def command(self) -> list[str]:
         return [
@@ -120,6 +132,10 @@ class Etcd(Server):
     @property
     def url(self) -> str:
         return f"etcd://{self.address}"
+
+    @property
+    def durability(self) -> str:
+        return _synced(self.fsync)
 
     @property
     def peer_url(self) -> str:
@@ -164,6 +180,10 @@ class ZooKeeper(Server):
     @property
     def url(self) -> str:
         return f"zookeeper://{self.address}"
+
+    @property
+    def durability(self) -> str:
+        return _synced(self.fsync)
 
     def prepare(self) -> None:
         settings = {
@@ -212,6 +232,10 @@ class Consul(Server):
     def url(self) -> str:
         return f"consul://{self.address}"
 
+    @property
+    def durability(self) -> str:
+        return _synced(True)
+
     def prepare(self) -> None:
         http_port, server, serf_lan, serf_wan = self.ports
         ports = {"http": http_port, "server": server, "serf_lan": serf_lan, "serf_wan": serf_wan}
@@ -255,6 +279,10 @@ class Postgres(Server):
         """With its password, unless clients find that in $PGPASSWORD."""
         known = self.password == os.environ.get("PGPASSWORD")
         return f"postgresql://postgres{'' if known else ':' + self.password}@{self.address}/postgres"
+
+    @property
+    def durability(self) -> str:
+        return _synced(self.fsync)
 
     @property
     def data(self) -> Path:

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 from fencepost_lab.servers.programs import cache
 
 ELSEWHERE = (
-    "start them with 'docker compose -f deploy/compose.yaml up -d --wait' and export the\n"
+    "start them with 'docker compose -f deploy/stores.yaml up -d --wait' and export the\n"
     "FENCEPOST_TEST_*_URL variables listed at the top of that file, or put the programs on PATH"
 )
 

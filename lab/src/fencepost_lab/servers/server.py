@@ -61,6 +61,11 @@ class Server(Pausable):
         raise NotImplementedError
 
     @property
+    def durability(self) -> str:
+        """Whether an acknowledged write is on disk, which figures depend on; "" if nobody says."""
+        return ""
+
+    @property
     def log(self) -> Path:
         """Everything the server has printed, over all its starts."""
         return self.folder / "server.log"
@@ -232,6 +237,11 @@ class Cluster(Generic[Member]):
         """One address list: scheme://host:port,host:port,host:port"""
         scheme = self.members[0].url.partition("://")[0]
         return f"{scheme}://{','.join(member.address for member in self.members)}"
+
+    @property
+    def durability(self) -> str:
+        """That of each member, and how many there are."""
+        return f"{self._size} members, {self._make(1, []).durability}"
 
     def start(self) -> Self:
         """Start what is not running and wait until every member answers. Raises StartFailed, Missing."""

@@ -23,6 +23,9 @@ class Running(Protocol):
     @property
     def url(self) -> str: ...
 
+    @property
+    def durability(self) -> str: ...
+
 
 def _redlock() -> AbstractContextManager[Running]:
     from fencepost_lab.servers.redis_groups import Independent
@@ -37,7 +40,7 @@ SERVERS: dict[str, Callable[[], AbstractContextManager[Running]]] = {
     "zookeeper": lambda: ZooKeeper(fsync=True),
     # A waiter is one connection, and Consul lets one address have 200 unless told otherwise.
     "consul": lambda: Consul(args=["-hcl", "limits { http_max_conns_per_client = 4096 }"]),
-    "postgres": Postgres,
+    "postgres": lambda: Postgres(fsync=True),
 }
 _PROGRAMS = {"redlock": ("redis",), "zookeeper": ("zookeeper", "java")}
 _CLIENTS = {
@@ -77,6 +80,15 @@ class Store:
             with suppress(PackageNotFoundError):
                 found[f"{package} (client)"] = version(package)
         return found
+
+    def conditions(self) -> str:
+        """What its figures depend on: version, number of servers, what is synced to disk."""
+        if self.name == "sqlite":
+            return f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=NORMAL, FULL for tokens"
+        if self.server is None:
+            return f"{self.name} as it was found at the address given"
+        program = _PROGRAMS.get(self.name, (self.name,))[0]
+        return ", ".join(filter(None, (f"{self.name} {self.versions()[program]}", self.server.durability)))
 
 
 def known(backend: str) -> str:

@@ -19,8 +19,9 @@ STORES: dict[str, dict[str, str]] = {
             "Five independent Redis servers. A client holds the lock while a majority has its key, minus the"
             " time that acquiring took and a margin for drift. There is no queue: a client that did not get a"
             " majority asks again after a random pause. Each node counts on its own wall clock, so one clock"
-            " that jumps can make two majorities. Plain Redlock has no token; this one takes the largest counter"
-            " of the majority."
+            " that jumps, or one node that restarts without its data, can make two majorities. Plain Redlock has no"
+            " token; this one takes the largest counter of the majority, which a node that forgot can repeat. With"
+            " fence = hybrid it takes the largest counter or clock, as redlock:// does, and goes on growing."
         ),
     },
     "etcd": {
@@ -74,7 +75,7 @@ FENCINGS: dict[str, tuple[str, str]] = {
 SETTINGS: dict[str, str] = {
     "seed": "decides every delay, loss and tie: the same seed gives the same run",
     "backend": "the lock service",
-    "fence": "Redis tokens: counter (INCR), or hybrid (the larger of last + 1 and server time in microseconds)",
+    "fence": "tokens of Redis and Redlock: counter (INCR), or hybrid (last + 1, or server time in us if larger)",
     "fencing": "how much of the rule the resource applies",
     "release": "conditional: one atomic step, only if it is still mine; getdel: GET, compare, DEL",
     "ttl": "seconds that each lease is granted for",

@@ -40,12 +40,14 @@ def outcome(trace: Iterable[Line]) -> dict[str, Any]:
     applied = {(line["token"], line["seq"], line["holder"]) for line in accesses if "version" in line}
     refused = [line for line in accesses if line["verdict"] not in ("admit", "replay")]
     told = [line for line in trace if line["ev"] == "wrote" and line["outcome"] == "done"]
+    acquired = {(line["token"], line["holder"]) for line in trace if line["ev"] == "acquired"}
     return {
         **{name: end[name] for name in ("accepted", "refused", "corrupted", "lost_updates", "value", "mark")},
         "writers": len({line["holder"] for line in accesses if "version" in line}),
         "refusals": [{name: line[name] for name in ("token", "verdict", "mark")} for line in refused],
         "clashes": sum(line["verdict"] == "clash" for line in refused),
         "unkept": sum((line["token"], line["seq"], line["holder"]) not in applied for line in told),
+        "repeated": len(acquired) - len({token for token, _ in acquired}),
         "taken": sum(line["ev"] == "freed" and line["how"] == "taken" for line in trace),
         "finished": not end["unfinished"],
     }

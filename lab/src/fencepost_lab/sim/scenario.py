@@ -49,7 +49,7 @@ class Settings:
 
     backend: str = "redis"
     fence: str = "counter"
-    """Redis tokens: ``counter`` is INCR, ``hybrid`` is max(last + 1, server time in us)."""
+    """Tokens of Redis and Redlock: ``counter`` is INCR, ``hybrid`` is max(last + 1, server time in us)."""
     fencing: str = "enter"
     """off, writes (only writes are judged), enter (reads enter first); the others weaken the rule."""
     release: str = "conditional"

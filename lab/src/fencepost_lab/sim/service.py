@@ -46,7 +46,7 @@ class Service:
             elif self.kind == "zookeeper":
                 self.stores[name] = ZooKeeperStore(node, network, self.observe)
             elif self.kind == "redlock":
-                self.stores[name] = RedlockStore(node, network, self.observe)
+                self.stores[name] = RedlockStore(node, network, self.observe, hybrid=settings.fence == "hybrid")
             else:
                 self.stores[name] = RedisStore(node, network, self.observe, hybrid=settings.fence == "hybrid")
 

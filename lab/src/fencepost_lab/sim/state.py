@@ -30,6 +30,8 @@ class State:
     """Everything the store could lose."""
 
     counter: int = 0
+    grants: int = 0
+    """How many were made before: a replica that missed the last one knows one less."""
     locks: dict[str, LockState] = field(default_factory=dict)
     queues: dict[str, dict[str, Waiter]] = field(default_factory=dict)
     gone: dict[str, None] = field(default_factory=dict)
@@ -41,4 +43,4 @@ class State:
         queues = {
             name: {holder: copy(waiter) for holder, waiter in queue.items()} for name, queue in self.queues.items()
         }
-        return State(self.counter, locks, queues, self.gone.copy())
+        return State(self.counter, self.grants, locks, queues, self.gone.copy())

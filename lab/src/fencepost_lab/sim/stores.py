@@ -180,6 +180,7 @@ class Store:
 
     def _grant(self, name: str, holder: str, ttl: float) -> LockState:
         ttl = self.granted_ttl(ttl)
+        self.state.grants += 1
         lock = LockState(holder, self.mint(), ttl, self.clock() + ttl)
         self.state.locks[name] = lock
         self._watch(name, lock)
@@ -244,7 +245,7 @@ class Store:
     def rewind(self, seconds: float | None, why: str) -> None:
         """Go on with the state of some seconds ago, or from before the last grant: what a lagging replica knows."""
         if seconds is None:
-            kept = [state for _, state in self._past if state.counter < self.state.counter]
+            kept = [state for _, state in self._past if state.grants < self.state.grants]
         else:
             instant = self.node.world.now - seconds
             kept = [state for at, state in self._past if at <= instant]

@@ -24,6 +24,7 @@ from fencepost_lab.stage.worker import Fact
 
 T = TypeVar("T")
 
+_WORKER = ("worker", "--json", "--steps", "--metrics", "off")
 _PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
 
 
@@ -184,7 +185,7 @@ class Processes:
 
         ``resource`` is for an address with a password in it.
         """
-        words = ("worker", "--json", "--steps", "--name", name, *options)
+        words = (*_WORKER, "--name", name, *options)
         # Where no list of processes shows a password.
         process = await self._start(*words, FENCEPOST_URL=backend, FENCEPOST_RESOURCE=resource)
         return await StepWorker(name, process, tell, self._errors).prepared()

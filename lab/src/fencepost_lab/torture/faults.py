@@ -348,7 +348,8 @@ def _restore_postgres(stage: Stage) -> Proof:
     kept = "; ".join(
         f"DROP TABLE IF EXISTS kept_{each}; CREATE TABLE kept_{each} AS TABLE fencepost.{each}" for each in tables
     )
-    server.psql(kept)
+    # One snapshot of all three: a lock's row counts its waiters.
+    server.psql(f"BEGIN ISOLATION LEVEL REPEATABLE READ; {kept}; COMMIT")
     stage.last(0.5, 1.5)
     back = "; ".join(
         f"DELETE FROM fencepost.{each}; INSERT INTO fencepost.{each} OVERRIDING SYSTEM VALUE TABLE kept_{each}; "

@@ -144,13 +144,16 @@ class _Ending:
 
 
 def _liveness(plan: Plan, url: str, chosen: Menu) -> tuple[dict[str, float], list[str]]:
-    """How long each lock took to be granted once all faults were over, and which took too long."""
+    """How long each lock took to be granted once all faults were over, and which took too long.
+
+    Every lock has a visitor here: what the dead have left in a queue is cleared by the next client that comes.
+    """
     bound = max(2 * plan.ttl, 10.0)
     served: dict[str, float] = {}
     slow: list[str] = []
     with fencepost.connect(url, ttl=max(5.0, plan.ttl)) as locks:
         for key in plan.keys:
-            for name in (key, f"{key}/leader") if not plan.control else (key,):
+            for name in (key, f"{key}/leader", f"{key}/shared") if not plan.control else (key,):
                 begun = time.monotonic()
                 try:
                     locks.acquire(name, timeout=bound).release()

@@ -28,7 +28,7 @@ from fencepost.events import Event
 from fencepost.lease import BaseLease
 from fencepost.rule import Verdict
 from fencepost_lab.contend.clients import Held, open_client
-from fencepost_lab.contend.diary import Diary
+from fencepost_lab.contend.diary import TOLD, Diary
 from fencepost_lab.torture.board import At, Board, Do
 from fencepost_lab.torture.plan import Plan
 from fencepost_lab.torture.registers import Entry, Register, Seen, register
@@ -97,7 +97,7 @@ class Worker:
 
     def _heard(self, event: Event) -> None:
         facts = self._leases.get(event.holder or "")
-        if facts is None or event.kind not in ("renewed", "unrenewed", "lost"):
+        if facts is None or event.kind not in TOLD:
             return
         lease: BaseLease = facts["lease"]
         known = {name: value for name, value in facts.items() if name != "lease"}

@@ -162,6 +162,7 @@ class Connection:
         self.waiting: deque[Call] = deque()
         """Calls that wait for their turn."""
         self._cancelled: dict[int, None] = {}
+        self._forgotten = 0  # up to this number, streams that we cancelled may be missing there
         self._decode = Decoder(_MOST_HEADERS).decode
         self._decoded: dict[bytes, dict[bytes, bytes]] = {}
         self._next = 1
@@ -283,7 +284,9 @@ class Connection:
             return
         self._cancelled[number] = None
         if len(self._cancelled) > _REMEMBERED:
-            del self._cancelled[next(iter(self._cancelled))]
+            first = next(iter(self._cancelled))
+            del self._cancelled[first]
+            self._forgotten = max(self._forgotten, first)
         self.out += _frame(_RESET, 0, number, code.to_bytes(4))
 
     def _admit(self) -> None:
@@ -377,7 +380,7 @@ class Connection:
     def _find(self, number: int) -> Call | None:
         """The call that a frame belongs to; None if it was cancelled."""
         call = self.calls.get(number)
-        if call is None and number not in self._cancelled:
+        if call is None and number not in self._cancelled and not (number <= self._forgotten and number % 2):
             raise _Broken("an answer came to no request")
         return call
 

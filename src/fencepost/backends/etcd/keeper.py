@@ -77,6 +77,11 @@ def _stuck(session: Session, now: float) -> bool:
     return any(now >= each.deadline + session.ttl for each in session.contenders.values())
 
 
+def _overdue(session: Session) -> float:
+    """When the first answer that is still to come is late."""
+    return session.unanswered[0] + max(session.ttl / 4, 0.75)
+
+
 class Keeper:
     """All sessions of one connection, and the keys they carry."""
 
@@ -90,6 +95,7 @@ class Keeper:
         self._sessions: dict[int, Session] = {}
         self._contenders: dict[str, Contender] = {}
         self._stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] | None = None
+        self._looks = 0.0  # when the keeper looks around next
         self._cleaning = False
         self._closed = False
 
@@ -144,14 +150,19 @@ class Keeper:
         self._connect()
         if self._stream is None:
             session.due = now + _RETRY
-            self._service.wake()
+            self._look_by(session.due)
             return
         self._stream.send(pb.LeaseKeepAliveRequest(ID=session.id))
         # Only now: each answer counts for the oldest of these, so one that was never sent would make all look late.
         session.unanswered.append(now)
         session.due = now + session.ttl / 3
         self._service.ensure()  # also after it failed
-        self._service.wake()
+        self._look_by(_overdue(session))
+
+    def _look_by(self, instant: float) -> None:
+        """Have the keeper look around by then: it goes through all keys, so not each time that a lease is renewed."""
+        if instant < self._looks:
+            self._service.wake()
 
     def _connect(self, settled: Callable[[], None] = lambda: None) -> bool:
         """Open the stream of keep-alives, unless that was done; ``settled`` is called once that is seen to."""
@@ -211,7 +222,7 @@ class Keeper:
                         session.swept = now
                         stray.append(session)
                     if session.unanswered:
-                        overdue = session.unanswered[0] + max(session.ttl / 4, 0.75)
+                        overdue = _overdue(session)
                         silent = silent or now >= overdue
                         wake = min(wake, overdue)
                     for contender in session.contenders.values():
@@ -235,6 +246,7 @@ class Keeper:
                             work.start()
                         except (RuntimeError, MemoryError):  # no thread can be started just now
                             self._cleaning = False
+                self._looks = wake
             for session in over:
                 self.lose(session, "etcd did not delete one of its keys, so it was left to expire")
             await run.nudge.wait(max(0.001, min(wake - self._driver.now(), LINGER)))

@@ -1,6 +1,7 @@
 """Calls to an etcd cluster, to whichever member answers."""
 
 import asyncio
+import threading
 from typing import Any
 
 from fencepost.address import Address
@@ -9,9 +10,9 @@ from fencepost.backends.etcd.channels import Channels
 from fencepost.backends.etcd.http2 import Call, block, framed
 from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, LeaseGone, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.pool import Socket
-from fencepost.backends.etcd.status import Failure
+from fencepost.backends.etcd.status import Failure, deadline_exceeded
 from fencepost.credentials import Secret, Source
-from fencepost.driver import Driver, run
+from fencepost.driver import Driver, Signal, inert, run
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
@@ -40,6 +41,14 @@ class _Notice:
         self._signal.set()
 
 
+class _Entering:
+    """A login that is under way: others wait for it. A server takes its time over each."""
+
+    def __init__(self, signal: Signal) -> None:
+        self.signal = signal
+        self.error: BackendError | Failure | None = None
+
+
 class Rpc:
     """Single requests, blocking or awaited as the driver has it. ``twin`` shares the connections."""
 
@@ -53,6 +62,9 @@ class Rpc:
         self._named = address.user is not None or address.login is not None
         """Whether there is somebody to log in as."""
         self._anonymous = not self._named
+        self._logins = 0  # how often we forgot one
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+        self._entering: _Entering | None = None
         self._heads: dict[tuple[str, int], bytes] = {}
 
     def twin(self, driver: Driver) -> "Rpc":
@@ -71,7 +83,7 @@ class Rpc:
         each = max(limit / len(channels.hosts), 0.3)
         pauses, logins, ambiguous = Backoff(0.02, 0.5), 0, False
         while True:
-            member, dial = channels.member, channels.dial
+            member, dial, known = channels.member, channels.dial, self._logins
             try:
                 left = min(each, max(until - self._driver.now(), 0.05))
                 return await self.once(method, request, member, left, sent)
@@ -90,7 +102,8 @@ class Rpc:
                     sent.doubtful = True
                 raise
             if fault.login and self._named and logins < 2:
-                self.forget_login()
+                if known == self._logins:  # else somebody has forgotten the login of this try already
+                    self.forget_login()
                 logins += 1
                 continue
             if not fault.passing or channels.closed or self._driver.now() + pauses.pause >= until:
@@ -102,7 +115,7 @@ class Rpc:
     async def once(self, method: Method[Q, R], request: Q, member: int, timeout: float, sent: Sent | None = None) -> R:
         """Ask one member, once; Failure if it does not answer."""
         if not self._anonymous and self._login is None:
-            await self._log_in(member)
+            await self._enter(member)
         return await self._send(method, request, member, timeout, sent)
 
     async def settled(self, sent: Sent) -> None:
@@ -138,6 +151,33 @@ class Rpc:
                 sent.pending = call
             raise
         return method.read(request, call.result())
+
+    async def _enter(self, member: int) -> None:
+        """Log in, or wait until another thread or task has done so."""
+        while self._login is None and not self._anonymous:
+            with self._gate:
+                entering = self._entering
+                mine = entering is None or inert(entering.signal)
+                if entering is None or mine:
+                    entering = self._entering = _Entering(self._driver.signal())
+            if not mine:
+                if not await entering.signal.wait(patience(self.timeout)):
+                    raise deadline_exceeded()
+                if isinstance(entering.error, Failure):
+                    raise entering.error.again()
+                if entering.error is not None:
+                    raise entering.error
+                continue
+            try:
+                await self._log_in(member)
+            except (BackendError, Failure) as error:
+                entering.error = error
+                raise
+            finally:
+                with self._gate:
+                    if self._entering is entering:
+                        self._entering = None
+                entering.signal.set()
 
     async def _log_in(self, member: int) -> None:
         user, password = await self._credentials()
@@ -175,6 +215,7 @@ class Rpc:
 
     def forget_login(self) -> None:
         """Log in again before the next request, if there is somebody to log in as."""
+        self._logins += 1
         self._login, self._anonymous = None, not self._named
         self._heads.clear()
 
@@ -199,7 +240,7 @@ class Rpc:
     def stream(self, method: Method[Q, R], member: int) -> tuple[Socket, Call]:
         """Open a two-way stream on a connection of its own, which the caller gives to ``channels.drop`` in the end."""
         if not self._anonymous and self._login is None:
-            run(self._log_in(member))
+            run(self._enter(member))
         socket = self.channels.socket(member)
         return socket, socket.connection.start(self._head(method, member), b"", ends=False)
 

@@ -76,6 +76,7 @@ class Sessions(Keeper):
             with self._gate:
                 self._service.start()
                 self._sessions[session.id] = session
+                self._look_by(session.due)
                 opens = self._connect(settled.set)
             if opens:
                 # Or a process that runs out of descriptors now would grant what it cannot keep alive.

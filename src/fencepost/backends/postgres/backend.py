@@ -16,7 +16,7 @@ from fencepost.backend import Backend, Finding, Hold, Promises, Renewal, Status
 from fencepost.backends.cleanups import Cleanups
 from fencepost.backends.local_queue import LocalQueues
 from fencepost.backends.margin import kept, remains
-from fencepost.backends.postgres.connection import LIBPQ, Call, Target
+from fencepost.backends.postgres.connection import LIBPQ, OURS, Call, Target
 from fencepost.backends.postgres.doctor import examine
 from fencepost.backends.postgres.listener import Listener, Waiter
 from fencepost.backends.postgres.pool import Links
@@ -75,7 +75,7 @@ class Postgres(Backend):
     def __init__(self, address: Address, driver: Driver) -> None:
         super().__init__(address, driver)
         parsers: dict[str, Any] = dict.fromkeys(LIBPQ, str)
-        address.check_given(LIBPQ)
+        address.check_given(LIBPQ - OURS)
         options = address.options(**parsers, schema=_identifier, pool=_count, timeout=seconds, poll=seconds, listen=str)
         self._schema: str = options.get("schema", "fencepost")
         self._patience: float = options.get("timeout", 10.0)
@@ -104,7 +104,7 @@ class Postgres(Backend):
     def _new_listener(self) -> Listener:
         way, listen = self._listen
         if way is not None and way.password is None:
-            way = replace(way, login=self.address.login)
+            way = replace(way, login=self.address.login, given={"login_of": self.address.given.get("conninfo")})
         return Listener(
             Target(way or self.address, self._patience),
             schema=self._schema,

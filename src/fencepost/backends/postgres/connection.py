@@ -24,7 +24,7 @@ from fencepost.errors import BackendError, ConfigError
 
 _VERSION, _REVISION = 1, 4
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
-_OURS = frozenset(
+OURS = frozenset(
     {
         "client_encoding",
         "connect_timeout",
@@ -92,14 +92,19 @@ class Target:
         self._fixed = conninfo(address, patience)
         self._login: Source[Secret] | None = address.login
         self._client: Source[dict[str, str]] | None = address.given.get("conninfo")
+        self._login_of: Source[dict[str, str]] | None = address.given.get("login_of")
+        """A client whose user and password are taken, and nothing else."""
 
     async def parameters(self) -> dict[str, Any]:
         """libpq's keywords for the next connection; BackendError if the caller's function fails."""
         if self._client is not None:
             # The time-outs are ours: those of a client are made for other work.
-            theirs = {key: value for key, value in (await self._client.get()).items() if key not in _OURS}
+            theirs = {key: value for key, value in (await self._client.get()).items() if key not in OURS}
             several = "," in theirs.get("host", "") and "target_session_attrs" not in theirs
             return self._fixed | ({"target_session_attrs": "read-write"} if several else {}) | theirs
+        if self._login_of is not None:
+            login = await self._login_of.get()
+            return {key: login[key] for key in ("user", "password") if key in login} | self._fixed
         if self._login is None:
             return self._fixed
         found = await self._login.get()

@@ -17,7 +17,7 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.answers import answers_for
 from fencepost.backends.redis.calls import Calls
-from fencepost.backends.redis.connection import Denied
+from fencepost.backends.redis.connection import Denied, refusal
 from fencepost.backends.redis.inspect import View
 from fencepost.backends.redis.nodes import Node, cannot_listen
 from fencepost.backends.redis.pool import Pool
@@ -274,6 +274,8 @@ class Redis(Backend):
             return {only: [_Item(index, prefix + hold.name, hold) for index, hold in enumerate(holds)]}, None
         for index, hold in enumerate(holds):
             item = _Item(index, prefix + hold.name, hold)
+            if failure is not None and self._nodes.home(item.lock) is None:
+                continue  # it was looked for just now: where nobody answers, that takes its time
             try:
                 by_node.setdefault(await self._nodes.at(item.lock), []).append(item)
             except BackendError as error:  # nobody serves its slot; the others' are served
@@ -295,7 +297,10 @@ class Redis(Backend):
             if reply.__class__ is ReplyError and str(reply).startswith("NOSCRIPT"):
                 script = self.scripts.renew_all._replace(fits=fit)
                 args = [word for item in part for word in self._requests.own(item.hold)]
-                reply = await self._calls.again(reply, script, [item.lock for item in part], args)
+                try:
+                    reply = await self._calls.again(reply, script, [item.lock for item in part], args)
+                except Denied:
+                    pass
             if reply.__class__ is ReplyError:
                 alone += part
                 continue
@@ -318,7 +323,7 @@ class Redis(Backend):
         failed: BackendError | None = None
         for item, reply in zip(batch, replies, strict=True):
             if reply.__class__ is ReplyError:
-                if failed is not None:
+                if failed is not None and not isinstance(failed, Denied):
                     continue  # one lesson is enough: a server that is ill takes its time over each
                 try:
                     args = self._requests.own(item.hold)
@@ -354,38 +359,45 @@ class Redis(Backend):
             raise
 
     async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
-        answers: list[bool | BackendError | None] = [None] * len(holds)
         by_node, failure = await self._by_node(holds)
+        answers: list[bool | BackendError | None] = [failure] * len(holds)
         for node, batch in by_node.items():
-            requests = [
-                self._requests.release(self.layout.keys(item.hold.name), self._requests.own(item.hold)[0])
-                for item in batch
-            ]
-            fits = [self.scripts.release.fits] * len(batch)
-            unsure: BackendError | None = None
+            await self._release_together(node, batch, answers)
+        return answers
+
+    async def _release_together(
+        self, node: Node, batch: list["_Item"], answers: list[bool | BackendError | None]
+    ) -> None:
+        requests = [
+            self._requests.release(self.layout.keys(item.hold.name), self._requests.own(item.hold)[0]) for item in batch
+        ]
+        fits = [self.scripts.release.fits] * len(batch)
+        unsure: BackendError | None = None
+        try:
             try:
-                try:
-                    replies = await (await node.ready()).calls(requests, fits)
-                except BackendError as error:
-                    if not error.ambiguous:
-                        raise
-                    unsure = error  # as in release(): once more, and a no then says nothing
-                    replies = await (await node.ready()).calls(requests, fits)
+                replies = await (await node.ready()).calls(requests, fits)
             except BackendError as error:
-                failure = unsure or error
-                for item in batch:
-                    answers[item.at] = failure
-                continue
-            for item, reply in zip(batch, replies, strict=True):
-                hold = item.hold
-                if reply.__class__ is ReplyError:
-                    try:
-                        answers[item.at] = await self.release(hold.name, hold.holder, hold.token)
-                    except BackendError as error:
-                        answers[item.at] = error
-                else:
-                    answers[item.at] = unsure if unsure is not None and not reply else bool(reply)
-        return [failure if answer is None else answer for answer in answers]
+                if not error.ambiguous:
+                    raise
+                unsure = error  # as in release(): once more, and a no then says nothing
+                replies = await (await node.ready()).calls(requests, fits)
+        except BackendError as error:
+            for item in batch:
+                answers[item.at] = unsure or error
+            return
+        failed: BackendError | None = None
+        for item, reply in zip(batch, replies, strict=True):
+            hold = item.hold
+            if reply.__class__ is not ReplyError:
+                answers[item.at] = unsure if unsure is not None and not reply else bool(reply)
+            elif failed is not None:
+                answers[item.at] = refusal(reply, self.scheme)  # a server that is ill takes its time over each
+            else:
+                try:
+                    answers[item.at] = await self.release(hold.name, hold.holder, hold.token)
+                except BackendError as error:
+                    answers[item.at] = error
+                    failed = None if isinstance(error, Denied) else error
 
     async def _hand_over(self, name: str, keys: Keys, node: Node, transport: Pool | Stream, own: str) -> bool:
         """Release a lock that others of this process wait for: the answer says which of them got it."""

@@ -30,6 +30,7 @@ NOTHING = object()
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 ELSEWHERE = ("MOVED ", "ASK ")
 _LONGEST = 1000  # characters of what a server said that are looked at, and repeated
+_TELLTALE = 8  # characters of a password by which it is recognised in what a server said
 _NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE", "CROSSSLOT", "would overflow")
 
 
@@ -59,10 +60,11 @@ class Dial:
         """Seconds that it may take to have a connection: as long as credentials may take, too."""
         return self.connect_timeout + self.timeout + (0.0 if self.login is None else LONGEST)
 
-    async def secret(self) -> Secret | None:
-        """Who logs in on the next connection; None: nobody does. BackendError if the caller's function fails."""
+    async def secret(self, most: float = LONGEST) -> Secret | None:
+        """Who logs in on the next connection; None: nobody does. BackendError if the caller's function fails, or takes
+        more than ``most`` seconds."""
         if self.login is not None:
-            return await self.login.get()
+            return await self.login.get(most)
         return None if self.password is None else Secret(self.user, self.password)
 
     def greeting(self, secret: Secret | None) -> list[bytes]:
@@ -84,7 +86,7 @@ class Dial:
         """Check the answers to the greeting. Scripts that cannot be loaded now are sent when they are needed."""
         for reply in replies[: len(replies) - len(self.opening)]:
             if isinstance(reply, ReplyError):
-                text = clipped(reply)
+                text = _unsaid(clipped(reply), secret)
                 if text.startswith("NOPROTO") or ("unknown command" in text.lower() and "HELLO" in text):
                     text += "; fencepost needs Redis 6 or newer, or Valkey"
                 if text.startswith("NOAUTH"):  # its own text is about HELLO, which the user did not send
@@ -98,7 +100,7 @@ class Dial:
             self.fail(
                 endpoint,
                 f"it does not speak RESP3; fencepost needs Redis 6 or newer, or Valkey, and no proxy before it that "
-                f"speaks RESP2: it answers HELLO with {replies[0]!r}",
+                f"speaks RESP2: it answers HELLO with {_unsaid(repr(replies[0]), secret)}",
                 ambiguous=False,
             )
 
@@ -133,6 +135,15 @@ class Dial:
 def cause(reply: Any) -> str:
     """What a server's error says, by its code: also where an older Redis wraps what happened inside a script."""
     return _WRAPPED.sub("", clipped(reply), count=1)
+
+
+def _unsaid(text: str, secret: Secret | None) -> str:
+    """What a server answered to the greeting, without the password: one that does not know HELLO repeats all of it."""
+    text = text.partition(", with args beginning with")[0]
+    if secret is None or not secret.password:
+        return text
+    before, found, _ = text.partition(secret.password[:_TELLTALE])  # the rest may be cut short
+    return f"{before}***" if found else text
 
 
 def clipped(said: object) -> str:

@@ -10,7 +10,7 @@ from fencepost.backends.redis.answers import scanned
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.connection import pack, refusal
 from fencepost.backends.redis.pool import Pool
-from fencepost.backends.redis.scripts import Layout, Scripts, remains
+from fencepost.backends.redis.scripts import Layout, Scripts, owner, remains
 from fencepost.backends.redis.stream import Stream
 
 
@@ -51,20 +51,15 @@ def _seen(name: str, reply: Any) -> Status | None:
     queued = (entry.decode("utf-8", "replace").split(":", 2) for entry in entries)
     waiters = tuple(parts[2] for parts in queued if len(parts) == 3)
     if shares:
-        told = (own.decode("utf-8", "replace").rpartition(":") for own in shares[0])
-        owners = [own for own in told if own[2].isdecimal()]
+        told = (owner(own.decode("utf-8", "replace")) for own in shares[0])
+        owners = sorted((own for own in told if own[1]), key=lambda own: own[1])
         if not owners:
             return None
-        owners.sort(key=lambda own: int(own[2]))
-        sharers = tuple(holder for holder, _, _ in owners)
-        return Status(name, sharers[0], int(owners[-1][2]), remains(left), waiters, sharers)
-    text = value.decode("utf-8", "replace")
-    holder, _, token = text.rpartition(":")
-    ours = token.isdecimal() and holder
-    if not ours:
-        holder, token = text, "0"  # somebody else's client holds it
-    lives = inf if left < 0 else remains(left) if ours else left / 1000
-    return Status(name, holder, int(token), lives, waiters)
+        sharers = tuple(holder for holder, _ in owners)
+        return Status(name, sharers[0], owners[-1][1], remains(left), waiters, sharers)
+    holder, token = owner(value.decode("utf-8", "replace"))
+    lives = inf if left < 0 else remains(left) if token else left / 1000
+    return Status(name, holder, token, lives, waiters)
 
 
 async def held(transport: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:

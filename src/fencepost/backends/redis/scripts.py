@@ -16,6 +16,7 @@ from fencepost.backends import margin
 from fencepost.backends.redis.answers import SCRIPTS, Fits, number
 from fencepost.backends.redis.connection import pack
 from fencepost.errors import ConfigError
+from fencepost.rule import MAX_TOKEN
 
 # No lock's name contains it, so no lock's key is ever another key of ours.
 MARK = "\x1f"
@@ -191,6 +192,7 @@ def tags() -> list[str]:
     return [found[each] for each in range(SLOTS)]
 
 
+_DIGITS = len(str(MAX_TOKEN))
 KEEP = 60_000  # ms that a queue outlives its last live waiter
 _TO_KEEP = f"\r\n$5\r\n{KEEP}\r\n"  # as a request ends with it, after the argument before
 
@@ -244,6 +246,20 @@ def kept(ttl: float) -> int:
 def remains(ms: float) -> float:
     """For how many seconds the holder may count on a lease that its server keeps for so long."""
     return margin.remains(ms / 1000)
+
+
+def owner(value: str) -> tuple[str, int]:
+    """The holder and the token in a lock's value; token 0 if another client made it, which may end in anything."""
+    holder, _, text = value.rpartition(":")
+    if (
+        holder
+        and text.isascii()
+        and text.isdecimal()
+        and len(text) <= _DIGITS
+        and 0 < (token := int(text)) <= MAX_TOKEN
+    ):
+        return holder, token
+    return value, 0
 
 
 @lru_cache(64)

@@ -16,7 +16,7 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.connection import spell
 from fencepost.backends.redis.inspect import held
-from fencepost.backends.redis.scripts import MARK, Keys, Layout, kept, remains
+from fencepost.backends.redis.scripts import MARK, Keys, Layout, kept, owner, remains
 from fencepost.backends.redlock.members import Call, Member, Members, node_scripts
 from fencepost.driver import Driver, Signal
 from fencepost.driver.backoff import Backoff
@@ -262,13 +262,11 @@ class Redlock(Polling):
         seen = [(reply[0].decode("utf-8", "replace"), reply[1]) for reply in said.values() if isinstance(reply, list)]
         values = Counter(value for value, _ in seen)
         for value, votes in values.most_common(1):
-            holder, _, token = value.rpartition(":")
-            if votes + silent < self._nodes.quorum or token.removeprefix("-") != token:
+            if votes + silent < self._nodes.quorum or value.rpartition(":")[2].startswith("-"):
                 return None
-            if not token.isdecimal() or not holder:
-                holder, token = value, "0"  # somebody else's client holds it
+            holder, token = owner(value)
             lives = sorted((inf if each < 0 else remains(each) for own, each in seen if own == value), reverse=True)
-            return Status(name, holder, int(token), lives[min(self._nodes.quorum, len(lives)) - 1], ())
+            return Status(name, holder, token, lives[min(self._nodes.quorum, len(lives)) - 1], ())
         return None
 
     async def _names(self, prefix: str) -> set[str]:

@@ -11,7 +11,7 @@ from fencepost.backends.redis.connection import Dial, Endpoint
 from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
-from fencepost.credentials import Secret
+from fencepost.credentials import LONGEST, Secret
 from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.reply import Reply
@@ -33,9 +33,12 @@ async def ask(asked: Asked, dial: Dial) -> Answers:
     return _blocking(asked, dial)
 
 
-async def connect(nodes: Sequence[Node], dial: Dial) -> list[BackendError | None]:
-    """Have a connection to each node, as far as one can be opened in ``dial.timeout``; why not, for each."""
-    secret = await _secret(dial)
+async def connect(nodes: Sequence[Node], dial: Dial, *, at_hand: int) -> list[BackendError | None]:
+    """Have a connection to each node, as far as one can be opened in ``dial.timeout``; why not, for each.
+
+    There are so many ``at_hand`` already.
+    """
+    secret = await _secret(dial, at_hand, len(nodes))
     wanted = [node for node in nodes if isinstance(node, TaskNode)]
     connections = await _streams(wanted, monotonic() + dial.timeout, secret)
     late = BackendError(f"Redis: cannot connect: {_LATE}", backend=dial.scheme, ambiguous=False)
@@ -52,7 +55,8 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
         for index, pool in enumerate(pools):
             connections[index] = pool.spare()
         if None in connections:
-            secret = run(_secret(dial))
+            lacking = connections.count(None)
+            secret = run(_secret(dial, len(connections) - lacking, lacking))
             if isinstance(secret, BackendError):
                 connections[:] = [connection or secret for connection in connections]
             else:
@@ -106,10 +110,13 @@ def _broken(pool: Pool, connection: Socket, error: OSError) -> BackendError:
         return failure
 
 
-async def _secret(dial: Dial) -> Secret | BackendError | None:
-    """Who logs in, asked once for all servers: however long that takes, each has its whole time to answer after it."""
+async def _secret(dial: Dial, at_hand: int, lacking: int) -> Secret | BackendError | None:
+    """Who logs in, asked once for all servers: however long that takes, each has its whole time to answer after it.
+
+    Where a majority is at hand it does not wait for the caller's function longer than for a server.
+    """
     try:
-        return await dial.secret()
+        return await dial.secret(dial.timeout if at_hand > lacking else LONGEST)
     except BackendError as error:
         return error
 
@@ -151,7 +158,8 @@ def _open(
 
 async def _tasks(asked: Asked, dial: Dial) -> Answers:
     nodes = [node for node, *_ in asked if isinstance(node, TaskNode)]
-    secret = await _secret(dial) if any(node.at_hand() is None for node in nodes) else None
+    lacking = sum(node.at_hand() is None for node in nodes)
+    secret = await _secret(dial, len(nodes) - lacking, lacking) if lacking else None
     until = monotonic() + dial.timeout
     connections = await _streams(nodes, until, secret)
     sent: list[list[Reply] | BackendError] = []

@@ -104,7 +104,8 @@ class Members:
         if not self._driver.blocking:
             apart = [member for member in self.all if member.out is None and member.node.at_hand() is None]
             if apart:
-                failures = await connect([member.node for member in apart], self._dial)
+                at_hand = sum(member.node.at_hand() is not None for member in self.all)
+                failures = await connect([member.node for member in apart], self._dial, at_hand=at_hand)
                 self._judge(dict(zip(apart, failures, strict=True)))
 
     async def ask(self, calls: Sequence[Call], members: Sequence[Member] | None = None) -> Heard:

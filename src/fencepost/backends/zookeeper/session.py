@@ -21,7 +21,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Connect, Create2, Sync
+from kazoo.protocol.serialization import SASL, Auth, Connect, Create2, Sync
 from kazoo.protocol.states import KazooState
 
 from fencepost.backends.zookeeper.address import Settings
@@ -46,6 +46,20 @@ class Container(Create2):  # type: ignore[misc]  # kazoo has no types
     """Creates a node that the server removes by itself once its last child is gone."""
 
     type = 19
+
+
+class _Login(Auth):  # type: ignore[misc]  # kazoo has no types
+    """A login that does not show its password: kazoo logs each request that it sends."""
+
+    def __repr__(self) -> str:
+        return f"Auth(scheme={self.scheme!r}, auth=***)"
+
+
+class _Response(SASL):  # type: ignore[misc]  # kazoo has no types
+    """A step of SASL that does not show what is said, which may be a password."""
+
+    def __repr__(self) -> str:
+        return "SASL(***)"
 
 
 class Reply:
@@ -198,6 +212,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _send_ping(self, connect_timeout: float) -> None:
         super()._send_ping(connect_timeout)
         self._beat()
+
+    def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
+        kind = {Auth: _Login, SASL: _Response}.get(type(request))
+        super()._submit(request if kind is None else kind(*request), timeout, xid)
 
     def _beat(self) -> None:
         """Whatever was sent keeps the session alive: now and then, see for whom."""
@@ -418,7 +436,7 @@ class Session:
         if isinstance(error, NoAuthError):
             next_step = "not allowed; give zk://user:password@..., or open the node's ACL"
         elif isinstance(error, AuthFailedError):
-            next_step = "it did not accept the credentials in the URL"
+            next_step = "it did not accept the credentials"
         elif isinstance(error, SessionExpiredError):
             next_step = "the session expired; ask again"
         elif isinstance(error, (ConnectionLoss, ConnectionClosedError)):

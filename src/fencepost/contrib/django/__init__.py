@@ -11,7 +11,8 @@ The setting ``FENCEPOST`` says where locks live; the app's migration prepares th
 
 How the parts fit: ``conf`` reads the setting and keeps the one ``Locks`` of the process, ``checks`` tells what is wrong
 with the setting, ``transactions`` leads to the guard of each database, ``operations`` and ``migrations`` prepare it,
-``cache`` stands in for cache locks, and ``models`` is there for the permissions and the log of the ``admin`` page.
+``cache`` stands in for cache locks, ``models`` is there for the permissions and the log of the ``admin`` page, and
+``views`` has the page of metrics.
 """
 
 from fencepost.contrib.django.cache import CacheLock, cache_lock

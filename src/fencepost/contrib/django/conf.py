@@ -18,6 +18,8 @@ from fencepost.guards.policy import Policy
 from fencepost.signing import Keys
 from fencepost.sync import Locks, connect
 
+SHORTEST_SECRET = 16
+
 
 def _url(value: Any) -> str:
     if not isinstance(value, str):
@@ -59,6 +61,15 @@ def _hooks(value: Any) -> tuple[Hook, ...]:
     return tuple(value)
 
 
+def _secret(value: Any) -> str:
+    if not isinstance(value, str) or len(value) < SHORTEST_SECRET or not value.isascii() or value.split() != [value]:
+        raise ConfigError(
+            f"it is a secret of at least {SHORTEST_SECRET} ASCII characters without spaces, such as"
+            " secrets.token_urlsafe() makes"  # and it is not shown
+        )
+    return value
+
+
 def _keys(value: Any) -> Keys:
     if not isinstance(value, Keys):
         raise ConfigError(f"it is a fencepost.signing.Keys, not a {type(value).__name__}")
@@ -87,6 +98,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "HOOKS": _hooks,
     "KEYS": _keys,
     "POLICY": _policy,
+    "METRICS_TOKEN": _secret,
 }
 """Each key, and what makes its value what we need; ConfigError if that cannot be."""
 
@@ -98,6 +110,7 @@ class Conf:
         known = _known(value)
         self.locks = _connect(known)
         self.hooks: tuple[Hook, ...] = known.get("HOOKS", ())
+        self.metrics_token: str | None = known.get("METRICS_TOKEN")
         self._keys: Keys | None = known.get("KEYS")
         self._policy: Policy | str | Callable[[], str] | None = known.get("POLICY")
 

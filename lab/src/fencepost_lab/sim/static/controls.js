@@ -6,6 +6,7 @@ import { deadline, stateAt } from "./trace.js";
 
 export const chosen = { client: 0 };
 const amounts = { pause: 8, skew: 2, jump: 30 };
+const EVERYTHING = 3600; // seconds: no run is longer
 let built = "";
 
 /** What each control does, by name; `who` is a client's name. The keyboard uses the same. */
@@ -24,6 +25,7 @@ export const CLIENT = {
 
 export const SERVICE = {
   kill: (who, now) => ({ who, do: now.down ? "restart" : "kill" }),
+  empty: (who, now) => (now.down ? { who, do: "restart", tail: EVERYTHING } : null),
   failover: (who) => ({ who, do: "failover", lag: null }),
   jump: (who) => ({ who, do: "jump", by: amounts.jump }),
   lose: (who) => ({ who, do: "lose" }),
@@ -45,7 +47,9 @@ export function onClient(name, who = state.model?.clients[chosen.client]) {
 const machine = () => byId("machine")?.value ?? "service";
 
 export function onService(name) {
-  if (can() && state.model.machines.length) act(SERVICE[name](machine(), stateAt(state.model, machine(), state.t)));
+  if (!can() || !state.model.machines.length) return;
+  const action = SERVICE[name](machine(), stateAt(state.model, machine(), state.t));
+  if (action) act(action);
 }
 
 function amount(kind, label, unit, min) {
@@ -81,8 +85,12 @@ function card(who, index) {
 /** What a failover is here: consensus stores elect, and lose nothing; a Redis replica may have missed the last grant. */
 const takeover = (backend) => (["etcd", "zookeeper"].includes(backend) ? "Failover: new leader" : "Failover: stale replica");
 
+/** Whether a crash can cost it what it has answered. */
+const forgets = (backend) => ["redis", "redlock"].includes(backend);
+
 /** Where the tokens come from. */
 function tokenOf({ backend, fence }) {
+  if (backend === "redlock" && fence === "hybrid") return "the largest counter or clock, in microseconds, of a majority, which the majority then remembers";
   if (backend === "redis" && fence === "hybrid") return "the larger of the counter + 1 and the server's time in microseconds";
   return state.options.backends[backend]?.token ?? "the store's own";
 }
@@ -95,7 +103,7 @@ function serviceCard(machines, backend) {
   which?.addEventListener("change", show);
   return el("fieldset", { class: "card service", "data-who": "service" }, el("legend", null, el("span", { class: "badge" }, "Lock service")),
     el("output", { class: "status" }), el("p", { class: "token" }, `Token: ${tokenOf(state.scenario.settings)}`), which,
-    el("div", { class: "buttons" }, press("kill", "Kill"), press("failover", takeover(backend)),
+    el("div", { class: "buttons" }, press("kill", "Kill"), forgets(backend) ? press("empty", "Restart without its data") : null, press("failover", takeover(backend)),
       press("jump", "Clock jump", amount("jump", "Service: seconds that the clock jumps", "s")), press("lose", NAMES.lose)));
 }
 
@@ -173,6 +181,8 @@ export function show() {
     const alone = node.querySelector('[data-do="cutservice"]');
     if (alone) alone.disabled = model.machines.length === 0; // the embedded store is on the client's own host
     relabel("kill", "Restart", "Kill", now.down);
+    const empty = node.querySelector('[data-do="empty"]');
+    if (empty) empty.disabled = !now.down;
   }
 }
 

@@ -194,6 +194,7 @@ async function follow(hash) {
   return openAddress(hash);
 }
 
+const RUNS = "Python runs in this page: every control works now.";
 const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
 
 function showEngine() {
@@ -203,9 +204,15 @@ function showEngine() {
     loading: `Loading Python into this page: ${megabytes(loaded)} of ${megabytes(total)} MB.`,
     starting: "Starting Python in this page.",
     failed: `Python could not be started in this page (${why}). The recorded scenarios play without it.`,
+    live: total ? RUNS : "",
   }[stage];
-  byId("engine").hidden = !words;
-  byId("enginewords").textContent = words ? `${words}${awaited ? " Your link opens then." : stage === "failed" || stage === "asked" ? "" : " The recorded scenario plays meanwhile."}` : "";
+  const box = byId("engine");
+  const more = stage === "live" ? "" : awaited ? " Your link opens then." : ["loading", "starting"].includes(stage) ? " The recorded scenario plays meanwhile." : "";
+  // Nothing below it moves when Python is there: a reader may be about to click.
+  box.style.minHeight = stage === "live" && !box.hidden ? `${box.offsetHeight}px` : "";
+  box.classList.toggle("done", stage === "live");
+  box.hidden = !words;
+  byId("enginewords").textContent = words ? `${words}${more}` : "";
   byId("loading").hidden = !["loading", "starting"].includes(stage);
   if (stage === "loading") byId("loading").value = loaded / total;
   else byId("loading").removeAttribute("value");
@@ -227,7 +234,7 @@ async function engineChanged() {
   controls.showSwitches();
   panels.showLive();
   if (!engine.live()) return;
-  if (state.options.engine === "page") byId("live").textContent = "Python runs in this page: every control works now.";
+  if (state.options.engine === "page") byId("live").textContent = RUNS;
   checkLate();
   const hash = awaited;
   awaited = "";

@@ -3,11 +3,13 @@ const VERDICTS = { stale: "a newer token has been seen", clash: "another holder 
 
 const name = (who) => (who === "service" || who === "store" ? "The lock service" : who ?? "Everything");
 
+const forgotten = ({ t, tail }) => (!tail ? "" : tail >= t ? ", without its data" : `, without its last ${tail} s`);
+
 const FAULTS = {
   pause: (line) => `${name(line.who)} stops${line.for ? ` for ${line.for} s` : ""}: a pause`,
   resume: (line) => `${name(line.who)} goes on`,
   kill: (line) => `${name(line.who)} is killed`,
-  restart: (line) => `${name(line.who)} is started again`,
+  restart: (line) => `${name(line.who)} is started again${forgotten(line)}`,
   cut: (line) => `${name(line.who)} is cut off from ${line.from ?? "all"}`,
   heal: (line) => `${name(line.who)} is connected again`,
   skew: (line) => `The clock of ${line.who} now runs at ${line.rate ?? 1} times its speed`,

@@ -1,0 +1,56 @@
+"""What a service is like at this moment, for Prometheus: its mode, its keys, and its queues."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from fencepost.guards.policy import STEPS, fraction
+from fencepost.hooks.instruments import PREFIX
+from fencepost.resource.store import Store
+
+FAMILIES = {
+    "resource_mode": "1 for the mode that the service is in, 0 for the others; canary without its percentage.",
+    "resource_enforced_ratio": "The fraction of keys for which an access against the rule is refused.",
+    "resource_keys": "Keys that have a value or a mark, as of the last count.",
+    "resource_keys_limit": "How many keys there may be.",
+    "resource_queue": "Requests that wait for the store.",
+    "resource_queue_limit": "How many may wait, for each thread.",
+    "resource_turned_away_total": "Requests that met a limit: the queue of the writer or the reader, or the keys.",
+}
+
+
+class State:
+    """A collector of what is not counted by events."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: a registry would else collect once to learn the names."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The state now."""
+        store, mode = self._store, self._store.policy.mode
+        yield _gauge("resource_mode", "mode", {step: float(step == mode.partition(":")[0]) for step in STEPS})
+        yield _gauge("resource_enforced_ratio", value=fraction(mode))
+        if store.census.count is not None:
+            yield _gauge("resource_keys", value=store.census.count)
+        yield _gauge("resource_keys_limit", value=store.census.limit)
+        yield _gauge("resource_queue", "thread", {name: each.waiting for name, each in store.workers.items()})
+        yield _gauge("resource_queue_limit", value=store.queue)
+        away = CounterMetricFamily(
+            PREFIX + "resource_turned_away_total", FAMILIES["resource_turned_away_total"], labels=["limit"]
+        )
+        for name, worker in store.workers.items():
+            away.add_metric([name], worker.turned_away)
+        away.add_metric(["keys"], store.census.turned_away)
+        yield away
+
+
+def _gauge(name: str, label: str = "", values: dict[str, float] | None = None, value: float | None = None) -> Metric:
+    made = GaugeMetricFamily(PREFIX + name, FAMILIES[name], labels=[label] if label else None, value=value)
+    for each, number in (values or {}).items():
+        made.add_metric([each], number)
+    return made
