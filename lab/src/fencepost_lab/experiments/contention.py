@@ -243,12 +243,16 @@ def _throughput(name: str, curves: Curves) -> Plot:
         ours = curves[OURS]
         ceiling = [each["ceiling"] for each in ours.values()]
         axes.plot(list(ours), ceiling, "--", color=plots.RED, marker="", label=f"{OURS}'s ceiling")
+        if knee:
+            axes.axvline(knee, color="gray", lw=1.5, ls=":", marker="", label=f"the knee: {knee}")
         _dress(axes, list(ours), "sections per second")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=plots.LEGEND, ncols=2)
 
+    knee = offered.knee(curves[OURS]) if 1 in curves[OURS] else None
     caption = f"{name}: sections per second, and the ceiling 1 / (work + acquire + release)."
-    return plots.draw(f"throughput-{name}", caption, paint)
+    if knee:
+        caption += f" {knee} contenders reach {100 * offered.ENOUGH:.0f} % of the most."
+    return plots.beside(f"throughput-{name}", caption, {"": paint})
 
 
 def _dress(axes: "Axes", sizes: list[int], label: str) -> None:
