@@ -60,8 +60,8 @@ def run(settings: Settings, context: Context) -> Outcome:
 def _open(
     outcome: Outcome, store: Store, ours: dict[int, dict[str, Any]], settings: Settings, context: Context
 ) -> offered.Loads:
-    """Offer rates around what the crowds of the closed model came to, and work of several lengths."""
-    capacity = max(ours[size]["throughput"] for size in settings["contenders"])
+    """Offer rates around the most that any number of contenders came to, and work of several lengths."""
+    capacity = max(each["throughput"] for each in ours.values())
     loads = offered.offer(store, capacity, settings, context)
     works = offered.works(store, settings, context)
     outcome.figures[store.name] |= {"capacity": capacity, "offered": loads, "works": works}

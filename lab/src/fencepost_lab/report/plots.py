@@ -62,8 +62,12 @@ def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: fl
 
 def in_seconds(axes: "Axes") -> None:
     """Durations on a log scale, each tick at the unit that suits it."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.yaxis.set_major_formatter(lambda value, _: span(value))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def beside(name: str, caption: str, paints: Mapping[str, Callable[["Axes"], None]], *, height: float = 4.2) -> Plot:
