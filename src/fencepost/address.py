@@ -1,11 +1,9 @@
 """URLs: hosts, credentials, a path and options."""
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
@@ -14,6 +12,7 @@ from fencepost.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
+    from pathlib import Path
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?")
@@ -173,6 +172,8 @@ def libpq(address: Address) -> dict[str, str]:
 
 def hint(word: str, known: Iterable[str], tail: str = "") -> str:
     """``; did you mean ...?`` with the nearest of the ``known`` words; empty if none is near."""
+    import difflib  # for messages only
+
     close = difflib.get_close_matches(word, list(known), 1)
     return f"; did you mean '{close[0]}{tail}'?" if close else ""
 
@@ -185,11 +186,13 @@ def masked(url: str) -> str:
     return start + _VALUE.sub(r"\1=***", rest)
 
 
-def state_file(name: str) -> Path:
+def state_file(name: str) -> "Path":
     """A file of fencepost's in this user's state folder: where things lie when no other place is named.
 
     ConfigError if there is none, as for a container's user that no file names.
     """
+    from pathlib import Path
+
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError:

@@ -10,7 +10,6 @@ election has a place of its own for metadata (etcd's value, the data of a ZooKee
 import os
 import re
 import sys
-from pathlib import PurePath
 from urllib.parse import quote, unquote
 
 from fencepost.errors import ConfigError
@@ -80,10 +79,15 @@ def own_label(command: str | None = None) -> str:
 
 
 def _command() -> str:
-    path = PurePath(sys.argv[0] if sys.argv else "")
-    if path.name == "__main__.py":  # python -m package
-        path = path.parent
-    return path.name if path.name not in ("", "-c", "-m", "-") else PurePath(sys.executable or "python").name
+    folder, name = _split(sys.argv[0] if sys.argv else "")
+    if name == "__main__.py":  # python -m package
+        _, name = _split(folder)
+    return name if name not in ("", "-c", "-m", "-") else _split(sys.executable or "python")[1]
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The folder of a path, and its last part, also of one that ends with a slash, as ``python folder/`` has it."""
+    return os.path.split(path.rstrip(f"{os.sep}{os.altsep or ''}"))
 
 
 def _user() -> str:

@@ -12,9 +12,9 @@ wild.
     guard = memory.MemoryGuard(policy=Policy(keys=keys))      # and nothing else is let in
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import ParamSpec, Self, TypeVar
 
 from fencepost.errors import ConfigError
@@ -55,7 +55,7 @@ class Keys:
         self._namespace = namespace
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """The keys of a TOML file; ConfigError if it is not such a file.
 
         current = "2026"            # the one that signs; default: the last
@@ -66,7 +66,8 @@ class Keys:
         import tomllib  # only here, as below: every `import fencepost` comes by, and few programs have keys
 
         try:
-            document = tomllib.loads(Path(path).read_text("utf-8"))
+            with open(path, encoding="utf-8") as file:
+                document = tomllib.loads(file.read())
         except (OSError, ValueError) as error:
             raise ConfigError(f"the file of keys {str(path)!r} cannot be read: {error}") from error
         texts = document.pop("keys", None)

@@ -70,7 +70,7 @@ def test_what_the_environment_decides_is_left_to_typer(monkeypatch: pytest.Monke
         (["run", "--no-wait", "--timeout", "1s", "job", "--", "true"], 2),
         (["run", "job", "--", "sh", "-c", "exit 41"], 41),
         (["resource", "--port", "0", "--prefix", "a/", "--store", "mysql://x"], 2),
-        (["worker", "--no-enter", "--resource", "x"], 2),
+        (["worker", "--no-enter", "--metrics", "off", "--resource", "x"], 2),
     ],
 )
 def test_both_ways_end_alike(words: list[str], code: int, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def secrets(tmp_path: Path) -> Path:
     folder = tmp_path / "secrets"
     folder.mkdir()
     assert SYSTEM["secrets"]["entrypoint"] == ["python", "-P", "/make_secrets.py", "/secrets"]
-    make = [sys.executable, "-P", DEPLOY / "make_secrets.py", folder]
+    make = [sys.executable, "-P", str(DEPLOY / "make_secrets.py"), str(folder)]
     subprocess.run(make, check=True)
     before = {path.name: path.read_text() for path in folder.iterdir()}
     assert set(before) == SECRETS

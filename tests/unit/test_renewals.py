@@ -24,6 +24,7 @@ from fencepost.errors import BackendError, LeaseLost
 from fencepost.events import Event
 from fencepost.lease import Reason
 from fencepost.locks import Core
+from fencepost.renewals import _FEW
 from tests.harness.faulty import Bench, Faulty, fault
 from tests.harness.isolated import call_apart
 from tests.harness.threads import background
@@ -241,9 +242,11 @@ async def test_answers_that_come_at_once_count_at_once_and_are_taken_in_step_by_
     driver = Asyncio(clock := Suspendable(), nap=0.01)
     backend = Faulty(driver)
     replies: list[Reply] = []
+    sizes: list[int] = []
     step, taken_in, order = 0, Counter[int](), list[str]()
 
     async def renew(holds: Sequence[Hold]) -> list[Renewal]:
+        sizes.append(len(holds))
         replies.append(reply := Reply(asyncio.get_running_loop()))
         await reply
         return [Renewal.RENEWED] * len(holds)
@@ -259,7 +262,8 @@ async def test_answers_that_come_at_once_count_at_once_and_are_taken_in_step_by_
     leases = [await locks.acquire(str(each)) for each in range(480)]
     leases += [await locks.acquire(f"short/{each}", ttl=KEPT * 8) for each in range(20)]
     clock.slept += KEPT * 5
-    await until_async(lambda: len(replies) == 5, "a batch for each hundred")
+    await until_async(lambda: sum(sizes) == 500, "every lease is in a batch")
+    assert max(sizes) == 100
 
     def answer() -> None:
         for reply in reversed(replies):
@@ -273,8 +277,11 @@ async def test_answers_that_come_at_once_count_at_once_and_are_taken_in_step_by_
     while taken_in.total() < len(leases):
         step += 1
         await asyncio.sleep(0)
-    assert max(taken_in.values()) == 100
-    assert sum(name.startswith("short/") for name in order[:200]) == 20, "those with the least time left come first"
+    small = sum(size for size in sizes if size < _FEW)  # on a slow machine some come apart; they are taken in at once
+    assert max(taken_in.values()) <= 100 + small
+    assert sum(name.startswith("short/") for name in order[: 200 + small]) == 20, (
+        "those with the least time left come first"
+    )
     await locks.close()
 
 

@@ -560,9 +560,8 @@ async def _awaited(job: Awaitable[T]) -> T:
 
 
 @isolated
-def test_a_forked_child_starts_its_own_and_fires_nothing_of_its_parents(driver: Driver) -> None:
-    if not driver.blocking:
-        return  # an event loop does not survive a fork
+def test_a_forked_child_starts_its_own_and_fires_nothing_of_its_parents() -> None:
+    driver = Blocking()  # an event loop does not survive a fork
     timer = Timer(driver, fired := Fired(), "test")
     timer.set("parents", driver.now() + 600)
 

@@ -1,7 +1,5 @@
 """The pause between one try and the next."""
 
-import random
-
 
 class Backoff:
     """Pauses that begin with ``first`` seconds and grow by ``factor`` up to ``longest``.
@@ -23,7 +21,11 @@ class Backoff:
         """The pause to make now; the one after it is longer."""
         pause = self.pause
         self.pause = min(pause * self._factor, self._longest)
-        return pause * random.uniform(0.5, 1.5) if self._jitter else pause
+        if not self._jitter:
+            return pause
+        from random import uniform  # few need it, and never in a hurry
+
+        return pause * uniform(0.5, 1.5)
 
     def reset(self) -> None:
         """Begin with the first again: the last try went well."""

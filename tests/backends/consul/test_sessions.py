@@ -7,7 +7,7 @@ import json
 import secrets
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
+from fencepost.backend import Hold, Renewal
 from fencepost.backends.consul import address
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
@@ -313,3 +314,25 @@ def test_a_token_that_may_not_write_keys_is_told_so() -> None:
                 with pytest.raises(BackendError, match="ACL") as refused:
                     call()
                 assert not refused.value.ambiguous
+            # One that may no longer be used costs the others nothing, even if it is looked at together with them.
+            make(f"policy/{policy['ID']}", {"Name": "reader", "Rules": rules.replace("read", "write", 1)})
+            until(lambda: allowed(lambda: locks.acquire("x").release()), "the new rules are known")
+            leases = [locks.acquire(f"lock-{number}", ttl=300) for number in range(10)]
+            theirs = f'key_prefix "{leases[3].name}" {{ policy = "deny" }} {rules.replace("read", "write", 1)}'
+            make(f"policy/{policy['ID']}", {"Name": "reader", "Rules": theirs})
+            until(lambda: not allowed(leases[3].renew), "the new rules are known")
+            locks.break_lock(leases[5].name)
+            holds = [Hold(each.name, each._stored, each.token, each.ttl) for each in leases]
+            expected = [Renewal.RENEWED] * 10
+            expected[3], expected[5] = Renewal.UNKNOWN, Renewal.LOST
+            assert run(locks._core.backend.renew(holds)) == expected
+            with pytest.raises(BackendError, match="ACL"):
+                leases[3].renew()
+
+
+def allowed(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except BackendError:
+        return False
+    return True

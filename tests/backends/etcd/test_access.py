@@ -12,6 +12,7 @@ import pytest
 import trustme
 
 import fencepost
+from fencepost.backend import Hold, Renewal
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.watch import Watches
 from fencepost.driver import run
@@ -75,6 +76,23 @@ def test_a_wrong_login_is_an_error_that_keeps_the_password_to_itself(guarded: Et
 def test_no_login_where_one_is_needed_is_an_error(guarded: Etcd) -> None:
     with fencepost.connect(guarded.url) as locks, pytest.raises(BackendError):
         locks.acquire("mine/1")
+
+
+def test_a_lock_that_may_no_longer_be_read_costs_no_other_its_renewal(guarded: Etcd) -> None:
+    def role(*words: str) -> None:
+        etcdctl(guarded.url, "--user", "root:top", "role", *words)
+
+    role("grant-permission", "part", "--prefix=true", "readwrite", "theirs/")
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=LONG) as locks:
+        leases = [locks.acquire(f"{'theirs' if number == 3 else 'mine'}/{number}") for number in range(10)]
+        role("revoke-permission", "part", "theirs/", "--prefix=true")
+        locks.break_lock("mine/5")
+        holds = [Hold(each.name, each._stored, each.token, each.ttl) for each in leases]
+        expected = [Renewal.RENEWED] * 10
+        expected[3], expected[5] = Renewal.UNKNOWN, Renewal.LOST
+        assert run(locks._core.backend.renew(holds)) == expected
+        with pytest.raises(BackendError, match="permission denied"):
+            leases[3].renew()
 
 
 def test_an_expired_login_is_renewed(guarded: Etcd) -> None:

@@ -18,6 +18,7 @@ from fencepost.backends.consul.http import BATCH, LONGEST_WAIT, Answer, Forbidde
 from fencepost.backends.consul.sessions import Session, Sessions
 from fencepost.backends.consul.watch import Watch
 from fencepost.backends.polling import Polling
+from fencepost.backends.refusals import ask_apart
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.timer import Timer
@@ -133,7 +134,7 @@ class Consul(Polling):
         renewed = await self._sessions.renew([held.session for _, held in known])
         alive = [each for each, yes in zip(known, renewed, strict=True) if yes]
         checked = await self._locked([held for _, held in alive])
-        good = {index for (index, _), yes in zip(alive, checked, strict=True) if yes}
+        good = {index for (index, _), yes in zip(alive, checked, strict=True) if yes is True}
         # A leader that was just elected may not know yet what it will: ask again, past that, who says no.
         bad = [(index, held) for index, held in known if index not in good]
         still = await self._locked([held for _, held in bad], consistent="")
@@ -142,18 +143,25 @@ class Consul(Polling):
         for index in good:
             if self._expiry.extend(holds[index].holder, now + holds[index].ttl):
                 answers[index] = Renewal.RENEWED
+        refusals = [yes for yes in still if isinstance(yes, BackendError)]
+        if refusals and all(answer is Renewal.UNKNOWN for answer in answers):
+            raise refusals[0]
         return answers
 
-    async def _locked(self, helds: Sequence[_Held], **query: str) -> list[bool]:
-        """Whether each key is still locked by its hold's session."""
-        answers = []
-        for start in range(0, len(helds), BATCH):
+    async def _locked(self, helds: Sequence[_Held], **query: str) -> list[bool | BackendError]:
+        """Whether each key is still locked by its hold's session; or why that is not told."""
+
+        async def ask(some: Sequence[_Held]) -> list[bool]:
             checks = [
-                {"Verb": "check-session", "Key": self._key(held.name), "Session": held.session.id}
-                for held in helds[start : start + BATCH]
+                {"Verb": "check-session", "Key": self._key(held.name), "Session": held.session.id} for held in some
             ]
             gone = (await self._http.transact(*checks, **query)).failed
-            answers += [index not in gone for index in range(len(checks))]
+            return [index not in gone for index in range(len(checks))]
+
+        answers: list[bool | BackendError] = []
+        for start in range(0, len(helds), BATCH):
+            part = helds[start : start + BATCH]
+            answers += await ask_apart(ask, part, lambda error: isinstance(error, Forbidden))
         return answers
 
     async def release(self, name: str, holder: str, token: int) -> bool:
@@ -173,7 +181,12 @@ class Consul(Polling):
 
     async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
         now, held = self.driver.now(), self._mine(name, holder, token)
-        if held is None or not (await self._locked([held], consistent=""))[0]:
+        if held is None:
+            return False
+        [locked] = await self._locked([held], consistent="")
+        if isinstance(locked, BackendError):
+            raise locked
+        if not locked:
             return False
         # The session alone keeps the key, should this process end.
         if (

@@ -1,6 +1,7 @@
 """Locks in etcd, in the layout of etcd's own Mutex: ``etcdctl lock`` and Go's concurrency package mix with these."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 
 from fencepost.address import Address
@@ -16,6 +17,7 @@ from fencepost.backends.etcd.methods import RANGE, TXN, LeaseGone, Outage, Sent
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
+from fencepost.backends.refusals import ask_apart
 from fencepost.backends.sharing import blocking, waiting
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
@@ -362,15 +364,23 @@ class Etcd(Backend):
         sessions = {id(contender.session): contender.session for contender in mine}
         for session in sessions.values():
             self._sessions.ping(session)
-        there: set[str] = set()
+        there: dict[str, bool | BackendError] = {}
         for start in range(0, len(mine), _BATCH):
             some = mine[start : start + _BATCH]
-            request = keys.present([(contender.key, contender.revision) for contender in some])
-            answer = await self._rpc.call(TXN, request, timeout=timeout)
-            found = zip(some, answer.responses, strict=True)
-            there |= {contender.holder for contender, part in found if part.kvs}
+            found = await ask_apart(partial(self._there, timeout), some, _refused)
+            there.update(zip((contender.holder for contender in some), found, strict=True))
         kept = {key: await self._kept(session, begun, timeout) for key, session in sessions.items()}
-        return [self._renewed(contender, there, kept, begun) for contender in contenders]
+        answers = [self._renewed(contender, there, kept, begun) for contender in contenders]
+        refusals = [error for error in there.values() if isinstance(error, BackendError)]
+        if refusals and all(answer is Renewal.UNKNOWN for answer in answers):
+            raise refusals[0]
+        return answers
+
+    async def _there(self, timeout: float, contenders: Sequence[Contender]) -> list[bool]:
+        """Whether each key is still there."""
+        request = keys.present([(contender.key, contender.revision) for contender in contenders])
+        answer = await self._rpc.call(TXN, request, timeout=timeout)
+        return [bool(part.kvs) for part in answer.responses]
 
     def _own(self, hold: Hold) -> Contender | None:
         contender = self._sessions.find(hold.holder)
@@ -384,10 +394,19 @@ class Etcd(Backend):
             return Renewal.UNKNOWN
         return Renewal.RENEWED if alive else Renewal.LOST
 
-    def _renewed(self, contender: Contender | None, there: set[str], kept: dict[int, Renewal], begun: float) -> Renewal:
+    def _renewed(
+        self,
+        contender: Contender | None,
+        there: dict[str, bool | BackendError],
+        kept: dict[int, Renewal],
+        begun: float,
+    ) -> Renewal:
         if contender is None:
             return Renewal.LOST
-        if contender.holder not in there:
+        found = there[contender.holder]
+        if isinstance(found, BackendError):
+            return Renewal.UNKNOWN
+        if not found:
             self._sessions.leave(contender)
             return Renewal.LOST
         answer = kept[id(contender.session)]
@@ -423,3 +442,8 @@ class Etcd(Backend):
 
     def forked(self) -> None:
         self._connect(self._rpc.channels.forked())
+
+
+def _refused(error: BackendError) -> bool:
+    """Whether etcd answered that it will not do this."""
+    return not isinstance(error, Outage) and not error.ambiguous
