@@ -7,9 +7,9 @@ import pytest
 
 from tests.harness.child import Child
 
-SERVERS = ["redis_server", "etcd_server", "zookeeper_server", "consul_server", "postgres_server"]
+SERVERS = ["redis_server", "redlock_servers", "etcd_server", "zookeeper_server", "consul_server", "postgres_server"]
 
-MORE = {"consul_server": "?session_ttl_min=500ms"}
+MORE = {"consul_server": "?session_ttl_min=500ms", "redlock_servers": "?node_timeout=30s"}
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import sqlite3
 import ssl
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.util import await_only
 
 import fencepost
 from fencepost import aio
@@ -152,6 +153,24 @@ def test_what_do_connect_adds_and_cannot_be_copied_is_named() -> None:
     said = r"the SQLAlchemy engine of postgresql:// cannot be copied: libpq has no option 'tunnel'"
     with fencepost.connect(engine) as locks, pytest.raises(BackendError, match=said):
         locks.acquire("a", timeout=10)
+
+
+class _Token:
+    def __await__(self) -> Generator[Any, Any, str]:
+        yield
+        return "password"
+
+
+async def test_a_listener_of_do_connect_that_awaits_is_named() -> None:
+    engine = create_async_engine("postgresql+asyncpg://h")
+
+    @sqlalchemy.event.listens_for(engine.sync_engine, "do_connect")
+    def token(dialect: Any, record: Any, cargs: Any, cparams: dict[str, Any]) -> None:
+        cparams["password"] = await_only(_Token())
+
+    async with aio.connect(engine) as locks:
+        with pytest.raises(BackendError, match=r"do_connect listener that awaits.*coroutine function as credentials="):
+            await locks.acquire("a", timeout=10)
 
 
 @pytest.mark.parametrize("takes_record", [False, True])

@@ -13,10 +13,12 @@ from tests.harness.isolated import isolated
 
 
 @pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("spelling", ["{path}", "file:{path}?uri=true", "file://{path}?mode=rwc&uri=true"])
+@pytest.mark.parametrize("spelling", ["{path}", "{link}", "file:{path}?uri=true", "file://{path}?mode=rwc&uri=true"])
 async def test_engines_of_one_database_share_its_locks(tmp_path: Path, face: str, spelling: str) -> None:
     path = tmp_path / "a shop.db"
-    here = f"/{spelling.format(path=path)}"
+    link = tmp_path / "current.db"  # as each release of a program may have its own
+    link.symlink_to(path)
+    here = f"/{spelling.format(path=path, link=link)}"
     engine: Any = (
         sqlalchemy.create_engine(f"sqlite://{here}")
         if face == "blocking"

@@ -29,6 +29,7 @@ _SLOW = (
     "flask",
     "fleet",
     "lab",
+    "operate/monitoring",
     "prefork",
     "reference/history",
     "resource",
@@ -39,6 +40,7 @@ _SLOW = (
     "start/install",
     "start/tutorial",
     "testing",
+    "ttl",
 )
 SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""

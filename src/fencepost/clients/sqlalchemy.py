@@ -68,10 +68,22 @@ def _tell(engine: Any) -> Told:
         return postgres.from_connection(made)
     cargs, cparams = arguments
     for listener in _events(engine):
-        made = listener(engine.dialect, None, cargs, cparams)
+        made = _told(listener, engine.dialect, cargs, cparams)
         if made is not None:
             return postgres.from_connection(made)
     return _keywords(engine, cargs, cparams)
+
+
+def _told(listener: Any, dialect: Any, cargs: list[Any], cparams: dict[str, Any]) -> Any:
+    from sqlalchemy.exc import MissingGreenlet
+
+    try:
+        return listener(dialect, None, cargs, cparams)
+    except MissingGreenlet:
+        raise Unusable(
+            "has a do_connect listener that awaits or connects, which only SQLAlchemy can run; give connect() a URL "
+            "and a coroutine function as credentials="
+        ) from None
 
 
 def _takes_nothing(creator: Any) -> bool:

@@ -1,6 +1,6 @@
 """Databases in SQLite files: their locks live in a file beside them."""
 
-from pathlib import Path
+import os
 from urllib.parse import unquote
 
 from fencepost.address import Address
@@ -22,4 +22,5 @@ def address(database: str, *, uri: bool) -> Address:
             database = database[2:]
     if database in ("", ":memory:"):
         raise ConfigError("this database is in memory, and exists for its own connection only; use memory://")
-    return Address("sqlite", path=str(Path(database + BESIDE).absolute()))
+    # As SQLite itself does with the journal: the same file, by whatever link it is reached, has the same locks.
+    return Address("sqlite", path=os.path.realpath(database) + BESIDE)

@@ -126,6 +126,19 @@ def test_very_long_paths_still_wake_waiters(tmp_path: Path, depth: int) -> None:
         assert waiter.served().release()
 
 
+def test_a_file_behind_a_link_has_the_mailboxes_of_the_file(tmp_path: Path, url: str) -> None:
+    (tmp_path / "release").mkdir()
+    link = tmp_path / "release" / "locks.db"
+    link.symlink_to(tmp_path / "locks.db")
+    with fencepost.connect(url, ttl=300) as file, fencepost.connect(f"sqlite://{link}", ttl=300) as linked:
+        for here, there in ((file, linked), (linked, file)):
+            holder = here.acquire("a")
+            waiter = Waiter(there)
+            queued(here, 1, waiter)
+            assert holder.release()
+            assert waiter.served().release()
+
+
 def test_a_dead_waiter_is_skipped_at_once_and_its_mailbox_removed(url: str, tmp_path: Path, worker: Worker) -> None:
     with fencepost.connect(url, ttl=60) as locks:
         holder = locks.acquire("a")

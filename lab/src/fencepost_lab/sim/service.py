@@ -1,10 +1,11 @@
 """The lock service as a whole: its machines, its faults, and what it believes from moment to moment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fencepost.backend import Hold, Renewal
 from fencepost.backends import memory
+from fencepost.lease import Grant
 from fencepost_lab.sim.kinds import ConsensusStore, EtcdStore, RedisStore, RedlockStore, ZooKeeperStore
 from fencepost_lab.sim.network import Network
 from fencepost_lab.sim.scenario import MACHINES, Settings
@@ -23,6 +24,19 @@ class Opinion(NamedTuple):
     due: float
 
 
+class _Memory(memory.Store):
+    """Tells of each grant at once: its holder may be stopped, and the lease expire before anybody looks."""
+
+    def __init__(self, granted: Callable[[], None]) -> None:
+        super().__init__()
+        self._granted = granted
+
+    def grant(self, name: str, holder: str, ttl: float, now: float) -> Grant:
+        grant = super().grant(name, holder, ttl, now)
+        self._granted()
+        return grant
+
+
 class Service:
     """The machines of the store. After each change it tells the trace what the service believes now."""
 
@@ -31,7 +45,8 @@ class Service:
         self.lock = lock
         self.kind = settings.backend
         self.nodes = MACHINES[settings.backend]
-        self.memory = memory.Store()
+        self.memory = _Memory(lambda: self.observe(self._why))
+        self._why = ""
         self.stores: dict[str, Store] = {}
         self._network = network
         self._opinion: Opinion | None = None
@@ -96,6 +111,11 @@ class Service:
             if self._asks(waiter) != until:
                 self._tell_queued(holder, waiter)
         now = self.opinion()
+        if now is not None and now != before and now.holder in known:
+            # One that had stopped asking may ask again, and be granted the lock in the same step.
+            last = self._last_asked(now.holder)
+            if last is not None and last.until > known[now.holder][0].until:
+                self._tell_queued(now.holder, last)
         gone = [holder for holder, (waiter, _) in known.items() if queue.get(holder) is not waiter]
         gone = [holder for holder in gone if now is None or now == before or holder != now.holder]
         # Those that the store passed over because they had stopped asking were there when it granted the lock.
@@ -114,6 +134,9 @@ class Service:
 
     def _tell_queued(self, holder: str, waiter: Any) -> None:
         self.world.tell("queued", holder=holder, until=self._asks(waiter))
+
+    def _last_asked(self, holder: str) -> Any:
+        return self.stores[self.nodes[0]].asked.get(holder) if self.nodes else None
 
     def _asks(self, waiter: Any) -> float | None:
         """Until when a waiter counts as one that still asks; the embedded store sees when one is gone."""
@@ -190,7 +213,9 @@ class Service:
                 if store.node.up:
                     store.evict(self.lock)
         elif self.lock in self.memory.locks:
+            self._why = "evict"
             self.memory.hand_over(self.lock, self.world.now)
+            self._why = ""
         self.observe("evict")
 
     def _elected(self, store: Store) -> None:

@@ -29,6 +29,8 @@ class Store:
         self.state = State()
         self._network = network
         self._changed = changed
+        self.asked: dict[str, Waiter] = {}
+        """The entry that each holder asked for last, also one that was granted in the same step: for the trace."""
         self._listed: tuple[float, str, tuple[Any, ...]] = (0.0, "", ())
         self._past: list[tuple[float, State]] = [(0.0, State())]
         network.join(node, self.receive)
@@ -223,6 +225,7 @@ class Store:
             waiters[holder].until = until
         else:
             waiters[holder] = Waiter(client, ttl, until)
+            self.asked[holder] = waiters[holder]
         return ("queued",)
 
     def _unqueue(self, name: str, holder: str) -> None:

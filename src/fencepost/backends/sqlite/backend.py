@@ -1,6 +1,7 @@
 """Locks in an SQLite file: the embedded default, shared by the processes of one host that may open it."""
 
 import logging
+import os
 import socket
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -64,7 +65,8 @@ class SQLite(Backend):
         path = "." + address.path if address.hosts else address.path
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
         self._file = File((Path(path) if path else state_file("locks.db")).absolute(), options.get("busy", 10.0))
-        self._folder = self._file.path.with_name(self._file.path.name + ".wake")
+        # Those who reach the file by a link find the same mailboxes.
+        self._folder = Path(os.path.realpath(self._file.path) + ".wake")
         self._mailbox = mailbox.Mailbox(self._file.path, self._folder, self._drop)
         self._sender = mailbox.Sender(self._folder)
         self._minders = Minders()
