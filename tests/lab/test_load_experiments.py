@@ -38,13 +38,15 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
         "the lock keeps up",
         "until the capacity is reached",
     )
-    as_claimed(outcome, *measured, "the longer the work")
+    as_claimed(outcome, *measured, "the backlog grows", "the longer the work")
     assert any("at most one holds the lock at a time" in each.text for each in outcome.claims)
     figures = outcome.figures["redis"]
     assert [each["contenders"] for each in figures["fencepost"]] == [1, 4, 40]
     assert [(each["contenders"], each["processes"]) for each in figures["processes"]] == [(2, 2)]
     assert [each["of"] for each in figures["offered"]] == [0.5, 1.5]
-    assert figures["offered"][1]["waiting_at_end"]["count"] > figures["offered"][0]["waiting_at_end"]["count"]
+    assert figures["capacity"] == max(each["throughput"] for each in figures["fencepost"])
+    assert [each["rate"] for each in figures["offered"]] == [0.5 * figures["capacity"], 1.5 * figures["capacity"]]
+    assert all(each["backlog"] and each["wait"]["count"] for each in figures["offered"])
     assert figures["works"][0]["sections"] == 5
     assert len(figures["redis-spin"]) == 2
     assert "kazoo" not in figures

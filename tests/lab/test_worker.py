@@ -180,6 +180,10 @@ def test_without_json_it_tells_a_story(common: list[str]) -> None:
     ("options", "says"),
     [
         (["--resource", "ftp://x"], "http://"),
+        (["--resource", "s3+http://localhost"], "s3+http://user:password@host:9000/bucket"),
+        (["--resource", "column+postgresql://x:secret@127.0.0.1:1/x"], "--no-enter"),
+        (["--margin", "1s", "--ttl", "1s"], "two thirds"),
+        (["--patience", "0s"], "patience"),
         (["--iterations", "0"], "iterations"),
         (["--ttl", "0s"], "ttl"),
         (["--backend", "nowhere://"], "nowhere"),

@@ -60,8 +60,8 @@ def run(settings: Settings, context: Context) -> Outcome:
 def _open(
     outcome: Outcome, store: Store, ours: dict[int, dict[str, Any]], settings: Settings, context: Context
 ) -> offered.Loads:
-    """Offer rates around what the crowds of the closed model came to, and work of several lengths."""
-    capacity = max(ours[size]["throughput"] for size in settings["contenders"])
+    """Offer rates around the most that any number of contenders came to, and work of several lengths."""
+    capacity = max(each["throughput"] for each in ours.values())
     loads = offered.offer(store, capacity, settings, context)
     works = offered.works(store, settings, context)
     outcome.figures[store.name] |= {"capacity": capacity, "offered": loads, "works": works}
@@ -243,12 +243,16 @@ def _throughput(name: str, curves: Curves) -> Plot:
         ours = curves[OURS]
         ceiling = [each["ceiling"] for each in ours.values()]
         axes.plot(list(ours), ceiling, "--", color=plots.RED, marker="", label=f"{OURS}'s ceiling")
+        if knee:
+            axes.axvline(knee, color="gray", lw=1.5, ls=":", marker="", label=f"the knee: {knee}")
         _dress(axes, list(ours), "sections per second")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=plots.LEGEND, ncols=2)
 
+    knee = offered.knee(curves[OURS]) if 1 in curves[OURS] else None
     caption = f"{name}: sections per second, and the ceiling 1 / (work + acquire + release)."
-    return plots.draw(f"throughput-{name}", caption, paint)
+    if knee:
+        caption += f" {knee} contenders reach {100 * offered.ENOUGH:.0f} % of the most."
+    return plots.beside(f"throughput-{name}", caption, {"": paint})
 
 
 def _dress(axes: "Axes", sizes: list[int], label: str) -> None:

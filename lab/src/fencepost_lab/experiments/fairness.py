@@ -135,6 +135,5 @@ def _tail(results: dict[str, Result]) -> Plot:
         plots.in_seconds(axes)
         axes.set_xlabel("percentile of the waits")
         axes.set_ylabel("wait for the lock")
-        axes.legend(fontsize=plots.LEGEND, ncols=2)
 
-    return plots.draw("tail", "How far the tail of the waits is from their middle.", paint)
+    return plots.beside("tail", "How far the tail of the waits is from their middle.", {"": paint})

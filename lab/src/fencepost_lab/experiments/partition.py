@@ -18,6 +18,7 @@ from fencepost_lab.stage.record import Record
 from fencepost_lab.stage.worker import Fact
 
 _BETWEEN = 0.03  # seconds between two writes of a holder that looks at its lease
+_GRACE = 10.0  # seconds that it may take to stop, on however slow a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ async def _run_once(built: Processes, store: Store, ttl: float, how: Run, url: s
         await first.prepared()
         link.cut()
         record.hear(_fault("cut"))
-        last = await _write_on(first) if how.looks else None
+        last = await _write_on(first, ttl) if how.looks else None
         taken = await second.acquire()
         await second.read()
         await second.prepared()
@@ -128,15 +129,17 @@ def _looking(how: Run, ttl: float) -> list[str]:
     return ["--margin", f"{ttl / 3}s", "--writes", "1000000"] if how.looks else []
 
 
-async def _write_on(worker: StepWorker) -> Fact:
-    """Let the worker read and write until it stops by itself; why it did."""
-    while True:
+async def _write_on(worker: StepWorker, ttl: float) -> Fact:
+    """Let the worker read and write until it stops by itself; why it did. Unexpected if it goes on past its lease."""
+    until = boottime() + 2 * ttl + _GRACE
+    while boottime() < until:
         await worker.go("write")
         fact = await worker.until("accepted", "refused", "heeded")
         if fact["event"] == "heeded":
             return fact
         await worker.read()
         await asyncio.sleep(_BETWEEN)
+    raise Unexpected(f"A was to look at its lease of {ttl:g} s, and still writes long after it was cut off")
 
 
 def _fault(do: str) -> Fact:

@@ -10,6 +10,7 @@ from fencepost.driver import boottime
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.context import Context
 from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.report.lanes import lanes
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers.objects import ObjectStore, s3_client
 from fencepost_lab.servers.processes import wait_until
@@ -61,6 +62,9 @@ def run(settings: Settings, context: Context) -> Outcome:
         off, on = next(runs), next(runs)
         if case.moment == "in-flight":
             on["condition_failed"] = on["record"].key in refused
+        if case is cases[-1]:
+            titles = [("fence off", off["record"]), ("fence on", on["record"])]
+            outcome.plots.append(lanes("lanes", f"{_KINDS[case.kind].capitalize()}: {_MOMENTS[case.moment]}.", titles))
         for fence, seen in (("off", off), ("on", on)):
             record = seen.pop("record")
             context.keep(f"resources-{case.kind}-{case.moment}-{fence}.jsonl", record.history())

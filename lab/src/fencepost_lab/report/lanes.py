@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _HEIGHT = 0.5
 _FAULTS = {
     "pause": ("resume", plots.PURPLE, "////", "stopped"),
-    "cut": ("heal", plots.BLUE, "....", "cut off from the lock service"),
+    "cut": ("heal", plots.BLUE, "....", "cut off from its store"),
     "delay": ("deliver", plots.ORANGE, "xxxx", "its write is in flight"),
 }
 """What befell a worker: the fault that ends it, and how it is drawn."""

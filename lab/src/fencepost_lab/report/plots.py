@@ -22,7 +22,9 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW = (
     "#F0E442",
 )
 """The palette of Okabe and Ito."""
-MARKERS = "osD^vPX"
+VIOLET, BROWN, GRAY = "#6A3D9A", "#8C564B", "#7F7F7F"
+"""For more lines than the palette has colours that can be seen on white."""
+MARKERS = "osD^vPX*h<"
 """So that a line can be told from another without its colour."""
 LEGEND = 10
 """The size of a legend's text: it can still be read at half the size."""
@@ -60,15 +62,19 @@ def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: fl
 
 def in_seconds(axes: "Axes") -> None:
     """Durations on a log scale, each tick at the unit that suits it."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.yaxis.set_major_formatter(lambda value, _: span(value))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def beside(name: str, caption: str, paints: Mapping[str, Callable[["Axes"], None]], *, height: float = 4.2) -> Plot:
-    """Plots of the same things beside each other, each under its title, with one scale and one legend for all."""
+    """Plots of the same things beside each other, each under its title: one scale, and one legend above them."""
 
     def whole(figure: "Figure") -> None:
-        every = figure.subplots(1, len(paints), sharey=True)
+        every = figure.subplots(1, len(paints), sharey=True, squeeze=False)[0]
         for axes, (title, paint) in zip(every, paints.items(), strict=True):
             paint(axes)
             axes.set_title(title, fontsize=11)
@@ -85,7 +91,8 @@ def _draw(name: str, caption: str, paint: Callable[["Figure"], None], height: fl
     from cycler import cycler
     from matplotlib.figure import Figure
 
-    cycle = cycler(color=[BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW]) + cycler(marker=list(MARKERS))
+    colours = [BLUE, ORANGE, GREEN, PURPLE, SKY, RED, VIOLET, BROWN, GRAY, YELLOW]
+    cycle = cycler(color=colours) + cycler(marker=list(MARKERS))
     with matplotlib.rc_context(_STYLE | {"axes.prop_cycle": cycle}):
         figure = Figure(figsize=(7.2, height), layout="constrained")
         paint(figure)

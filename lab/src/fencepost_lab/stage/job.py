@@ -64,6 +64,10 @@ class Job:
         check.ttl(self.ttl)
         for what in ("work", "pause", "patience"):
             check.seconds(getattr(self, what), what)
+        if self.resource.startswith("column+") and self.fence and self.enter:
+            raise ConfigError("a row that carries its epoch is entered by its write alone; say --no-enter")
+        if not self.patience:
+            raise ConfigError("patience must be greater than 0 seconds, or no answer could come in time")
         if self.margin is not None and not 0 <= self.margin < self.ttl * 2 / 3:
             raise ConfigError(
                 f"margin must be shorter than two thirds of the ttl of {self.ttl:g} s, not {self.margin:g} s"

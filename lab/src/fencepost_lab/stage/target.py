@@ -11,6 +11,7 @@ An access is given where the fence is on; without one, the write is made whateve
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -95,6 +96,7 @@ class Row(_Direct):
 
     def __init__(self, url: str, patience: float) -> None:
         super().__init__()
+        _require("psycopg", "postgres")
         self._url = url
         self._patience = patience
         self._conn: Any = None
@@ -152,7 +154,7 @@ class Row(_Direct):
 
 
 class Column(Row):
-    """A row that carries its own epoch: one statement, and any language can make it. A read does not enter."""
+    """A row that carries its own epoch: one statement, and any language can make it. A read cannot enter."""
 
     def __init__(self, url: str, patience: float) -> None:
         super().__init__(url.removeprefix("column+"), patience)
@@ -161,8 +163,6 @@ class Column(Row):
         conn.execute(_SCHEMA)
 
     def read(self, key: str, access: Access | None) -> Reply:
-        if access is not None:
-            raise ConfigError("a row that carries its epoch is entered by its write alone; say --no-enter")
         return super().read(key, None)
 
     def _write(self, key: str, data: bytes, access: Access | None) -> bool:
@@ -183,6 +183,7 @@ class Object(_Direct):
 
     def __init__(self, url: str, patience: float) -> None:
         super().__init__()
+        _require("boto3", "s3")
         import boto3
         from botocore.config import Config
 
@@ -226,6 +227,11 @@ class Object(_Direct):
 
     def close(self) -> None:
         self._client.close()
+
+
+def _require(package: str, extra: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(f"this --resource needs the package {package!r}: pip install 'fencepost[{extra}]'")
 
 
 def _found(row: tuple[str | bytes | None] | None) -> Reply:
