@@ -189,6 +189,13 @@ def test_names_that_are_no_names_of_fencepost_work_as_before(client: Any) -> Non
         assert not client.exists(name)
 
 
+def test_a_lock_without_an_expiry_that_cannot_be_extended_is_not_lost(client: Any, told: list[Event]) -> None:
+    lock = Lock(client, "a", timeout=0)
+    with lock, pytest.raises(LockNotOwnedError):  # as redis-py's, although it is held
+        lock.extend(5)
+    assert kinds(told) == ["attempt", "acquired", "released"]
+
+
 def test_a_token_of_the_callers_own_is_the_value_as_before(client: Any) -> None:
     lock = Lock(client, "a", timeout=5)
     assert lock.acquire(token="worker 7\n")

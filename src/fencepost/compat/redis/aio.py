@@ -127,7 +127,8 @@ class Lock(redis.asyncio.lock.Lock):
         return True
 
     def _lost(self) -> None:
-        if (hold := self._hold) is not None:
+        # redis-py refuses to extend a key without an expiry too, which says nothing about who holds it.
+        if self.timeout and (hold := self._hold) is not None:
             hold.gone()
 
     async def __aenter__(self) -> "Lock":
