@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import DataError, LockError, LockNotOwnedError
 
 import fencepost
 from fencepost.compat.redis import Lock, Redis, RedisCluster, aio, from_url
@@ -182,11 +182,14 @@ def test_an_interrupted_acquire_leaves_no_lock_behind(own_redis: Server) -> None
 
 
 def test_names_that_are_no_names_of_fencepost_work_as_before(client: Any) -> None:
-    for name in (b"\xff\x00", "x" * 2000, "with\nline"):
+    for name in (b"\xff\x00", "x" * 2000, "with\nline", 42, -1, 10**15, 1.5):
         with Lock(client, name, timeout=5) as lock:  # type: ignore[arg-type]
             assert client.exists(name)
             assert lock.lease is not None
+            assert lock.lease.name == (r"\xff" "\0" if isinstance(name, bytes) else str(name))
         assert not client.exists(name)
+    with pytest.raises(DataError):
+        Lock(client, None).acquire()  # type: ignore[arg-type]
 
 
 def test_a_lock_without_an_expiry_that_cannot_be_extended_is_not_lost(client: Any, told: list[Event]) -> None:
@@ -277,7 +280,8 @@ class TestAsyncio:
 def test_on_a_cluster_the_counter_is_in_the_slot_of_the_lock(redis_cluster: Endpoint) -> None:
     host, _, port = redis_cluster.url.partition("://")[2].partition(",")[0].rpartition(":")
     with RedisCluster(host=host, port=int(port)) as client:
-        for name in ("compat:{tag}:a", "compat:b"):
+        names: list[Any] = ["compat:{tag}:a", "compat:b", b"compat:\xff", 42]
+        for name in names:
             with client.lock(name, timeout=5) as lock:
                 first = lock.lease
             with client.lock(name, timeout=5) as lock:
@@ -285,8 +289,9 @@ def test_on_a_cluster_the_counter_is_in_the_slot_of_the_lock(redis_cluster: Endp
 
     async def test() -> None:
         cluster = aio.RedisCluster(host=host, port=int(port))
-        async with cluster, cluster.lock("compat:b", timeout=5) as lock:
+        async with cluster, cluster.lock("compat:b", timeout=5) as lock, cluster.lock(b"\xff", timeout=5) as other:
             assert lock.lease is not None
+            assert other.lease is not None
 
     run(test())
 

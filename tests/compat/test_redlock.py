@@ -46,6 +46,11 @@ def clients(servers: Independent) -> Iterator[list[Any]]:
 
 
 class TestRedlockPy:
+    def test_a_number_names_a_lock_as_before(self, clients: list[Any]) -> None:
+        held: Any = redlock.Redlock(clients, 1, 0.01).lock(10**15, 300_000)  # type: ignore[arg-type]
+        assert held.lease.name == str(10**15)
+        assert clients[0].get(10**15) == held.key
+
     def test_old_and_new_exclude_each_other_and_tokens_grow(self, clients: list[Any]) -> None:
         old, new = (kind.Redlock(clients, 1, 0.01) for kind in (original, redlock))
         tokens = []

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fencepost.backends.redis.scripts import Layout, Script, build, scripts
+from fencepost.backends.redis.scripts import Layout, Script, build, scripts, tags
 from fencepost.compat.observed import text
 from fencepost.driver import boottime, run, settle
 
@@ -37,11 +37,14 @@ def is_async(client: Any) -> bool:
 
 def counter(client: Any, key: Any, prefix: str) -> str:
     """The key of the counter that goes with a lock's key, in the same slot of a cluster."""
-    cluster = hasattr(client, "keyslot") or hasattr(client, "get_node_from_key")
     name = text(key)
     if not name.startswith(prefix):
         prefix = ""
-    return Layout(prefix, "clock", cluster).keys(name.removeprefix(prefix)).counter
+    if not hasattr(client, "keyslot"):
+        return Layout(prefix, "clock", False).keys(name.removeprefix(prefix)).counter
+    # The slot is that of the key as the client encodes it, which the text of a name in bytes may not have.
+    neighbour = f"{{{tags()[client.keyslot(key)]}}}"
+    return Layout(prefix, "clock", True).keys(neighbour).counter
 
 
 async def take(client: Any, key: Any, value: str | bytes, ms: int | None, prefix: str = "") -> Taken:

@@ -168,7 +168,9 @@ def tell(source: str, kind: Kind, name: str, **facts: Any) -> None:
 
 def text(name: Any) -> str:
     """A lock's name, or the value of its key, as text for events and stamps."""
-    return name if isinstance(name, str) else bytes(name).decode("utf-8", "backslashreplace")
+    if isinstance(name, bytes | bytearray | memoryview):
+        return bytes(name).decode("utf-8", "backslashreplace")
+    return str(name)  # redis-py takes numbers too
 
 
 def _holder(value: str | bytes) -> str:

@@ -7,7 +7,7 @@ import logging
 import threading
 from typing import Any
 
-from fencepost.compat.observed import Hold, Lease, asked, gave_up
+from fencepost.compat.observed import Hold, Lease, asked, gave_up, text
 from fencepost.driver import boottime, run
 from fencepost.errors import ConfigError
 
@@ -89,16 +89,17 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
     def lock(self, resource: str, ttl: int) -> "Lock | bool":
         """As redlock-py's: a Lock, or False if it was not free in so many attempts."""
         self._call.begin()
-        began = asked(SOURCE, resource)
+        name = text(resource)
+        began = asked(SOURCE, name)
         found = super().lock(resource, ttl)
         if not found:
-            gave_up(SOURCE, resource, began)
+            gave_up(SOURCE, name, began)
             return False
         held = Lock(*found)
         taken = list(self._call.taken.values())
         token = run(minting.agree(taken, len(self.servers), resource, ""))
         now = boottime()
-        held._hold = Hold(SOURCE, resource, held.key, token, max(held.validity / 1000, 0.0), now)
+        held._hold = Hold(SOURCE, name, held.key, token, max(held.validity / 1000, 0.0), now)
         held._hold.acquired(began)
         return held
 
