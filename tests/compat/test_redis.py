@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,15 @@ def test_a_lock_without_an_expiry_that_cannot_be_extended_is_not_lost(client: An
     with lock, pytest.raises(LockNotOwnedError):  # as redis-py's, although it is held
         lock.extend(5)
     assert kinds(told) == ["attempt", "acquired", "released"]
+
+
+def test_a_lease_is_not_copied_into_another_process(client: Any) -> None:
+    with Lock(client, "a", timeout=5) as lock:
+        with pytest.raises(TypeError, match="pass on lease"):
+            pickle.dumps(lock.lease)
+        assert lock.lease is not None
+        access = lock.lease.access("a")
+        assert pickle.loads(pickle.dumps(access)).headers == access.headers
 
 
 def test_a_token_of_the_callers_own_is_the_value_as_before(client: Any) -> None:

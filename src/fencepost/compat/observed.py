@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from fencepost import ambient, check, holders
 from fencepost.driver import boottime
@@ -68,6 +68,10 @@ class Lease(BaseLease):
     """The hold of a lock of another library. Pass it to a guard; extend and release it through that lock."""
 
     __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would number its accesses as this lease does, and a guard would take them for the same ones."""
+        raise TypeError(f"cannot copy or pickle the lease of {self.name!r}; pass on lease.access(...) or its headers")
 
 
 class Hold:

@@ -42,6 +42,10 @@ class Lock(redlock.Lock):  # type: ignore[misc]
         """The hold, for a guard; None if no token could be minted."""
         return None if self._hold is None else self._hold.lease
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy can be passed to ``unlock()`` and has no lease: it would number its accesses as this one does."""
+        return Lock, tuple(self)
+
 
 class _Call(threading.local):
     """What the servers answered to one call of this thread."""
