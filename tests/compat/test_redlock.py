@@ -13,6 +13,7 @@ import redlock as original
 
 import fencepost
 from fencepost.compat import pottery, redlock
+from fencepost.driver import boottime
 from fencepost.errors import ConfigError, StaleToken
 from fencepost.events import Event
 from fencepost.guards.memory import MemoryGuard
@@ -119,7 +120,7 @@ class TestRedlockPy:
         assert tokens == sorted(set(tokens))
 
     def test_what_goes_wrong_is_told(self, clients: list[Any], told: list[Event]) -> None:
-        new = redlock.Redlock(clients, retry_count=1)
+        new = redlock.Redlock(clients, retry_count=1000, retry_delay=0.001)  # a busy machine needs more than one
         held = new.lock("a", 50)
         assert held
         until(lambda: not any(client.exists("a") for client in clients), "it expires")
@@ -136,6 +137,21 @@ class TestRedlockPy:
             ("not_owner", ""),
             ("lost", "it was released or taken by another"),
         ]
+
+    def test_the_deadline_does_not_move_while_the_servers_are_told_the_token(self, servers: Independent) -> None:
+        class Slow(redis.Redis):
+            def evalsha(self, *args: Any) -> Any:
+                calls.append((args[1], boottime()))
+                if args[1] == 1:  # the counter alone: it is told the token
+                    time.sleep(0.05)
+                return super().evalsha(*args)
+
+        calls: list[tuple[int, float]] = []
+        manager = redlock.Redlock([Slow(HOST, member.port) for member in servers.members], 1)
+        held: Any = manager.lock("a", 300_000)
+        assert 1 in [keys for keys, _ in calls]
+        assert 290 < held.lease.deadline - calls[0][1] <= 300 - 3
+        manager.unlock(held)
 
     def test_bad_input_is_refused_as_before(self, clients: list[Any]) -> None:
         with pytest.raises(ValueError, match="not an integer"):

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from fencepost.compat.observed import Hold, Lease, asked, gave_up, text
-from fencepost.driver import boottime, run
+from fencepost.driver import run
 from fencepost.errors import ConfigError
 
 try:
@@ -102,8 +102,10 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
         held = Lock(*found)
         taken = list(self._call.taken.values())
         token = run(minting.agree(taken, len(self.servers), resource, ""))
-        now = boottime()
-        held._hold = Hold(SOURCE, name, held.key, token, max(held.validity / 1000, 0.0), now)
+        # Not by its validity, which is counted from before the servers were told the token.
+        since = min((each.since for _, each in taken), default=began)
+        valid = ttl - int(ttl * self.clock_drift_factor) - 2
+        held._hold = Hold(SOURCE, name, held.key, token, valid / 1000, since)
         held._hold.acquired(began)
         return held
 
