@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from fencepost.errors import ConfigError
+from fencepost_lab.cli import demo as cli_demo
 from fencepost_lab.stage import demo
 from fencepost_lab.stage.processes import Unexpected, open_processes, together
 from fencepost_lab.stage.timeline import Timeline
@@ -114,3 +116,9 @@ async def test_a_picture_that_is_not_as_expected_is_an_error(monkeypatch: pytest
 )
 def test_lines_are_mixed_if_one_writer_stands_between_another(lines: list[str], is_mixed: bool) -> None:
     assert demo.mixed("".join(f"{writer}: line\n" for writer in lines)) is is_mixed
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_demo, "find_spec", lambda package: None if package == "uvicorn" else package)
+    with pytest.raises(ConfigError, match=r"the package 'uvicorn': pip install 'fencepost-lab\[stage\]'"):
+        cli_demo.demo()
