@@ -160,6 +160,11 @@ class TestRedlockPy:
 
 
 class TestPottery:
+    def test_its_errors_name_the_servers_as_before(self, clients: list[Any]) -> None:
+        with pytest.raises(pottery.ReleaseUnlockedLock) as refused:
+            pottery.Redlock(key="a", masters=set(clients)).release()
+        assert all(repr(client) in str(refused.value) for client in clients)
+
     def test_old_and_new_exclude_each_other_and_tokens_grow(self, clients: list[Any], told: list[Event]) -> None:
         masters = set(clients)
         tokens = []

@@ -118,6 +118,9 @@ class Minting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)
 
+    def __repr__(self) -> str:
+        return repr(self.client)  # pottery's errors name the servers by it
+
     def set(self, name: Any, value: Any, ex: int | None = None, px: int | None = None, nx: bool = False, **more: Any):  # type: ignore[no-untyped-def]
         """redis-py's SET; a coroutine if the client is asyncio's."""
         if not nx or more:
