@@ -127,9 +127,10 @@ def test_checks_name_what_is_wrong_and_the_command_shows_and_breaks(tmp_path: Pa
     assert run("ls") == ""
     lease = locks.acquire("report/1")
     locks.acquire("other")
-    listed = run("ls", "report")
-    assert listed.startswith(f"report/1  token {lease.token}, holder ")
-    assert f" ({lease.holder}), " in listed, "after what its process tells of itself"
+    titles, row = run("ls", "report").splitlines()
+    assert titles.split() == ["NAME", "TOKEN", "LEFT", "WAITING", "HOLDER"]
+    assert row.split()[:2] == ["report/1", str(lease.token)]
+    assert f"[{os.getpid()}]" in row, "what its process tells of itself"
     (fact,) = json.loads(run("ls", "report", "--json"))
     assert (fact["name"], fact["token"]) == ("report/1", lease.token)
     assert run("break", "report/1").startswith("ended: report/1  token ")
