@@ -197,6 +197,7 @@ class Browser(Server):
 def serving(started: ThreadingHTTPServer) -> Iterator[str]:
     """Its address, while it serves."""
     with started:
+        started.socket.listen(128)  # a page asks for many files at once; of more than five, some would be reset
         thread = threading.Thread(target=started.serve_forever)
         thread.start()
         try:

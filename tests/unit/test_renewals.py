@@ -6,6 +6,7 @@ Where a lease must be kept, its ttl leaves a slow machine seconds to renew it; w
 import asyncio
 import gc
 import logging
+import re
 import sys
 import threading
 from collections import Counter
@@ -291,13 +292,13 @@ def test_a_backend_that_answers_for_others_counts_as_no_answer(bench: Bench, cap
     async def renew(holds: Sequence[Hold]) -> list[Renewal]:
         nonlocal calls
         calls += 1
-        return [Renewal.RENEWED]
+        return [Renewal.RENEWED] * (len(holds) - 1)  # never as many, however the leases are batched
 
     bench.backend.renew = renew  # type: ignore[method-assign]  # such as one that has a bug
     leases = [bench.locks.acquire(name, ttl=SHORT * 2) for name in "ab"]
     until(lambda: all(lease.lost for lease in leases), "both are lost at their deadline")
     assert 1 < calls < 30, "it was asked again, and not at full speed"
-    assert "1 answers for 2 holds" in caplog.text
+    assert re.search(r"the backend has (0 answers for 1|1 answers for 2) holds", caplog.text)
 
 
 @pytest.mark.slow

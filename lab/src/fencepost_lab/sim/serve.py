@@ -122,6 +122,7 @@ def server(port: int, play: Path | None = None) -> ThreadingHTTPServer:
         played(play)
     try:
         made = ThreadingHTTPServer(("127.0.0.1", port), partial(Page, play))
+        made.socket.listen(128)  # the page asks for many files at once; of more than five, some would be reset
     except OSError as error:
         raise ConfigError(f"cannot listen on port {port} of 127.0.0.1: {error.strerror}; try --port 0") from error
     made.daemon_threads = True

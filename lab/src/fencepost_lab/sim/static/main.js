@@ -81,7 +81,7 @@ let last = null;
 function start() {
   if (last !== null) return;
   const tick = (now) => {
-    if (!state.playing) { last = null; return; }
+    if (!state.playing || !state.model) { last = null; return; } // a recording that could not be fetched plays nothing
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const passed = (now - last) / 1000;
     if (!calm || passed > 0.5) {
