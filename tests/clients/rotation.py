@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fencepost.errors import BackendError
-from tests.conformance.faces import Client
+from tests.conformance.faces import Client, Hold
 from tests.harness.threads import known_to_wait, on_thread
 from tests.harness.waiting import until_async
 
@@ -58,6 +58,15 @@ def unlogged(*words: str) -> Iterator[list[str]]:
     assert not [line for line in told for word in words if word in line]
 
 
+async def renewed(hold: Hold) -> bool:
+    """Try to renew a lease; whether the store did it."""
+    try:
+        await hold.renew()
+    except BackendError:
+        return False
+    return True
+
+
 async def goes_on(url: str, face: str, told: Told, rotate: Callable[[], Any], name: str = "a", **options: Any) -> None:
     """Hold a lock and wait for it; ``rotate`` replaces the credentials, ends the sessions, and returns the new ones.
 
@@ -73,19 +82,12 @@ async def goes_on(url: str, face: str, told: Told, rotate: Callable[[], Any], na
         await until_async(lambda: known_to_wait(waiter.raw) == 1, "it waits")
         new, before = await on_thread(rotate), told.calls
 
-        async def renewed() -> bool:
-            try:
-                await hold.renew()
-            except BackendError:
-                return False
-            return True
-
         async def refused() -> bool:
-            return not await renewed() and told.calls > before
+            return not await renewed(hold) and told.calls > before
 
         await until_async(refused, "what it tells is refused", poll=0.05)
         told.credentials = new
-        await until_async(renewed, "it is renewed with the new credentials", poll=0.05)
+        await until_async(lambda: renewed(hold), "it is renewed with the new credentials", poll=0.05)
         assert await hold.release()
         next_hold = await waiting
         assert next_hold.token > hold.token

@@ -25,7 +25,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import Redis
 from fencepost_lab.servers.processes import HOST
 from fencepost_lab.servers.redis_groups import Independent, Watcher
-from tests.clients.rotation import Told, goes_on
+from tests.clients.rotation import Told, goes_on, renewed
 from tests.conformance.faces import FACES, Client
 from tests.harness.certificate import self_signed
 from tests.harness.servers import Endpoint, running
@@ -220,15 +220,7 @@ async def test_a_credential_provider_is_asked_for_each_connection(
     assert calls >= 1
     told.credentials = user(admin, "next")
     admin.execute_command("CLIENT", "KILL", "USER", "app")
-
-    async def renewed() -> bool:
-        try:
-            await hold.renew()
-        except BackendError:
-            return False
-        return True
-
-    await until_async(renewed, "it connects with the new token", poll=0.05)
+    await until_async(lambda: renewed(hold), "it connects with the new token", poll=0.05)
     assert told.calls > calls
     assert await hold.release()
     await locks.close()

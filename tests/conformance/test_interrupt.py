@@ -28,7 +28,7 @@ from tests.harness.waiting import PATIENCE, until
 pytestmark = pytest.mark.only("blocking")
 
 RANDOM = int(os.environ.get("FENCEPOST_INTERRUPTS", "24"))
-"""How many interrupts at random moments must hit; 500 in `make torture`."""
+"""How many interrupts at random moments must hit; 500 in `make torment`."""
 
 
 def press() -> None:

@@ -1,4 +1,4 @@
-"""A small fleet of real processes on every backend. At full size: `make torture`."""
+"""A small fleet of real processes on every backend. At full size: `make torment`."""
 
 import pytest
 
@@ -32,7 +32,7 @@ async def trouble(fleet: Fleet) -> None:
 async def test_partitions_are_owned_again_after_a_join_a_kill_a_freeze_and_a_leave(
     row: Row, request: pytest.FixtureRequest
 ) -> None:
-    # How soon a partition is owned again depends on the machine; `make torture` and the simulator hold it to 2 ttl.
+    # How soon a partition is owned again depends on the machine; `make torment` and the simulator hold it to 2 ttl.
     plan = Plan(backend=row.url(request.getfixturevalue), partitions=6, ttl=2.5, work=0.05, bound=PATIENCE)
     facts = await run(plan, trouble)
     assert facts["violations"] == 0

@@ -1,4 +1,4 @@
-"""Fleets in the simulated world. At full size, 200 workers on 12 hosts: `fencepost fleet sim`, `make torture`."""
+"""Fleets in the simulated world. At full size, 200 workers on 12 hosts: `fencepost fleet sim`, `make torment`."""
 
 from collections.abc import Mapping, Sequence
 from random import SystemRandom

@@ -12,7 +12,7 @@ from tests.sim.mutants import EQUIVALENT, FAULTS, RELEASE, RULE, broken, broken_
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 SEEDS, CALM = 500, 100
-"""`make torture` runs 10,000 and 2,000 of them."""
+"""`make torment` runs 10,000 and 2,000 of them."""
 STRESS = {
     "overlapping_beliefs": 100,
     "zombie_writes": 100,
