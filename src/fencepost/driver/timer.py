@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -14,11 +13,11 @@ from fencepost.driver import Driver, wait_until
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.fork import in_child
 from fencepost.driver.service import Run, Service
+from fencepost.logs import logger
 
 H = TypeVar("H", bound=Hashable)
 K = TypeVar("K")
 
-_log = logging.getLogger("fencepost")
 _AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
 _SPARE = 64  # keys in buckets that may be stale before the buckets are made new
 
@@ -199,7 +198,7 @@ class Timer(Generic[K]):
                 self._put_back(keys)
                 if not isinstance(error, Exception):
                     raise
-                _log.exception("what was due could not be seen to; it is tried again")
+                logger().exception("what was due could not be seen to; it is tried again")
                 await self._driver.sleep(pauses.next())
                 until = now() + self._linger
                 continue
