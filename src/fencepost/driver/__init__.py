@@ -159,8 +159,12 @@ async def wait_until(driver: Driver, signal: Signal, instant: float) -> bool:
     return signal.is_set()
 
 
+_PLAIN = frozenset({list, tuple, dict, bytes, str, int, float, bool, type(None)})
+"""What most answers are: nobody needs to ask whether one of them can be awaited, which takes a while."""
+
+
 async def settle(value: T | Awaitable[T]) -> T:
     """Await what is awaitable: for clients whose blocking and asyncio faces share their names."""
-    if inspect.isawaitable(value):
+    if value.__class__ not in _PLAIN and inspect.isawaitable(value):
         return await value
-    return value
+    return value  # type: ignore[return-value]  # it is no Awaitable

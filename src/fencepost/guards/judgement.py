@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,7 @@ _ALARM = 60.0  # seconds in which a resource's clashes are logged once
 _MAX_ALARMS = 100
 _alarms: dict[tuple[str, str], float] = {}
 _gate = threading.Lock()
+_NO_TURN = nullcontext()
 _turns: WeakKeyDictionary[BaseLease, AbstractContextManager[bool]] = WeakKeyDictionary()
 
 
@@ -106,17 +107,16 @@ class Judgement:
         assert taken is not None, "an access without an offer is not judged"
         return taken
 
-    @contextmanager
-    def turn(self, *, blocking: bool = True) -> Iterator[None]:
+    def turn(self, *, blocking: bool = True) -> AbstractContextManager[object]:
         """Threads that share a lease take their stamps and are judged one after the other inside this."""
         if not (blocking and isinstance(self._offer, BaseLease)):
-            yield
-            return
+            return _NO_TURN
         with _gate:
-            # What changes one value may write another, under the same lease.
-            lock = _turns.setdefault(self._offer, threading.RLock())
-        with lock:
-            yield
+            lock = _turns.get(self._offer)
+            if lock is None:
+                # What changes one value may write another, under the same lease.
+                lock = _turns[self._offer] = threading.RLock()
+        return lock
 
     def weigh(self, mark: Stamp | None, offer: Stamp) -> Verdict:
         """What the rule, and the limit on leaps, say about ``offer``; nobody is told."""

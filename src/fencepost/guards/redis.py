@@ -147,15 +147,24 @@ class BaseRedisGuard:
         if access.action == "write" and any(encoded(key).startswith(self._prefix.encode()) for key in keys):
             raise ConfigError(f"{text(command[0])} would write over a mark; take another key, or another prefix=")
         offer = access.take()
-        limits = ["" if limit is None else limit for limit in access.limits(offer)]
+        jump, first = access.limits(offer)
         refuses = "1" if access.refuses else "0"
-        args = [*offer, digest, refuses, *limits, expected, *command]
-        verdict, done, *mark, reply = await self.link.script(_ADMIT, [mark_key, *keys], args)
-        if text(verdict) == "changed":
+        args = [
+            *offer,
+            digest,
+            refuses,
+            "" if jump is None else jump,
+            "" if first is None else first,
+            expected,
+            *command,
+        ]
+        said, done, *mark, reply = await self.link.script(_ADMIT, [mark_key, *keys], args)
+        if (word := text(said)) == "changed":
             return _CHANGED
-        if text(verdict) == Verdict.LATE and access.action == "enter" and access.leased:
+        verdict = Verdict(word)
+        if verdict is Verdict.LATE and access.action == "enter" and access.leased:
             return _OVERTAKEN  # by another task that shares the lease: the next stamp is newer
-        fresh = access.conclude(_stamp(mark), offer, Verdict(text(verdict)), done=bool(done))
+        fresh = access.conclude(_stamp(mark), offer, verdict, done=bool(done))
         return Done(reply, not fresh)
 
 

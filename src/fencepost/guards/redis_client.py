@@ -28,6 +28,10 @@ class Link:
     """What it takes to run a command of the user's inside a script."""
 
     def __init__(self, client: Any) -> None:
+        from redis.exceptions import ConnectionError, NoScriptError, TimeoutError
+
+        # OSError: redis-py opens files of its own before it connects.
+        self._no_script, self._unanswered = NoScriptError, (ConnectionError, TimeoutError, OSError)
         self._client = client
         self.is_async = inspect.iscoroutinefunction(client.execute_command)
         self._cluster = hasattr(client, "keyslot") or hasattr(client, "get_node_from_key")
@@ -35,17 +39,13 @@ class Link:
 
     async def script(self, script: Script, keys: Sequence[Part], args: Sequence[Part]) -> Any:
         """The answer of a script, which is sent in full only where it is not known yet."""
-        from redis.exceptions import NoScriptError
-
         try:
             return await self.ask("EVALSHA", script.digest, len(keys), *keys, *args)
-        except NoScriptError:
+        except self._no_script:
             return await self.ask("EVAL", script.source, len(keys), *keys, *args)
 
     async def ask(self, *command: Part, anywhere: bool = False, **options: Any) -> Any:
         """The reply to a command; ``anywhere`` asks any node of a Cluster. BackendError if there was none."""
-        from redis.exceptions import ConnectionError, TimeoutError
-
         try:
             if not (anywhere and self._cluster):
                 return await settle(self._client.execute_command(*command, **options))
@@ -53,8 +53,7 @@ class Link:
                 await self._client.initialize()  # or it knows no node yet
             node = self._client.get_random_node()
             return await settle(self._client.execute_command(*command, target_nodes=node))
-        # OSError: redis-py opens files of its own before it connects.
-        except (ConnectionError, TimeoutError, OSError) as error:
+        except self._unanswered as error:
             raise BackendError(
                 f"Redis did not answer ({type(error).__name__}): the command may have been carried out, or not; retry "
                 f"it with the same stamp",
