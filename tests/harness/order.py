@@ -1,6 +1,8 @@
 """The order of a run, and how to get a failure again.
 
-Tests marked ``long`` come first: a worker that began one at the end would keep everybody waiting.
+Tests marked ``long`` come first: a worker that began one at the end would keep everybody waiting. Where there are
+several workers, each begins with its part of them, and the modules are mixed, always in the same way: modules that wait
+for clocks and modules that compute are neighbours by name, and one kind alone would leave the processor idle.
 ``--random-order-seed=N`` runs modules, and the tests in each, in the order drawn from N; ``random`` draws N. Every
 worker draws the same. Not pytest-randomly: it also resets the global random generator before each test, so that what
 tests and the product draw at random would be the same in every run.
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import pytest
@@ -48,8 +50,22 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := getattr(config.option, SEED)) is not None:
         items[:] = shuffled(items, seed)
-    else:
-        items.sort(key=lambda item: item.get_closest_marker("long") is None)
+        return
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    if workers := getattr(config, "workerinput", {}).get("workercount"):
+        items[:] = dealt(items, workers)
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """In the order in which xdist gives each worker one piece of the list, with the long ones at the front of each."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = iter(shuffled(items[len(long) :], "mixed"))
+    order: list[pytest.Item] = []
+    for worker in range(workers):
+        mine = long[worker::workers]
+        size = (len(items) - len(order)) // (workers - worker)
+        order += [*mine, *islice(rest, max(0, size - len(mine)))]
+    return order
 
 
 def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
