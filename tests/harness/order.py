@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes ten seconds or so, and is begun first")
+    config.addinivalue_line("markers", "experiment: from end to end; make experiments runs it, make test does not")
     if getattr(config.option, SEED) == "random":
         setattr(config.option, SEED, str(random.SystemRandom().randrange(1_000_000)))  # the workers get it from here
     if (path := config.option.results) and not hasattr(config, "workerinput"):
@@ -69,13 +70,16 @@ def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 
 
 def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
-    """A module's tests stay together: many of them share a server of their own."""
-    modules = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
+    """A module's tests stay together: many of them share a server of their own. So do all that share a browser."""
+    groups: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault("browser" if "chromium" in getattr(item, "fixturenames", ()) else item.path, []).append(item)
+    together = list(groups.values())
     chance = random.Random(seed)
-    chance.shuffle(modules)
-    for module in modules:
-        chance.shuffle(module)
-    return [item for module in modules for item in module]
+    chance.shuffle(together)
+    for group in together:
+        chance.shuffle(group)
+    return [item for group in together for item in group]
 
 
 class Results:
