@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import cast
 
 from fencepost.events import Hook
+from fencepost.lease import Access
 from fencepost.resource import serve
 from fencepost.resource.ledger import Found
 from fencepost.resource.store import Store, Written, opener
-from fencepost.rule import Stamp
 
 
 class Nowhere:
     """Looks like a store, and keeps nothing."""
 
-    def require(self, key: str, offer: Stamp | None) -> None:
+    def require(self, key: str, offer: Access | None) -> None:
         pass
 
-    async def write(self, key: str, data: bytes, offer: Stamp | None, *, gone: object = None) -> Written:
-        return Written(False, offer)
+    async def write(self, key: str, data: bytes, offer: Access | None, *, gone: object = None) -> Written:
+        return Written(False, offer and offer.stamp)
 
     async def read(self, key: str, *, gone: object = None) -> Found:
         return Found(None, None)
