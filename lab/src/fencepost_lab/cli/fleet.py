@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fencepost.cli.metrics import AUTO, Metrics, serve
 from fencepost.cli.options import Duration, Json, Switch
 from fencepost.cli.text import complain
 from fencepost.errors import ConfigError
@@ -74,6 +75,7 @@ def work(
             help="Take orders on stdin, one a line: hold (send no write), go (send them), rest (begin no job), leave.",
         ),
     ] = False,
+    metrics: Metrics = AUTO,
     as_json: Json = False,
 ) -> None:
     """Join a group, and count up the value of each partition that this worker owns, until Ctrl-C or SIGTERM.
@@ -85,6 +87,8 @@ def work(
     import signal
     import threading
 
+    from fencepost.driver import boottime
+    from fencepost.hooks.page import Page
     from fencepost_lab.history.format import Line, encode
     from fencepost_lab.stage.member import Member, Membership
 
@@ -94,7 +98,11 @@ def work(
         facts = [f"{key} {line[key]}" for key in ("token", "value", "outcome", "verdict", "why") if key in line]
         what = line["text"] if line["ev"] == "note" else f"{line['ev']} {line['lock']}"
         plain = " ".join([f"{line['t']:.3f} {who} {what}", *facts])
-        print(encode(line) if as_json else plain, flush=True)
+        try:
+            print(encode(line) if as_json else plain, flush=True)
+        except BrokenPipeError:  # nobody reads any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            member.order("leave")
 
     member = Member(
         Membership(
@@ -109,11 +117,14 @@ def work(
         ),
         show,
     )
+    page = Page()
+    if served := serve(metrics, page.text):
+        show({"t": boottime(), "ev": "note", "who": who, "text": f"serves {served.url}"})
     signal.signal(signal.SIGTERM, lambda *_: member.order("leave"))
     signal.signal(signal.SIGINT, lambda *_: member.order("leave"))
     if orders:
         threading.Thread(target=_obey, args=(member,), daemon=True).start()
-    member.run()
+    member.run([page])
 
 
 def _obey(member: "Member") -> None:

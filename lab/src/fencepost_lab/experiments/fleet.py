@@ -88,7 +88,7 @@ class _Fleet:
     def hear(self, line: Line) -> None:
         """Take down what a worker said."""
         self.lines.append(line)
-        if line["ev"] == "note":
+        if line["ev"] == "note":  # it has joined
             self.joined.add(line["who"])
             return
         lock, holder = line["lock"], line["holder"]

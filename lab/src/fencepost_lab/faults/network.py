@@ -175,5 +175,6 @@ def _namespace(inside: Sequence[str]) -> subprocess.Popen[bytes]:
 def _refused(command: Sequence[str], said: str) -> ConfigError:
     return ConfigError(
         f"no network namespaces here: tried {' '.join(command)!r}, which said {said.strip()!r}; "
-        "run on Linux as root, or as a user who may make user namespaces, or use the proxy's cuts"
+        "run on Linux as root, or let users make namespaces (sysctl user.max_user_namespaces above 0 and, where there "
+        "is AppArmor, kernel.apparmor_restrict_unprivileged_userns=0)"
     )

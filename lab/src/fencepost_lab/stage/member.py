@@ -7,13 +7,13 @@ its read and its write: whatever it found, a pause or a partition can come right
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
 from fencepost.driver import boottime
 from fencepost.errors import BackendError, ConfigError
-from fencepost.events import Event
+from fencepost.events import Event, Hook
 from fencepost.fleet import Partition, Partitions
 from fencepost.fleet.plan import member
 from fencepost.lease import Access
@@ -58,10 +58,10 @@ class Member:
         self._partitions: Partitions | None = None
         self._leaving = False
 
-    def run(self) -> None:
+    def run(self, hooks: Iterable[Hook] = ()) -> None:
         """Join, work, and return once it has left. Raises BackendError, ConfigError, NotAcquired."""
         of = self._of
-        with closing(open_target(of.resource)), connect(of.backend, ttl=of.ttl, hooks=[self._hook]) as locks:
+        with closing(open_target(of.resource)), connect(of.backend, ttl=of.ttl, hooks=[self._hook, *hooks]) as locks:
             self._partitions = mine = Partitions(
                 locks, of.group, of.partitions, assign=self._assigned, revoke=self._revoked, member=of.name
             )

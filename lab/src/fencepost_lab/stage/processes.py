@@ -26,7 +26,7 @@ from fencepost_lab.stage.worker import Fact
 T = TypeVar("T")
 
 _WORKER = ("worker", "--json", "--steps", "--metrics", "off")
-_MEMBER = ("fleet", "work", "--json", "--orders")
+_MEMBER = ("fleet", "work", "--json", "--orders", "--metrics", "off")
 _PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
 
 
