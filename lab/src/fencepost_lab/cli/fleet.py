@@ -72,7 +72,8 @@ def work(
         bool,
         typer.Option(
             "--orders",
-            help="Take orders on stdin, one a line: hold (send no write), go (send them), rest (begin no job), leave.",
+            help="Take orders on stdin, one a line: join, hold (send no write), go (send them), rest (begin no job), "
+            "leave.",
         ),
     ] = False,
     metrics: Metrics = AUTO,
@@ -116,6 +117,7 @@ def work(
             fence=fence is Switch.ON,
         ),
         show,
+        ordered=orders,
     )
     page = Page()
     if served := serve(metrics, page.text):

@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fencepost.errors import ConfigError
-from fencepost_lab.servers.stores import kind
 
 if TYPE_CHECKING:
     from fencepost_lab.experiments.context import Context
@@ -46,6 +45,8 @@ class Experiment:
                 raise ConfigError(
                     f"experiment {self.name!r} starts servers of its own: {self.own}; run it without --backend"
                 )
+            from fencepost_lab.servers.stores import kind  # only here: a list of experiments needs no servers
+
             fit = [each for each in backends if not self.only or kind(each) in self.only]
             if not fit:
                 names = " or ".join(self.only)

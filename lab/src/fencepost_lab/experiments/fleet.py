@@ -82,14 +82,15 @@ class _Fleet:
         """Lock -> the last write that was accepted."""
         self.workers: dict[str, tuple[str, Forked]] = {}
         """Worker -> its host and its process."""
-        self.joined: set[str] = set()
+        self.noted: set[tuple[str, str]] = set()
+        """Workers, and what they said of themselves: ready, joined."""
         self.store = Path()
 
     def hear(self, line: Line) -> None:
         """Take down what a worker said."""
         self.lines.append(line)
-        if line["ev"] == "note":  # it has joined
-            self.joined.add(line["who"])
+        if line["ev"] == "note":
+            self.noted.add((line["who"], line["text"]))
             return
         lock, holder = line["lock"], line["holder"]
         match line["ev"]:
@@ -214,10 +215,17 @@ class _Act:
                 fleet.workers[name] = host, process
                 self._listeners.add(asyncio.create_task(self._listen(fleet, name, process)))
             if host == self.hosts[-1]:  # one on each host at a time: all at once, they would wait for the processor
-                for fleet in fleets:
-                    await self._until(partial(fleet.joined.issuperset, list(fleet.workers)), "answer to those who join")
+                await self._all(fleets, "ready")
+        for fleet in fleets:
+            self._order("join", list(fleet.workers), fleet)
+        await self._all(fleets, "joined")
         for fleet in fleets:
             await self._until(fleet.settled, "balance with every partition served")
+
+    async def _all(self, fleets: list[_Fleet], what: str) -> None:
+        """Return once all workers that were started have said it."""
+        for fleet in fleets:
+            await self._until(partial(fleet.noted.issuperset, [(name, what) for name in fleet.workers]), what)
 
     async def _listen(self, fleet: _Fleet, name: str, process: Forked) -> None:
         async for text in process.stdout:

@@ -22,8 +22,8 @@ from fencepost_lab.history.format import Line
 from fencepost_lab.stage.client import Reply
 from fencepost_lab.stage.target import REFUSED, Target, open_target
 
-ORDERS = ("hold", "go", "rest", "leave")
-"""hold: send no write, however long the job takes; go: send them; rest: begin no other job; leave: hand all over."""
+ORDERS = ("join", "hold", "go", "rest", "leave")
+"""join: begin; hold: send no write, however long the job takes; go: send them; rest: begin no other job; leave."""
 
 _PAUSE = 0.5  # seconds between two looks of one that rests
 _PATIENCE = 120.0  # seconds to wait for the resource, also through a partition of the network
@@ -46,15 +46,18 @@ class Membership:
 
 
 class Member:
-    """Works until it is told to leave, and tells each thing it does."""
+    """Works until it is told to leave, and tells each thing it does; ``ordered``: it joins when it is told to."""
 
-    def __init__(self, membership: Membership, tell: Callable[[Line], None]) -> None:
+    def __init__(self, membership: Membership, tell: Callable[[Line], None], *, ordered: bool = False) -> None:
         self._of = membership
         self._tell = tell
         self._gate = threading.Lock()
         self._writing = threading.Event()
         self._writing.set()
         self._resting = threading.Event()
+        self._joining = threading.Event()
+        if not ordered:
+            self._joining.set()
         self._partitions: Partitions | None = None
         self._leaving = False
 
@@ -65,6 +68,9 @@ class Member:
             self._partitions = mine = Partitions(
                 locks, of.group, of.partitions, assign=self._assigned, revoke=self._revoked, member=of.name
             )
+            if not self._joining.is_set():
+                self._note("ready")
+                self._joining.wait()
             if self._leaving:
                 return
             mine.run(self._work)
@@ -72,6 +78,8 @@ class Member:
     def order(self, word: str) -> None:
         """Do as one of ``ORDERS`` says; ConfigError for any other word."""
         match word:
+            case "join":
+                self._joining.set()
             case "hold":
                 self._writing.clear()
             case "go":
@@ -80,6 +88,7 @@ class Member:
                 self._resting.set()
             case "leave":
                 self._leaving = True
+                self._joining.set()
                 self._writing.set()
                 if self._partitions is not None:
                     self._partitions.stop()
@@ -97,8 +106,11 @@ class Member:
 
     def _hook(self, event: Event) -> None:
         if event.kind == "acquired" and event.name == member(self._of.group, self._of.partitions, self._of.name):
-            with self._gate:
-                self._tell({"t": boottime(), "ev": "note", "who": self._of.name, "text": f"joined {self._of.group}"})
+            self._note("joined")
+
+    def _note(self, text: str) -> None:
+        with self._gate:
+            self._tell({"t": boottime(), "ev": "note", "who": self._of.name, "text": text})
 
     def _assigned(self, partition: Partition) -> None:
         self._say("acquired", partition, asked=partition.lease.since, ttl=partition.lease.ttl)
