@@ -50,9 +50,10 @@ def run(settings: Settings, context: Context) -> Outcome:
             context.say,
         )
         found |= processes.run(act.run(fences))
-    for name, seen in found.items():
-        context.keep(f"fleet-{name}", seen.pop("history"))
-    outcome.plots.append(_plot(settings, {name: seen.pop("curve") for name, seen in found.items()}))
+    histories = {name: seen.pop("history") for name, seen in found.items()}
+    for name, history in histories.items():
+        context.keep(f"fleet-{name}", history)
+    outcome.plots.append(plot(settings, histories))
     outcome.figures |= found
     outcome.tables.append(_table(found))
     _add_claims(outcome, settings, **found)
@@ -176,6 +177,7 @@ class _Act:
 
     async def run(self, fences: Sequence[bool]) -> dict[str, dict[str, Any]]:
         fleets = [_Fleet(fence, self.settings) for fence in fences]
+        self.network.heal()  # hosts that died in the run before
         begun = len(self.faults)
         async with open_processes() as built:
             self._built = built
@@ -399,46 +401,52 @@ def _facts(fleet: _Fleet, faults: Faults, silent: set[str], seen: dict[str, Any]
         "violations": len(report.violations),
         "faults": dict(Counter(fault["do"] for fault in faults)),
         "history": history,
-        "curve": _curve(fleet, faults, at) | {"late": [round(line["t"] - at, 3) for line in late]},
     }
 
 
-def _curve(fleet: _Fleet, faults: Faults, at: float) -> dict[str, Any]:
-    """How many partitions a worker owns that runs and is connected, over time."""
+def curve(history: list[Line]) -> tuple[list[tuple[float, int]], list[float]]:
+    """How many partitions a worker owns that runs and is connected, over time; when writes of others were answered.
+
+    Both count from the first fault.
+    """
+    start = next(line["t"] for line in history if line["ev"] == "fault")
     away: set[str] = set()
-    owners: dict[str, tuple[str, str]] = {}
+    owners: dict[str, Line] = {}
     steps: list[tuple[float, int]] = []
-    events = [(line["t"], 0, line) for line in fleet.lines] + [(fault["at"], 1, fault) for fault in faults]
-    for t, is_fault, event in sorted(events, key=lambda each: each[:2]):
-        if is_fault:
-            if event["do"] in ("cut", "kill"):
-                away.add(event["who"])
-            else:
-                away.discard(event["who"])
-        elif event["ev"] == "acquired":
-            owners[event["lock"]] = event["holder"], fleet.workers[event["who"]][0]
-        elif event["ev"] in ("lost", "releasing"):
-            if owners.get(event["lock"], ("",))[0] == event["holder"]:
-                del owners[event["lock"]]
-        else:
-            continue
-        steps.append((round(t - at, 3), sum(host not in away for _, host in owners.values())))
-    return {"steps": steps}
+    late: list[float] = []
+    for line in history:
+        t = round(line["t"] - start, 3)
+        match line["ev"]:
+            case "fault":
+                (away.discard if line["do"] == "heal" else away.add)(line["who"])
+            case "acquired":
+                owners[line["lock"]] = line
+            case "lost" | "releasing" if owners.get(line["lock"], {}).get("holder") == line["holder"]:
+                del owners[line["lock"]]
+            case "wrote" if line["who"] in away and line["outcome"] != "unknown":
+                late.append(t)
+                continue
+            case _:
+                continue
+        steps.append((t, sum(each["who"] not in away for each in owners.values())))
+    return steps, late
 
 
-def _plot(settings: Settings, curves: dict[str, dict[str, Any]]) -> Plot:
-    titles = {"off": "fence off", "on": "fence on"}
+def plot(settings: Settings, histories: dict[str, list[Line]]) -> Plot:
+    """The partitions that are served, before and after the faults."""
+    styles = {"off": (plots.ORANGE, "X", "--", "accepted", 0.14), "on": (plots.BLUE, "o", "-", "refused", 0.05)}
 
     def paint(axes: "Axes") -> None:
-        for (name, curve), colour, mark in zip(curves.items(), (plots.ORANGE, plots.BLUE), ("X", "o"), strict=True):
-            times, counts = zip(*curve["steps"], strict=True)
-            axes.step(times, counts, where="post", color=colour, marker="", label=f"{titles[name]}: partitions served")
-            if late := curve["late"]:
-                said = "accepted" if name == "off" else "refused"
-                y = settings["partitions"] * (0.12 if name == "off" else 0.05)
-                label = f"{titles[name]}: late writes, {said}"
-                axes.plot(late, [y] * len(late), mark, color=colour, markeredgecolor="white", label=label, linestyle="")
-        axes.axvline(0, color=plots.RED, linestyle="--", linewidth=1, label="hosts are cut off and killed")
+        for name, history in histories.items():
+            colour, mark, style, answer, height = styles[name]
+            steps, late = curve(history)
+            times, counts = zip(*steps, strict=True)
+            served = f"fence {name}: partitions served"
+            axes.step(times, counts, where="post", color=colour, marker="", linestyle=style, label=served)
+            y, label = settings["partitions"] * height, f"fence {name}: {len(late)} late writes, {answer}"
+            look: dict[str, Any] = {"color": colour, "markersize": 9, "markeredgecolor": "white", "linestyle": ""}
+            axes.plot(late, [y] * len(late), mark, label=label, **look)
+        axes.axvline(0, color=plots.RED, linestyle=":", linewidth=1.5, label="hosts are cut off and killed")
         axes.set_xlim(left=-settings["ttl"])
         axes.set_ylim(bottom=0)
         axes.set_xlabel("seconds since the faults")
@@ -490,8 +498,8 @@ def _table(found: dict[str, dict[str, Any]]) -> Table:
         note="Served again: from the faults until a successor's write to the last of the lost partitions was accepted. "
         "Late: writes of jobs on hosts that were cut off from Redis, sent after that. Delayed: writes of hosts that "
         "were cut off from all, answered when these were connected again. Acknowledged: accepted increments; no "
-        "answer: of workers that died; counted: the sum of all values at the end. Violations: what 'fencepost check' "
-        "found in the history.",
+        "answer: to workers that died or were cut off; counted: the sum of all values at the end. Violations: what "
+        "'fencepost check' found in the history.",
     )
 
 
