@@ -15,6 +15,7 @@ from fencepost.errors import ConfigError
 from fencepost_lab.contend.bench import able
 from fencepost_lab.experiments import Experiment, Settings, experiments, fitting, report, runs
 from fencepost_lab.experiments.context import Context
+from fencepost_lab.history.kept import verify
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.servers import EtcdCluster, Postgres, Redis, stores
@@ -285,6 +286,16 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "pause.json").write_text("{", "utf-8")
     with pytest.raises(ConfigError, match=r"pause\.json"):
         report.load(tmp_path)
+
+
+def test_the_committed_histories_show_what_the_report_says_of_them() -> None:
+    checked = list(verify([DOCS]))
+    assert [f"{each.path.name}: {each.verdict}" for each in checked if each.verdict != "as reported"] == []
+    assert {each.report.verdict for each in checked if each.report} >= {"kept", "broken"}
+    fenced = [each for each in checked if each.path.name.endswith("-on.jsonl.gz")]
+    assert fenced
+    assert all(each.report and each.report.ok for each in fenced)
+    assert sum(each.path.stat().st_size for each in checked) < 4_000_000
 
 
 def test_every_figure_of_the_committed_report_carries_its_command() -> None:
