@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.experiment, pytest.mark.redis, pytest.mark.timeout(300
 def test_more_contenders_buy_nothing_but_waiting() -> None:
     needs("REDIS_SERVER")
     (experiment,) = chosen(["contention"])
-    settings = experiment.settings(quick=True, backend="redis") | {
+    settings = experiment.settings(quick=True, backends=["redis"]) | {
         "contenders": [4, 40],
         "few": [1],
         "processes": {"redis": [2]},
@@ -65,7 +65,7 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
 def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
     needs("REDIS_SERVER")
     (experiment,) = chosen(["fairness"])
-    settings = experiment.settings(quick=True, backend="redis") | {"duration": 1.5, "peers": ["redis-spin"]}
+    settings = experiment.settings(quick=True, backends=["redis"]) | {"duration": 1.5, "peers": ["redis-spin"]}
     with Context() as context:
         outcome = experiment.run(settings, context)
     as_claimed(outcome, "the longest wait is near the mean")
