@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture torment storm reign model docs lab image lock clean
+.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench fuzz torture torment storm reign model docs lab image lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -57,6 +57,9 @@ servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 
 bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
+
+fuzz: setup ## Give spoilt bytes to every parser, wire and service (ARGS="redis --cases 100000 --seed 5000", --guided)
+	@$(PY) -m tests.fuzz $(ARGS)
 
 torture: setup servers ## fencepost torture on every store (ARGS="--operations 100000 --out out/torture --resume"); the page is docs/torture.md
 	@.venv/bin/fencepost torture all --out out/torture $(ARGS)
