@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from fencepost.backends.etcd.codec import Message
 from fencepost.backends.etcd.http2 import Connection, framed
 from fencepost.backends.etcd.status import Failure
 from tests.backends.etcd import test_http2, test_messages
@@ -17,7 +18,7 @@ def frames_case(seed: int) -> str:
 
 
 def messages_case(seed: int) -> str:
-    kind = test_messages.KINDS[seed % len(test_messages.KINDS)]
+    kind: type[Message] = test_messages.KINDS[seed % len(test_messages.KINDS)]
     return "refused" if test_messages.spoilt(kind, random.Random(seed)) else "read"
 
 

@@ -56,7 +56,8 @@ def dialogue(rng: random.Random, count: int) -> list[bytes]:
 
 def parsed(data: bytes, fits: Any) -> tuple[list[Any], bool]:
     """What each request must get, by hiredis alone: replies in order, up to the first that answers none."""
-    reader, found = Reader(notEnoughData=NOTHING), []
+    found: list[Any] = []
+    reader = Reader(notEnoughData=NOTHING)
     reader.feed(data)
     try:
         while (each := reader.gets()) is not NOTHING:

@@ -14,7 +14,11 @@ from tests.fuzz.spoil import spoil
 from tests.harness.proto import etcd_pb2
 
 ROUNDS = 200 if FUZZ else 6
-KINDS = [each for _, each in inspect.getmembers(messages, inspect.isclass) if each.__module__ == messages.__name__]
+KINDS = [
+    each
+    for _, each in inspect.getmembers(messages, inspect.isclass)
+    if each.__module__ == messages.__name__ and issubclass(each, Message)
+]
 NUMBERS = [0, 1, -1, 127, 128, 300, 2**31, 2**53 + 1, 2**63 - 1, -(2**63)]
 
 
