@@ -31,8 +31,9 @@ def torture(
         str,
         typer.Option(
             metavar="KIND:ADDRESS",
-            help="Where the guarded values live: sqlite:FILE, postgres:URL, redis:URL or etcd:http://HOST:PORT; "
-            "default: what fits the store.",
+            help="Where the guarded values live: sqlite:FILE, postgres:URL, redis:URL, etcd:http://HOST:PORT, "
+            "http:http://HOST:PORT of a fencepost resource, file:FOLDER, s3:BUCKET or s3:http://HOST:PORT/BUCKET; "
+            "http, file or s3 alone starts one; default: what fits the store.",
         ),
     ] = "",
     minutes: Annotated[float | None, typer.Option(help="How long, on each store.")] = None,

@@ -17,7 +17,7 @@ from fencepost_lab.faults.disk import own_mounts
 from fencepost_lab.torture import slices
 from fencepost_lab.torture.faults import CATALOGUE
 from fencepost_lab.torture.plan import CONTROLS, DEFAULT_TTL, STORES, TTLS, Plan
-from fencepost_lab.torture.registers import WEAKENED
+from fencepost_lab.torture.registers import KINDS, WEAKENED
 from fencepost_lab.torture.slices import Progress, Result
 
 _SLICE = 4000
@@ -86,6 +86,12 @@ def controls(plan: Plan) -> tuple[list[str], dict[str, str]]:
         can.append("noholder")
     if redis:
         can += ["noseq", "redis-py", "set-nx"]
+    if plan.guard:
+        kind = plan.guard.partition(":")[0]
+        can = [each for each in can if each in KINDS[kind].weakest or each not in WEAKENED]
+        return [each for each in CONTROLS if each in can], {
+            each: f"a guard of kind {kind} cannot be weakened so" for each in CONTROLS if each not in can
+        }
     return [each for each in CONTROLS if each in can], {
         each: _why_not(each, plan.store) for each in CONTROLS if each not in can
     }
