@@ -70,6 +70,7 @@ torment: setup servers ## Pauses, kills and interrupts at full size, simulated w
 	$(PY) -m tests.programs.mixed --new compat
 	FENCEPOST_INTERRUPTS=500 FENCEPOST_TEST_LIMIT=1500 $(PY) -m pytest --timeout 1600 -n 2 tests/conformance/test_interrupt.py
 	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py
+	$(PY) -m tests.fuzz --cases 20000
 	$(PY) -m fencepost sim --seeds 10000
 	$(PY) -m fencepost sim --seeds 2000 --calm
 	$(PY) -m tests.sim.in_page --seeds 200

@@ -422,7 +422,7 @@ class Blobs(Register):
     So a write that overwrites another one unread also takes it out of the journal, where it is missed.
     """
 
-    weakest = ("off", "writes")
+    weakest: tuple[str, ...] = ("off", "writes")
 
     def __init__(self, guard: str = "full") -> None:
         super().__init__(guard)
@@ -533,7 +533,8 @@ class Http(Blobs):
             raise BackendError(why, backend="http", ambiguous=method == "PUT") from error
         if verdict := answer.headers.get("X-Fence-Verdict"):
             seen = answer.headers.get("X-Fence-Mark")
-            raise refusal(Verdict(verdict), key, access and access.stamp, Stamp(int(seen)) if seen else None)
+            offer = None if access is None else access.stamp
+            raise refusal(Verdict(verdict), key, offer, Stamp(int(seen)) if seen else None)
         if answer.status == 400:
             raise ConfigError(self._body.decode(errors="replace"))
         if answer.status not in (200, 404):
