@@ -157,10 +157,8 @@ class Redis(Backend):
                     await node.listen()
                     transport = await node.ready()
                     joins = True
-                elif not joins and reply not in (
-                    0,
-                    -2,
-                ):  # nobody who does not join stands in the queue, or finds it full
+                elif not joins and reply not in (0, -2):
+                    # Who does not join neither stands in the queue nor finds it full.
                     raise BackendError(f"Redis: {astray()}", backend=self.scheme, ambiguous=True)
                 elif reply != -1 or not await self._prune(name, node, keys):
                     break
