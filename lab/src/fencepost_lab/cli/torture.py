@@ -56,7 +56,7 @@ def torture(
         ),
     ] = "",
     workers: Annotated[
-        int, typer.Option(min=2, help="Processes that write; they want 3 locks for every 5 of them.")
+        int, typer.Option(min=2, help="Processes that write; there are 3 locks for every 2 of them.")
     ] = 12,
     ttl: Annotated[
         float, Duration(help="How long a lease lasts; 0: as short as the store takes without losing leases.")

@@ -71,7 +71,8 @@ class Campaign:
             faults=self.faults,
             staging=self.staging,
             workers=self.workers,
-            locks=max(2, self.workers * 3 // 5),
+            # More locks than workers: with fewer, most workers wait for one whose holder is paused.
+            locks=max(2, self.workers * 3 // 2),
             ttl=ttl,
         )
 
@@ -160,6 +161,7 @@ def _plans(campaign: Campaign, store: str, results: list[Result]) -> Iterator[Pl
             yield dataclasses.replace(
                 first,
                 control=control,
+                locks=max(2, campaign.workers * 3 // 5),  # few, so that somebody is always replaced
                 seed=campaign.seed + number,
                 operations=_CONTROL,
                 seconds=60.0,
