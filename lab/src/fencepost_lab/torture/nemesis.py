@@ -41,8 +41,8 @@ class Menu:
 
     @property
     def loses(self) -> bool:
-        silent = ("server-kill", "server-pause")
-        return any(each.loses or (self.fails_over and each.name in silent) for each in self.drawn)
+        silent = ("server", "network")
+        return any(each.loses or (self.fails_over and each.group in silent) for each in self.drawn)
 
     @property
     def shifts(self) -> bool:
