@@ -356,7 +356,7 @@ def _outage_plot(storm: dict[str, Any], settings: Settings) -> Plot:
         axes.set_xlabel("seconds after the members were started again")
         axes.set_ylabel("thousands of locks that are taken")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=plots.LEGEND)
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, fontsize=plots.LEGEND)
 
     caption = f"After an outage of all members of etcd: the locks of {storm['leases']:,} holders that are gone."
     return plots.draw("etcd-outage", caption, paint)

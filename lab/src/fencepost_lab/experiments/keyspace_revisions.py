@@ -202,7 +202,7 @@ def _plot(found: dict[str, Any]) -> Plot:
         axes.set_xlabel("thousands of acquires and releases")
         axes.set_ylabel("size of the file, MB")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=plots.LEGEND)
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=plots.LEGEND)
 
     caption = "etcd's file. The drop at the end of each line is the defragmentation."
     return plots.draw("etcd-revisions", caption, paint)

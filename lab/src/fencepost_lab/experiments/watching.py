@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from fencepost.backend import Backend
 from fencepost.driver.tasks import Asyncio
+from fencepost.errors import BackendError
 from fencepost.holders import random_holder
 from fencepost.lease import Grant
 from fencepost.registry import connect
@@ -33,7 +34,7 @@ TTL = 300.0
 """Seconds: longer than a ramp, so that nobody has to renew meanwhile."""
 MB = 1e6
 Found: TypeAlias = dict[str, Any]
-"""What was measured on a store: ``alone``, with a holder and no waiter, and ``steps``."""
+"""What was measured on a store: ``empty``, ``alone`` (nobody waits), ``steps``, and why it ``stopped`` early."""
 _AT_ONCE = 64  # waiters that join at the same time
 _PATIENCE = 120.0  # seconds until all watches are open, on however slow a machine
 _ANY = 1 << 40  # the length of a queue that is never full
@@ -82,7 +83,8 @@ class EtcdMeter:
 
     def __init__(self, cluster: EtcdCluster) -> None:
         self._cluster = cluster
-        self.url = cluster.url
+        # Who joins a queue of thousands is answered late on a loaded machine.
+        self.url = f"{cluster.url}?timeout=60s"
 
     def counts(self) -> Counts:
         return Counts(*map(sum, zip(*map(self._counts, self._cluster.members), strict=True)))
@@ -237,63 +239,83 @@ async def _watched(meter: Meter, watches: int) -> Counts:
     return seen
 
 
+async def _step(meter: Meter, crowd: Crowd, more: list[Backend], waiting: int, settings: Settings) -> dict[str, Any]:
+    """A waiter of each of these backends joins those who wait already, and waits; then the lock goes round."""
+    count = waiting + len(more)
+    memory = [await asyncio.to_thread(meter.memory)]
+    start = await asyncio.to_thread(meter.counts)
+    joined = await crowd.join(more)
+    queued = watched = await asyncio.to_thread(meter.counts)
+    memory.append(await asyncio.to_thread(meter.memory))
+    # Not all at once: to find the one before it, each has the server look through the whole queue.
+    for first in range(0, len(joined), _AT_ONCE):
+        some = joined[first : first + _AT_ONCE]
+        crowd.wait(some)
+        watched = await _watched(meter, waiting + first + len(some))
+    memory.append(await asyncio.to_thread(meter.memory))
+    waits = await asyncio.to_thread(meter.counts)
+    await asyncio.sleep(settings["watch_idle"])
+    idle = await asyncio.to_thread(meter.counts)
+    for _ in range(settings["watch_turns"]):
+        await crowd.hand_over()
+    handed = await _watched(meter, count)
+    return {
+        "waiters": count,
+        "more": len(more),
+        "watches": waits.watches,
+        "memory": memory[2]._asdict(),
+        "live_per_entry": (memory[1].live - memory[0].live) / len(more),
+        "live_per_watch": (memory[2].live - memory[1].live) / len(more),
+        "joining": queued.since(start)._asdict(),
+        "watching": watched.since(queued)._asdict(),
+        "idle": idle.since(waits)._asdict(),
+        "turns": handed.since(idle)._asdict(),
+    }
+
+
 async def _ramp(meter: Meter, settings: Settings, say: Callable[[str], None]) -> Found:
-    """More and more waiters, all on one connection; in the end, others with a connection each."""
+    """More and more waiters, all on one connection; in the end, others with a connection each.
+
+    It ends early, with the reason, where the next step takes too long.
+    """
     shared = connect(meter.url, Asyncio())
-    crowd, opened, steps = Crowd(), [shared], list[dict[str, Any]]()
+    crowd, opened, waiting = Crowd(), [shared], 0
     empty = await asyncio.to_thread(meter.memory)
+    found: Found = {"empty": empty._asdict(), "steps": [], "stopped": ""}
     try:
         await crowd.begin(shared)
         before = await asyncio.to_thread(meter.counts)
         await asyncio.sleep(settings["watch_idle"])
-        alone = (await asyncio.to_thread(meter.counts)).since(before)
-        waiting = 0
+        found["alone"] = (await asyncio.to_thread(meter.counts)).since(before)._asdict()
         plan = [(count, False) for count in settings["watch_waiters"]]
-        plan += [(waiting + count, True) for waiting, _ in plan[-1:] for count in settings["watch_apart"]]
+        plan += [(plan[-1][0] + count, True) for count in settings["watch_apart"]]
         for count, apart in plan:
-            say(f"{count:,} waiters{', the last of them with a connection each' if apart else ''}")
+            what = f"{count:,} waiters{', the last of them with a connection each' if apart else ''}"
+            say(what)
             more = [connect(meter.url, Asyncio()) if apart else shared for _ in range(count - waiting)]
             opened += more if apart else []
-            memory = [await asyncio.to_thread(meter.memory)]
-            start = await asyncio.to_thread(meter.counts)
-            joined = await crowd.join(more)
-            queued = await asyncio.to_thread(meter.counts)
-            memory.append(await asyncio.to_thread(meter.memory))
-            crowd.wait(joined)
-            watched = await _watched(meter, count)
-            memory.append(await asyncio.to_thread(meter.memory))
-            waits = await asyncio.to_thread(meter.counts)
-            await asyncio.sleep(settings["watch_idle"])
-            idle = await asyncio.to_thread(meter.counts)
-            for _ in range(settings["watch_turns"]):
-                await crowd.hand_over()
-            handed = await _watched(meter, count)
-            steps.append(
-                {
-                    "waiters": count,
-                    "more": len(more),
-                    "connections": len(opened),
-                    "watches": waits.watches,
-                    "resident": memory[2].resident - empty.resident,
-                    "live": memory[2].live - empty.live,
-                    "live_per_entry": (memory[1].live - memory[0].live) / len(more),
-                    "live_per_watch": (memory[2].live - memory[1].live) / len(more),
-                    "joining": queued.since(start)._asdict(),
-                    "watching": watched.since(queued)._asdict(),
-                    "idle": idle.since(waits)._asdict(),
-                    "turns": handed.since(idle)._asdict(),
-                }
-            )
+            try:
+                async with asyncio.timeout(settings["watch_limit"]):
+                    step = await _step(meter, crowd, more, waiting, settings)
+            except (TimeoutError, BackendError, Unexpected) as error:
+                why = str(error) or f"not done within {settings['watch_limit']:g} s on this machine"
+                found["stopped"] = f"{what}: {why}"
+                break
+            resident = step["memory"]["resident"] - empty.resident
+            found["steps"].append(step | {"connections": len(opened), "resident": resident})
             waiting = count
     finally:
         await crowd.end()
         for backend in opened:
             await backend.close()
-    return {"alone": alone._asdict(), "steps": steps}
+    return found
 
 
 def _etcd(settings: Settings, say: Callable[[str], None]) -> Found:
-    with EtcdCluster(size=settings["watch_members"], args=["--enable-pprof"], fsync=True) as cluster:
+    # A leader that is loaded stays the leader: with another one, all waiters would look again.
+    election = settings["watch_election"]
+    timing = ("--heartbeat-interval", str(election // 10), "--election-timeout", str(election))
+    with EtcdCluster(size=settings["watch_members"], args=["--enable-pprof", *timing], fsync=True) as cluster:
         return asyncio.run(_ramp(EtcdMeter(cluster), settings, say))
 
 
@@ -316,6 +338,8 @@ def watching(outcome: Outcome, settings: Settings, context: Context) -> None:
         return
     outcome.figures["watching"] = found
     for store, seen in found.items():
+        if not seen["steps"]:
+            raise Unexpected(f"{store}: {seen['stopped']}")
         _add_claims(outcome, store, seen["steps"], settings)
     outcome.tables.append(_table(found, settings))
     outcome.plots.append(_plot(found, settings))
@@ -324,7 +348,9 @@ def watching(outcome: Outcome, settings: Settings, context: Context) -> None:
 def _add_claims(outcome: Outcome, store: str, steps: list[dict[str, Any]], settings: Settings) -> None:
     turns = settings["watch_turns"]
     # ZooKeeper's holder watches its own node; who waits for it on the same connection shares that watch.
-    each = all(step["waiters"] <= step["watches"] <= step["waiters"] + 1 for step in steps if not _apart(step))
+    each = len(steps) > 1 and all(
+        step["waiters"] <= step["watches"] <= step["waiters"] + 1 for step in steps if not _apart(step)
+    )
     unwatched = all(step["joining"]["watches"] == 0 for step in steps)
     outcome.claim(
         f"{store}: who waits has one watch open, however many wait; who only stands in the queue has none",
@@ -366,6 +392,7 @@ _COLUMNS = (
     "resident memory",
     "an entry",
     "a watch",
+    "a waiter comes",
     "CPU, all wait",
     "sent, all wait",
     "a hand-over sends",
@@ -382,7 +409,11 @@ def _table(found: dict[str, Found], settings: Settings) -> Table:
             str(step["connections"]),
             f"{step['watches']:,.0f}",
             f"{step['resident'] / MB:+.1f} MB",
-            *(f"{step[each]:,.0f} B" if step["live"] else "-" for each in ("live_per_entry", "live_per_watch")),
+            *(
+                f"{step[each]:,.0f} B" if step["memory"]["live"] else "-"
+                for each in ("live_per_entry", "live_per_watch")
+            ),
+            span((step["joining"]["cpu"] + step["watching"]["cpu"]) / step["more"]),
             f"{100 * step['idle']['cpu'] / idle:.1f} %",
             f"{step['idle']['sent'] / idle:,.0f} B/s",
             f"{step['turns']['sent'] / turns:,.0f} B",
@@ -394,11 +425,13 @@ def _table(found: dict[str, Found], settings: Settings) -> Table:
     note = (
         "All servers of the store together. Resident memory: above that of the empty servers. An entry and a watch: by "
         "how much the memory in use, after a collection of garbage, grew for each waiter that this row added, first in "
-        "the queue without a watch, then with one. CPU: of one core. Where there is more than one connection, the last "
-        "waiters have a connection and a session each, as waiters in processes of their own have. ZooKeeper keeps the "
-        "lists that it sent last, which blurs its memory where few were added. CPU while nobody waits: "
+        "the queue without a watch, then with one. A waiter comes: CPU of the servers for its entry and its watch. "
+        "Where there is more than one connection, the last waiters have a connection and a session each, as waiters in "
+        "processes of their own have. ZooKeeper keeps the lists that it sent last, which blurs its memory where few "
+        "were added. CPU while nobody waits, of one core: "
         + ", ".join(f"{store} {100 * seen['alone']['cpu'] / idle:.1f} %" for store, seen in found.items())
         + "."
+        + "".join(f" Not measured: {store}, {seen['stopped']}." for store, seen in found.items() if seen["stopped"])
     )
     return Table("What waiting costs the store", _COLUMNS, rows, note=note)
 
