@@ -62,16 +62,27 @@ def test_a_large_key_space_costs_memory_only_while_it_is_held(tmp_path: Path) ->
     outcome = shown(
         "keyspace",
         tmp_path,
+        "stays as long as the lease is kept alive",
+        "others get their locks",
         keys=20_000,
         ttl=4.0,  # the last ones are laid long before the first expire
         lazy_keys=10_000,
         lazy_ttl=1.0,
-        etcd_keys=200,
+        etcd_members=1,
+        etcd_leases=[100],
         etcd_ttl=5.0,  # a busy machine lays them all before the first expire
-        etcd_cycles=50,
+        etcd_quiet=0.1,
+        etcd_burst=0.1,
+        etcd_outage=0.1,
+        etcd_quota=120_000,
+        etcd_chunk=32,
+        etcd_shared=10,
     )
     assert 100 < outcome.figures["redis"]["bytes_per_lock"] < 400
-    assert {plot.name for plot in outcome.plots} == {"memory", "lazy", "leases"}
+    assert outcome.figures["etcd_outage"]["killed"] == 1
+    assert outcome.figures["etcd_outage"]["left_after"] == outcome.figures["etcd_outage"]["leases"] > 0
+    names = {"memory", "lazy", "etcd-leases", "etcd-outage", "etcd-revisions"}
+    assert {plot.name for plot in outcome.plots} == names
 
 
 def test_tokens_survive_what_their_source_survives(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 import fencepost
 from fencepost_lab.experiments import chosen
 from fencepost_lab.experiments.context import Context
+from fencepost_lab.experiments.watching import watching
+from fencepost_lab.report.outcome import Outcome
 from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import as_claimed, held, lab, needs
@@ -72,6 +74,28 @@ def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
     assert "fairness" in outcome.slo
     assert outcome.figures["redis-spin on redis"]["order"]["overtakes"] > 0
     assert {plot.name for plot in outcome.plots} == {"order", "tail"}
+
+
+@pytest.mark.etcd
+def test_a_waiter_costs_a_watch_and_a_hand_over_fires_one() -> None:
+    needs("ETCD")
+    (experiment,) = chosen(["fairness"])
+    settings = experiment.settings(quick=True, backend="etcd") | {
+        "watch_waiters": [3, 12],
+        "watch_apart": [2],
+        "watch_members": 1,
+        "watch_idle": 0.1,
+        "watch_turns": 4,
+    }
+    outcome = Outcome()
+    with Context() as context:
+        watching(outcome, settings, context)
+    as_claimed(outcome)
+    steps = outcome.figures["watching"]["etcd"]["steps"]
+    assert [(step["waiters"], step["connections"]) for step in steps] == [(3, 1), (12, 1), (14, 3)]
+    assert [step["watches"] for step in steps] == [3, 12, 14]
+    assert all(step["joining"]["sent"] and step["turns"]["requests"] for step in steps)
+    assert {plot.name for plot in outcome.plots} == {"watching"}
 
 
 def test_entering_again_is_the_same_lease_and_its_loss_is_told_at_every_level(tmp_path: Path) -> None:
