@@ -80,7 +80,7 @@ def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
 def test_a_waiter_costs_a_watch_and_a_hand_over_fires_one() -> None:
     needs("ETCD")
     (experiment,) = chosen(["fairness"])
-    settings = experiment.settings(quick=True, backend="etcd") | {
+    settings = experiment.settings(quick=True, backends=["etcd"]) | {
         "watch_waiters": [3, 12],
         "watch_apart": [2],
         "watch_members": 1,
