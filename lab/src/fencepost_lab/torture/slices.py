@@ -225,7 +225,6 @@ def promises(plan: Plan, chosen: Menu) -> list[str]:
 
 
 _GRACE = 5.0  # seconds that a client on a busy machine may take to notice what happened
-_LATE = 0.2  # seconds that a busy machine takes between an event and the line that tells of it
 
 
 def _marked(line: Line) -> Line:
@@ -246,8 +245,7 @@ def _recorded(told: list[Line]) -> None:
             leases.setdefault(line["holder"], []).append(line)
     for lines in leases.values():
         first, *renewals = sorted(lines, key=lambda line: (line["ev"], line["until"]))
-        if first["until"] < first["t"] <= first["until"] + _LATE:
-            first["t"] = first["until"]
+        first["t"] = min(first["t"], first.get("got", first["t"]))
         for line, before in zip(renewals, [first, *renewals], strict=False):
             line["t"] = min(line["t"], before["until"] - (line["left"] or 0.0))
         first["t"] = min(first["t"], *(line["t"] for line in renewals), first["t"])
