@@ -10,9 +10,8 @@ from fencepost.backend import Status
 from fencepost.backends.redis.answers import scanned
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.connection import pack, refusal
-from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.nodes import Transport
 from fencepost.backends.redis.scripts import Layout, Scripts, owner, remains
-from fencepost.backends.redis.stream import Stream
 
 _AT_ONCE = 100  # locks that one round trip asks for
 
@@ -79,7 +78,7 @@ def _seen(name: str, reply: Any) -> Status | None:
     return Status(name, holder, token, lives, waiters)
 
 
-async def held(transport: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:
+async def held(transport: Transport, layout: Layout, prefix: str, scheme: str) -> list[str]:
     """The names of the locks under ``prefix`` that somebody holds at this server."""
     pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in layout.prefix + prefix) + "*"
     names: list[str] = []
