@@ -42,7 +42,7 @@ class View:
         # Without a prefix of our own, a key that is not one of ours is anybody's.
         return [each for _, each in sorted(found.items()) if each and (each.token or self._layout.prefix)]
 
-    async def _several(self, names: Sequence[str], transport: Pool | Stream) -> list[Status | None]:
+    async def _several(self, names: Sequence[str], transport: Transport) -> list[Status | None]:
         """Locks of one server, asked for in one round trip."""
         script = self._scripts.status
         asked = [(keys.lock, keys.queue) for keys in map(self._layout.keys, names)]
