@@ -286,6 +286,13 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "pause.json").write_text("{", "utf-8")
     with pytest.raises(ConfigError, match=r"pause\.json"):
         report.load(tmp_path)
+    for history in ("pause-redis-off.jsonl", {"file": "../../secret.jsonl.gz"}):
+        result = {"experiment": "pause", "number": 1, "claims": [], "plots": [], "histories": [history]}
+        (tmp_path / "pause.json").write_text(json.dumps(result), "utf-8")
+        with pytest.raises(ConfigError, match=r"pause\.json.*run the experiment again"):
+            report.load(tmp_path)
+        with pytest.raises(ConfigError, match=r"pause\.json.*as a result of the lab"):
+            list(verify([tmp_path]))
 
 
 def test_the_committed_histories_show_what_the_report_says_of_them() -> None:

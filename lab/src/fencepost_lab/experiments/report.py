@@ -40,9 +40,12 @@ def load(folder: Path) -> list[Result]:
                 # Names become those of files: one that leads out of the folder is no experiment's.
                 if not isinstance(name, str) or not _NAME.fullmatch(name):
                     raise ConfigError(f"{str(file)!r} names an experiment or a plot {name!r}; it is none of the lab's")
-            for each in result["histories"]:
-                if not _HISTORY.fullmatch(each["file"]):
-                    raise ConfigError(f"{str(file)!r} names a history {each['file']!r}; it is none of the lab's")
+            for each in result.setdefault("histories", []):
+                name = each.get("file") if isinstance(each, dict) else each
+                if not isinstance(each, dict) or not _HISTORY.fullmatch(str(name)):
+                    raise ConfigError(
+                        f"{str(file)!r} names a history {name!r}, which is none of this lab's; run the experiment again"
+                    )
             found.append(result)
     if not found:
         raise ConfigError(f"there are no results in {str(folder)!r}; run 'fencepost lab run all --out {folder}' first")
