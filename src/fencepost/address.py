@@ -78,6 +78,8 @@ def parse(url: str) -> Address:
     if not match:
         raise ConfigError(f"{masked(url)!r} is not a URL; write it like redis://localhost:6379/0")
     scheme, netloc, path, query = match.groups()
+    if scheme.lower() != "sqlite" and not _is_text(url):  # a file's name may be any bytes
+        raise ConfigError(f"{masked(url)!r} is not valid Unicode; write other bytes like %FF")
     login, _, servers = (netloc or "").rpartition("@")
     user, colon, password = login.partition(":")
     hosts = []
@@ -93,7 +95,7 @@ def parse(url: str) -> Address:
         port = int(found[3]) if found[3] else None
         if port is not None and not 0 < port < 65536:
             raise ConfigError(f"{masked(url)!r}: a port lies between 1 and 65535")
-        hosts.append((found[1] or found[2], port))
+        hosts.append((found[1] or found[2] or "", port))
     pairs = parse_qsl(query or "", keep_blank_values=True)
     params = dict(pairs)
     if len(params) < len(pairs):
@@ -106,6 +108,14 @@ def parse(url: str) -> Address:
         unquote(path),
         params,
     )
+
+
+def _is_text(url: str) -> bool:
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def flag(text: str) -> bool:

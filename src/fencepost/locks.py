@@ -479,7 +479,7 @@ class Core(Generic[L]):
     async def _leave(self, name: str, holder: str) -> None:
         try:
             await self.backend.leave(name, holder)
-        except BackendError as error:
+        except (BackendError, ConfigError) as error:  # ConfigError: a server that has become part of a cluster
             logger().warning("could not clean up after an acquire of %r; its ttl will: %s", name, error)
 
     async def renew(self, lease: L) -> None:

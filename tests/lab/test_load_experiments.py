@@ -9,6 +9,8 @@ import pytest
 import fencepost
 from fencepost_lab.experiments import chosen
 from fencepost_lab.experiments.context import Context
+from fencepost_lab.experiments.watching import watching
+from fencepost_lab.report.outcome import Outcome
 from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import as_claimed, held, lab, needs
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.experiment, pytest.mark.redis, pytest.mark.timeout(300
 def test_more_contenders_buy_nothing_but_waiting() -> None:
     needs("REDIS_SERVER")
     (experiment,) = chosen(["contention"])
-    settings = experiment.settings(quick=True, backend="redis") | {
+    settings = experiment.settings(quick=True, backends=["redis"]) | {
         "contenders": [4, 40],
         "few": [1],
         "processes": {"redis": [2]},
@@ -65,13 +67,35 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
 def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
     needs("REDIS_SERVER")
     (experiment,) = chosen(["fairness"])
-    settings = experiment.settings(quick=True, backend="redis") | {"duration": 1.5, "peers": ["redis-spin"]}
+    settings = experiment.settings(quick=True, backends=["redis"]) | {"duration": 1.5, "peers": ["redis-spin"]}
     with Context() as context:
         outcome = experiment.run(settings, context)
     as_claimed(outcome, "the longest wait is near the mean")
     assert "fairness" in outcome.slo
     assert outcome.figures["redis-spin on redis"]["order"]["overtakes"] > 0
     assert {plot.name for plot in outcome.plots} == {"order", "tail"}
+
+
+@pytest.mark.etcd
+def test_a_waiter_costs_a_watch_and_a_hand_over_fires_one() -> None:
+    needs("ETCD")
+    (experiment,) = chosen(["fairness"])
+    settings = experiment.settings(quick=True, backends=["etcd"]) | {
+        "watch_waiters": [3, 12],
+        "watch_apart": [2],
+        "watch_members": 1,
+        "watch_idle": 0.1,
+        "watch_turns": 4,
+    }
+    outcome = Outcome()
+    with Context() as context:
+        watching(outcome, settings, context)
+    as_claimed(outcome)
+    steps = outcome.figures["watching"]["etcd"]["steps"]
+    assert [(step["waiters"], step["connections"]) for step in steps] == [(3, 1), (12, 1), (14, 3)]
+    assert [step["watches"] for step in steps] == [3, 12, 14]
+    assert all(step["joining"]["sent"] and step["turns"]["requests"] for step in steps)
+    assert {plot.name for plot in outcome.plots} == {"watching"}
 
 
 def test_entering_again_is_the_same_lease_and_its_loss_is_told_at_every_level(tmp_path: Path) -> None:

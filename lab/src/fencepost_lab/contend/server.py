@@ -8,7 +8,6 @@ from fencepost.address import parse
 _ETCD = {
     "etcd_server_proposals_applied_total": "proposals",
     "process_cpu_seconds_total": "cpu_seconds",
-    "etcd_debugging_mvcc_watcher_total": "watchers",
 }
 
 

@@ -1,4 +1,4 @@
-"""The order of service against the order of arrival: queues against spinning."""
+"""The order of service against the order of arrival, queues against spinning; and what a queue costs the store."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +7,7 @@ from fencepost_lab.contend.order import Turn
 from fencepost_lab.contend.run import Result
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.context import Context
+from fencepost_lab.experiments.watching import watching
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.report.units import span
@@ -43,6 +44,7 @@ def run(settings: Settings, context: Context) -> Outcome:
     outcome.tables.append(_table(found))
     outcome.plots.append(_order(results))
     outcome.plots.append(_tail(results))
+    watching(outcome, settings, context)
     return outcome
 
 

@@ -13,7 +13,9 @@ from fencepost.errors import ConfigError
 from fencepost.sync import connect
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.context import Context
-from fencepost_lab.experiments.keyspace_etcd import etcd
+from fencepost_lab.experiments.keyspace_etcd import started
+from fencepost_lab.experiments.keyspace_leases import leases
+from fencepost_lab.experiments.keyspace_revisions import revisions
 from fencepost_lab.gen.keys import batches
 from fencepost_lab.gen.run import Order, lay
 from fencepost_lab.gen.watch import Watch
@@ -32,14 +34,18 @@ _WHEN = ("before", "held", "after expiry")
 
 
 def run(settings: Settings, context: Context) -> Outcome:
-    """Redis with its active expiry, Redis without it, then etcd."""
+    """Redis with its active expiry, Redis without it, then a cluster of etcd for leases, and one for revisions."""
     _room_for(settings["keys"] * 400)
     outcome = Outcome()
     with Redis(args=["--save", "", "--enable-debug-command", "yes"]) as server:
         context.stores["redis"] = Store("redis", server.url, server)
         _active(outcome, server, settings, context)
         _lazy(outcome, server, settings, context)
-    etcd(outcome, settings, context)
+    with started(settings) as cluster:
+        context.stores["etcd"] = Store("etcd", cluster.url, cluster)
+        leases(outcome, settings, context, cluster)
+    with started(settings, "--quota-backend-bytes", str(settings["etcd_quota"])) as cluster:
+        revisions(outcome, settings, context, cluster)
     return outcome
 
 

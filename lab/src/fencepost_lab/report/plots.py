@@ -62,25 +62,40 @@ def draw(name: str, caption: str, paint: Callable[["Axes"], None], *, height: fl
 
 def in_seconds(axes: "Axes") -> None:
     """Durations on a log scale, each tick at the unit that suits it."""
+    logarithmic(axes, span)
+
+
+def logarithmic(axes: "Axes", written: Callable[[float], str]) -> None:
+    """A log scale whose ticks are written out."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.yaxis.set_major_formatter(lambda value, _: span(value))
+    axes.yaxis.set_major_formatter(lambda value, _: written(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def beside(name: str, caption: str, paints: Mapping[str, Callable[["Axes"], None]], *, height: float = 4.2) -> Plot:
-    """Plots of the same things beside each other, each under its title: one scale, and one legend above them."""
+def beside(
+    name: str,
+    caption: str,
+    paints: Mapping[str, Callable[["Axes"], None]],
+    *,
+    height: float = 4.2,
+    shared: bool = True,
+) -> Plot:
+    """Plots of the same things beside each other, each under its title, with one legend above them.
+
+    They have one scale, unless it is not ``shared``.
+    """
 
     def whole(figure: "Figure") -> None:
-        every = figure.subplots(1, len(paints), sharey=True, squeeze=False)[0]
+        every = figure.subplots(1, len(paints), sharey=shared, squeeze=False)[0]
         for axes, (title, paint) in zip(every, paints.items(), strict=True):
             paint(axes)
             axes.set_title(title, fontsize=11)
         handles, labels = every[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=LEGEND)
-        for axes in every[1:]:
+        for axes in every[1:] if shared else ():
             axes.set_ylabel("")
 
     return _draw(name, caption, whole, height)

@@ -17,7 +17,7 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.answers import answers_for
 from fencepost.backends.redis.calls import Calls
-from fencepost.backends.redis.connection import Denied, refusal
+from fencepost.backends.redis.connection import Denied, astray, refusal
 from fencepost.backends.redis.inspect import View
 from fencepost.backends.redis.nodes import Node, Transport, cannot_listen
 from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, kept, remains, scripts
@@ -155,6 +155,9 @@ class Redis(Backend):
                     await node.listen()
                     transport = await node.ready()
                     joins = True
+                elif not joins and reply not in (0, -2):
+                    # Who does not join neither stands in the queue nor finds it full.
+                    raise BackendError(f"Redis: {astray()}", backend=self.scheme, ambiguous=True)
                 elif reply != -1 or not await self._prune(name, node, keys):
                     break
         except (BackendError, ConfigError) as error:
