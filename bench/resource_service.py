@@ -23,7 +23,7 @@ class Nowhere:
         pass
 
     async def write(self, key: str, data: bytes, offer: Access | None, *, gone: object = None) -> Written:
-        return Written(False, offer and offer.stamp)
+        return Written(False, None if offer is None else offer.stamp)
 
     async def read(self, key: str, *, gone: object = None) -> Found:
         return Found(None, None)
