@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fencepost.address import parse
-from fencepost.errors import FencepostError
+from fencepost.errors import BackendError, FencepostError
 from fencepost.sync import connect
 from fencepost_lab.contend.recorder import Recorder
 from fencepost_lab.experiments import Settings
@@ -82,20 +82,26 @@ def leases(outcome: Outcome, settings: Settings, context: Context, cluster: Etcd
         time.sleep(settings["etcd_quiet"])
         quiet = bystander.between(begin, time.monotonic())
         with Keeping(cluster.url, seed=SEED, ttl=settings["etcd_ttl"]) as keeping:
-            steps = _ramp(settings, context, cluster, keeping, bystander)
+            steps, broke = _ramp(settings, context, cluster, keeping, bystander)
             most = _burst(settings, context, cluster, keeping)
         storm = _outage(settings, context, cluster, bystander)
-    outcome.figures["etcd_leases"] = {"members": settings["etcd_members"], "steps": steps, "most": most, "quiet": quiet}
+    outcome.figures["etcd_leases"] = {
+        "members": settings["etcd_members"],
+        "steps": steps,
+        "broke": broke,
+        "most": most,
+        "quiet": quiet,
+    }
     outcome.figures["etcd_outage"] = storm
-    _add_claims(outcome, steps, most, storm, settings)
+    _add_claims(outcome, steps, broke, most, storm, settings)
     outcome.tables += [_ramp_table(steps, most, settings), _outage_table(steps, quiet, storm, settings)]
     outcome.plots += [_ramp_plot(steps, settings), _outage_plot(storm, settings)]
 
 
 def _ramp(
     settings: Settings, context: Context, cluster: EtcdCluster, keeping: Keeping, bystander: Bystander
-) -> list[dict[str, Any]]:
-    """Until the keep-alives no longer come in time, or the last number is reached."""
+) -> tuple[list[dict[str, Any]], str]:
+    """Until something breaks, and what that is, or until the last number is reached."""
     ttl, steps = settings["etcd_ttl"], list[dict[str, Any]]()
     empty = max(look(member)["memory"] for member in cluster.members)
     for count in settings["etcd_leases"]:
@@ -110,7 +116,12 @@ def _ramp(
                 told = there
 
         begin = time.monotonic()
-        done = lay(_patient(cluster), Order(keys=count, seed=SEED, ttl=ttl), told=laid)
+        try:
+            done = lay(_patient(cluster), Order(keys=count, seed=SEED, ttl=ttl), told=laid)
+        except BackendError as error:
+            if not steps:
+                raise
+            return steps, f"{count:,} leases could not be granted: {error}"
         granted = time.monotonic()
         keeping.keep(count)
         time.sleep(ttl / 6)  # the last ones are due in the middle of what is measured
@@ -142,8 +153,12 @@ def _ramp(
             }
         )
         if not _kept(steps[-1], settings):
-            break
-    return steps
+            late, lost = steps[-1]["late"], steps[-1]["lost"]
+            return (
+                steps,
+                f"{count:,} leases were not kept alive: {lost:,} were lost, keep-alives were {late:.1f} s late",
+            )
+    return steps, ""
 
 
 def _burst(settings: Settings, context: Context, cluster: EtcdCluster, keeping: Keeping) -> dict[str, float]:
@@ -226,21 +241,16 @@ def _locks(cluster: EtcdCluster) -> int:
 def _add_claims(
     outcome: Outcome,
     steps: list[dict[str, Any]],
+    broke: str,
     most: dict[str, float],
     storm: dict[str, Any],
     settings: Settings,
 ) -> None:
-    kept, last, ttl = [step for step in steps if _kept(step, settings)], steps[-1], settings["etcd_ttl"]
-    limit = (
+    kept, ttl = [step for step in steps if _kept(step, settings)], settings["etcd_ttl"]
+    limit = broke or (
         f"the ramp ends there, and this is no limit: it answers {most['per_second']:,.0f} keep-alives a second, enough "
         f"for {most['per_second'] * ttl / 3:,.0f} leases"
     )
-    if last not in kept:
-        limit = (
-            f"with {last['leases']:,} it answered {last['reached_per_second']:,.0f} of the "
-            f"{last['needed_per_second']:,.0f} keep-alives a second that are due, {last['late']:.1f} s late, and "
-            f"{last['lost']:,} leases were lost"
-        )
     outcome.claim(
         "etcd: a lock with a lease of its own stays as long as the lease is kept alive in time",
         # The bystander has a lease, too.
