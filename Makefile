@@ -7,12 +7,12 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test quick stress mutate matrix versions greenlets check format setup servers bench torture torment storm reign model docs lab image lock clean
+.PHONY: help demo test experiments quick stress mutate matrix versions greenlets check format setup servers bench torture torment storm reign model docs lab image lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'New here? `make demo` needs no server and takes under a minute.'
 
@@ -21,6 +21,9 @@ demo: .venv/demo.stamp ## Watch a paused holder corrupt a resource, then be refu
 
 test: setup servers ## Run every test against real servers (STORE=redis: one store; ARGS="-k name": what you name)
 	@scripts/test $(if $(STORE),--store "$(STORE)") $(ARGS)
+
+experiments: setup servers ## The lab's experiments and torture from end to end, at their smallest size
+	@scripts/test -m experiment $(ARGS)
 
 quick: setup ## Lint, formatting, types, and every test that needs no server; below a minute
 	@scripts/quick $(ARGS)
@@ -65,8 +68,8 @@ torment: setup servers ## Pauses, kills and interrupts at full size, simulated w
 	$(PY) -m tests.programs.torture $(ARGS)
 	$(PY) -m tests.programs.mixed --new native
 	$(PY) -m tests.programs.mixed --new compat
-	FENCEPOST_INTERRUPTS=500 FENCEPOST_TEST_LIMIT=1500 $(PY) -m pytest --timeout 1600 -n 2 tests/conformance/test_interrupt.py
-	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py
+	FENCEPOST_FUZZ=1 FENCEPOST_INTERRUPTS=500 FENCEPOST_TEST_LIMIT=1500 $(PY) -m pytest --timeout 1600 -n 2 tests/conformance/test_interrupt.py
+	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py tests/backends/test_scripted.py
 	$(PY) -m fencepost sim --seeds 10000
 	$(PY) -m fencepost sim --seeds 2000 --calm
 	$(PY) -m tests.sim.in_page --seeds 200

@@ -2,7 +2,9 @@
 
 A fixed scenario (see ``Trial.scenario``) runs behind a proxy, once for each fault and each kind of request that it
 makes, which is its label; on Redis and Consul, where the connection breaks at once, also for the second request of that
-kind. A connection's opening words come many times, and more of them would find nothing else.
+kind. A connection's opening words come many times, and more of them would find nothing else. A wrong or refusing
+answer is given to every other kind of request, turn and turn about, so that each kind gets half of them; `make torment`
+gives all of them to all.
 
 Whatever it is answered, a store fails with an error of fencepost's own; a lease is one that the store has; a lease ends
 only where the store says so; and once the fault is over, everything goes on without waiting for a ttl.
@@ -24,6 +26,7 @@ import pytest
 
 from fencepost.backend import Status
 from fencepost.errors import FencepostError, LeaseLost
+from tests import FUZZ
 from tests.conformance.faces import Client, Hold
 from tests.harness.scripted import (
     BREAKS,
@@ -340,8 +343,9 @@ def test_one_bad_answer_costs_one_call(request: pytest.FixtureRequest, store: st
 
     async def every() -> None:
         async with bench(request, store, face) as mine:
+            skipped = set() if FUZZ or fault in BREAKS else {*mine.kind.asks[mine.kind.faults.index(fault) % 2 :: 2]}
             for label in mine.kind.asks:
-                if (fault.name.rpartition("-")[2], label) not in mine.kind.plausible:
+                if label not in skipped and (fault.name.rpartition("-")[2], label) not in mine.kind.plausible:
                     await trial(mine, fault, label)
                     if mine.kind.seconds and fault in BREAKS and not silent(fault):
                         await trial(mine, fault, label, 2)

@@ -42,7 +42,7 @@ class Store:
     @property
     def kept(self) -> float:
         """A ttl for leases that shall be renewed past it: a busy machine must still find the time to."""
-        return max(3.0, self.promises.min_ttl)
+        return max(4.0, self.promises.min_ttl)
 
     @property
     def past(self) -> float:

@@ -28,6 +28,7 @@ async def in_line(store: Store, client: Client, tasks: "list[asyncio.Task[Any]]"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_processes_share_locks_alive_frozen_and_killed(store: Store, tmp_path: Path) -> None:
     workers = [store.spawn() for _ in range(3)]
     await living_processes_take_turns_and_keep_what_they_hold(store, workers, tmp_path / "counter")

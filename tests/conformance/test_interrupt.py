@@ -19,6 +19,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.errors import NotAcquired
+from tests import FUZZ
 from tests.conformance.store import Store
 from tests.harness.interrupts import Interrupter, at_random, innermost
 from tests.harness.isolated import isolated
@@ -238,8 +239,10 @@ def test_interrupts_at_random_moments_leave_nothing(store: Store) -> None:
 @pytest.mark.slow
 @isolated
 def test_an_interrupt_at_every_bytecode_leaves_nothing(store: Store) -> None:
-    """Enumerated, not sampled, on the stores that need no server; every n-th place elsewhere."""
-    step = 1 if store.promises.reach == "one process" else 7 if store.promises.reach == "one host" else 29
+    """Enumerated, not sampled, in memory; every n-th place elsewhere, more of them in `make torment`."""
+    step = 1 if store.promises.reach == "one process" else 7 if store.promises.reach == "one host" else 61
+    if FUZZ:
+        step = min(step, 7)
     came: Counter[str] = Counter()
     with fencepost.connect(store.url, ttl=store.long) as other:
         other.acquire(f"{store.prefix}/taken")

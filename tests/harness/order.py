@@ -1,6 +1,8 @@
 """The order of a run, and how to get a failure again.
 
-Tests marked ``long`` come first: a worker that began one at the end would keep everybody waiting.
+Tests marked ``long`` come first: a worker that began one at the end would keep everybody waiting. Where there are
+several workers, each begins with its part of them, and the modules are mixed, always in the same way: modules that wait
+for clocks and modules that compute are neighbours by name, and one kind alone would leave the processor idle.
 ``--random-order-seed=N`` runs modules, and the tests in each, in the order drawn from N; ``random`` draws N. Every
 worker draws the same. Not pytest-randomly: it also resets the global random generator before each test, so that what
 tests and the product draw at random would be the same in every run.
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
-from itertools import groupby
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes ten seconds or so, and is begun first")
+    config.addinivalue_line("markers", "experiment: from end to end; make experiments runs it, make test does not")
     if getattr(config.option, SEED) == "random":
         setattr(config.option, SEED, str(random.SystemRandom().randrange(1_000_000)))  # the workers get it from here
     if (path := config.option.results) and not hasattr(config, "workerinput"):
@@ -48,18 +51,35 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := getattr(config.option, SEED)) is not None:
         items[:] = shuffled(items, seed)
-    else:
-        items.sort(key=lambda item: item.get_closest_marker("long") is None)
+        return
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    if workers := getattr(config, "workerinput", {}).get("workercount"):
+        items[:] = dealt(items, workers)
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """In the order in which xdist gives each worker one piece of the list, with the long ones at the front of each."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = iter(shuffled(items[len(long) :], "mixed"))
+    order: list[pytest.Item] = []
+    for worker in range(workers):
+        mine = long[worker::workers]
+        size = (len(items) - len(order)) // (workers - worker)
+        order += [*mine, *islice(rest, max(0, size - len(mine)))]
+    return order
 
 
 def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
-    """A module's tests stay together: many of them share a server of their own."""
-    modules = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
+    """A module's tests stay together: many of them share a server of their own. So do all that share a browser."""
+    groups: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault("browser" if "chromium" in getattr(item, "fixturenames", ()) else item.path, []).append(item)
+    together = list(groups.values())
     chance = random.Random(seed)
-    chance.shuffle(modules)
-    for module in modules:
-        chance.shuffle(module)
-    return [item for module in modules for item in module]
+    chance.shuffle(together)
+    for group in together:
+        chance.shuffle(group)
+    return [item for group in together for item in group]
 
 
 class Results:

@@ -17,7 +17,7 @@ from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import held, lab, needs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.experiment, pytest.mark.timeout(300)]
 
 PACKAGES = [Path(str(package.__file__)).parent for package in (fencepost, fencepost_lab)]
 

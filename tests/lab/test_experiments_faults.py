@@ -14,7 +14,7 @@ from fencepost_lab.history.format import load
 from fencepost_lab.report.outcome import Outcome
 from tests.lab.command import as_claimed, needs
 
-pytestmark = [pytest.mark.redis, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.experiment, pytest.mark.redis, pytest.mark.long, pytest.mark.timeout(300)]
 
 NOTE = Path(fencepost_lab.__file__).parent / "experiments" / "redlock-note.md"
 

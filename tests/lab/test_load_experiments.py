@@ -15,7 +15,7 @@ from tests.harness.child import Child
 from tests.harness.waiting import until
 from tests.lab.command import as_claimed, held, lab, needs
 
-pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.experiment, pytest.mark.redis, pytest.mark.timeout(300)]
 
 
 def test_more_contenders_buy_nothing_but_waiting() -> None:

@@ -34,6 +34,7 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 @pytest.mark.parametrize(
     ("store", "faults"),
     [
@@ -59,6 +60,7 @@ def test_nothing_is_lost_on_a_store_that_is_harmed(store: str, faults: str, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_a_guard_that_admits_replaced_holders_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     imports = crew._imports
     monkeypatch.setattr(crew, "_imports", lambda guard: [*imports(guard), "tests.programs.broken_guard"])
@@ -69,6 +71,7 @@ def test_a_guard_that_admits_replaced_holders_is_found(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 @pytest.mark.parametrize(
     ("store", "control"),
     [("sqlite", "off"), pytest.param("redis", "set-nx", marks=pytest.mark.redis)],
@@ -80,6 +83,7 @@ def test_a_control_shows_violations(store: str, control: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_ctrl_c_ends_with_a_verdict_and_the_run_goes_on_later(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("torture", "sqlite", "--faults", "pause,kill", "--workers", 6, "--out", out, "--json")
@@ -104,6 +108,7 @@ def test_ctrl_c_ends_with_a_verdict_and_the_run_goes_on_later(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_a_stack_that_is_not_ours_is_not_harmed(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path / 'theirs.db'}"
     with Child.fencepost("torture", url, "--operations", 100, "--out", tmp_path / "out") as refused:
@@ -171,6 +176,7 @@ def test_the_figures_of_the_docs_are_those_of_the_slices_that_are_kept_beside_th
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_the_page_is_written_from_what_was_kept(tmp_path: Path) -> None:
     run, kept, doc = tmp_path / "run", tmp_path / "kept.json", tmp_path / "torture.md"
     run.mkdir()

@@ -8,7 +8,7 @@ import pytest
 from tests.programs.torture import Failed, Plan, torture
 from tests.programs.torture_history import Life, count, overlaps, tokens_out_of_order, unexplained_values, violations
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.experiment, pytest.mark.slow]
 
 SMALL = {"processes": 4, "increments": 50, "ttl": 0.3, "work": 0.002, "stops": 8, "kills": 4}
 

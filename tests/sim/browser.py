@@ -37,6 +37,21 @@ _READY = """(css) => {
 }"""
 
 
+_LOOK = """(came, done) => {
+  const end = performance.now() + 1000;
+  const look = () => {
+    try {
+      if (came()) done(true);
+      else if (performance.now() > end) done(false);
+      else setTimeout(look, 20);
+    } catch (error) {
+      done(String(error));
+    }
+  };
+  look();
+}"""
+
+
 class WebDriverError(AssertionError):
     """The browser could not do it; ``kind`` is the protocol's name for why."""
 
@@ -132,10 +147,17 @@ class Browser(Server):
     def wait(self, condition: str, deadline: float = PATIENCE) -> None:
         """Until an expression is true in the page."""
         try:
-            until(lambda: bool(self.run(f"return Boolean({condition})")), condition, deadline=deadline, poll=0.03)
+            until(lambda: self._came(condition), condition, deadline=deadline, poll=0.03)
         except AssertionError as error:
             error.add_note(f"the score: {self.text('#score')}\nthe log, the last first: {self.text('#log')[:1500]}")
             raise
+
+    def _came(self, condition: str) -> bool:
+        """Whether it comes true within a second. The page looks by itself: asking costs three processes far more."""
+        said = self.later(f"({_LOOK})(() => Boolean({condition}), done)")
+        if isinstance(said, str):
+            raise WebDriverError("javascript error", f"{condition}: {said}")
+        return bool(said)
 
     def type(self, css: str, keys: str) -> None:
         """Into a field, after what it holds; into a file field: the path of a file."""
