@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ARGS ?=
 STORE ?=
 
-.PHONY: help demo test experiments quick stress mutate matrix versions greenlets check format setup servers bench torture torment storm reign model docs lab image lock clean
+.PHONY: help demo test experiments quick stress mutate matrix versions greenlets check format setup servers bench fuzz torture torment storm reign model docs lab image lock clean
 
 help: ## Show this help
 	@echo 'fencepost: make <target> [ARGS="..."]'
@@ -61,6 +61,9 @@ servers: ## Find or install redis, etcd, ZooKeeper, Consul and Postgres
 bench: setup ## Measure, as ratios within one run (ARGS="--quick sqlite")
 	$(PY) -m bench $(ARGS)
 
+fuzz: setup ## Give spoilt bytes to every parser, wire and service (ARGS="redis --cases 100000 --seed 5000", --guided)
+	@$(PY) -m tests.fuzz $(ARGS)
+
 torture: setup servers ## fencepost torture on every store (ARGS="--operations 100000 --out out/torture --resume"); the page is docs/torture.md
 	@.venv/bin/fencepost torture all --out out/torture $(ARGS)
 
@@ -70,6 +73,7 @@ torment: setup servers ## Pauses, kills and interrupts at full size, simulated w
 	$(PY) -m tests.programs.mixed --new compat
 	FENCEPOST_FUZZ=1 FENCEPOST_INTERRUPTS=500 FENCEPOST_TEST_LIMIT=1500 $(PY) -m pytest --timeout 1600 -n 2 tests/conformance/test_interrupt.py
 	FENCEPOST_FUZZ=1 $(PY) -m pytest -n 2 tests/unit tests/sim tests/resource/test_hostile.py tests/backends/test_scripted.py
+	$(PY) -m tests.fuzz --cases 20000
 	$(PY) -m fencepost sim --seeds 10000
 	$(PY) -m fencepost sim --seeds 2000 --calm
 	$(PY) -m tests.sim.in_page --seeds 200

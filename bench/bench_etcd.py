@@ -5,7 +5,7 @@ import importlib.util
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -163,9 +163,12 @@ def hot(size: int) -> Iterator[Sides]:
 
         def theirs() -> None:
             command = [program("ETCDCTL"), "--endpoints", server.address, "lock", f"hot-{next(rounds)}", "true"]
-            crowd = [subprocess.Popen(command) for _ in range(size)]
-            for each in crowd:
-                assert each.wait() == 0
+            with ExitStack() as crowd:  # on an error too: one without its server would try again without end
+                each_once = [crowd.enter_context(subprocess.Popen(command)) for _ in range(size)]
+                for each in each_once:
+                    crowd.callback(each.kill)
+                for each in each_once:
+                    assert each.wait() == 0
 
         yield {f"fencepost, {size} threads": ours, f"etcdctl lock, {size} processes": theirs}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import secrets
 import socket
@@ -88,6 +89,25 @@ def uncontended_peer() -> Iterator[Sides]:
 
         yield {"fencepost": ours, "redis-py Lock": peer}
         client.close()
+
+
+if importlib.util.find_spec("pottery"):
+
+    @bench("redis: acquire + release, blocking, vs pottery's Redlock", iterations=30, rounds=20)
+    def against_pottery() -> Iterator[Sides]:
+        """On one server, where its Redlock asks no more than that."""
+        import pottery
+
+        with quiet() as server, fencepost.connect(server.url, ttl=TTL) as locks:
+            client = redis.Redis(port=server.port)
+            theirs = pottery.Redlock(key="peer", masters={client}, auto_release_time=TTL)
+
+            def peer() -> None:
+                assert theirs.acquire()
+                theirs.release()
+
+            yield {"fencepost": lambda: locks.acquire("lock").release(), "pottery": peer}
+            client.close()
 
 
 @contextlib.contextmanager

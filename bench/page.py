@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.harness import Result
 
-PEERS = ("redis", "python-redis-lock", "aetcd", "etcd3gw", "kazoo", "py-consul", "tooz")
+PEERS = ("redis", "python-redis-lock", "pottery", "aetcd", "etcd3gw", "kazoo", "py-consul", "tooz")
 
 COMMITTED = Path(__file__).parents[1] / "docs" / "speed.json"
 WORSE = 1.1

@@ -13,7 +13,7 @@ from tests.harness.child import Child
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"fencepost": ROOT / "src" / "fencepost", "fencepost_lab": ROOT / "lab" / "src" / "fencepost_lab"}
 
-FACTS = {"rule", "errors", "check"}
+FACTS = {"rule", "errors", "check", "logs"}
 LOWER = FACTS | {"lease", "events", "address", "driver", "credentials", "ambient", "signing", "holders"}
 CORE = LOWER | {"backend", "registry", "locks", "renewals"}
 FACES = CORE | {"sync", "aio"}
@@ -22,6 +22,7 @@ LIBRARY = {"*"}
 
 ARROWS: dict[str, set[str]] = {
     "rule": set(),
+    "logs": set(),
     "errors": {"rule"},
     "check": {"rule", "errors"},
     "lease": FACTS | {"driver"},
@@ -316,13 +317,16 @@ def test_a_right_arrow_is_left_alone(module: str, source: str) -> None:
     assert wrong_arrows(module, source, is_package=False, known=known) == []
 
 
-def test_importing_fencepost_loads_neither_a_third_party_package_nor_a_backend() -> None:
+def test_importing_fencepost_loads_neither_a_third_party_package_nor_a_backend_nor_what_only_some_need() -> None:
     program = (
-        "import json, sys; before = set(sys.modules); import fencepost; "
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
+        "import json, sys; before = set(sys.modules); import fencepost; first = set(sys.modules) - before; "
+        "fencepost.connect('redis://localhost'); print(json.dumps([sorted(first), sorted(sys.modules)]))"
     )
     with Child.python("-c", program) as child:
-        loaded: list[str] = child.json()
+        loaded, connected = child.json()
     foreign = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"fencepost"}
     assert not foreign
     assert not [name for name in loaded if name.startswith(("fencepost.backends", "fencepost.guards"))]
+    assert not {"asyncio", "logging", "urllib.parse", "ssl"} & set(loaded)
+    assert "logging" in connected, "a first import may fail at the moment when something is to be logged"
+    assert not {"asyncio", "ssl", "importlib.resources"} & set(connected), "a blocking program without TLS needs none"

@@ -31,3 +31,18 @@ def test_every_mutant_can_be_made_and_names_tests_that_exist(mutate: ModuleType)
             function = name.rpartition("::")[2].partition("[")[0]
             assert (ROOT / path).exists(), tests
             assert not function or f"def {function}(" in (ROOT / path).read_text("utf-8"), tests
+
+
+def test_the_rule_each_guard_each_script_in_a_server_and_the_core_have_mutants(mutate: ModuleType) -> None:
+    mutants = [each for each in mutate.mutants() if each.kind]
+    source = ROOT / "src" / "fencepost"
+    scripts = [*source.rglob("*.lua"), *source.rglob("*.sql")]
+    guards = [each for each in source.glob("guards/**/*.py") if each.name != "__init__.py"]
+    core = [source / name for name in ("rule.py", "locks.py", "lease.py", "renewals.py", "election.py")]
+    wanted = {str(each.relative_to(ROOT)) for each in (*scripts, *guards, *core)}
+    assert wanted - {each.file for each in mutants} == set()
+    assert len(mutants) >= 60
+    kept = mutate.verdicts()
+    assert not {name for name, each in kept.items() if each["outcome"] == "broken"}
+    survivors = {name for name, each in kept.items() if each["outcome"] == "survived"}
+    assert survivors <= {each.name for each in mutants if each.survives}, "each says why no test can notice it"

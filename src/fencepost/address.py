@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote
 
 from fencepost import check
 from fencepost.errors import ConfigError
@@ -14,9 +13,10 @@ if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
-_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?")
-_VALUE = re.compile(r"([?&][^=&#]*)=[^&#]*")
+# Compiled, and percent-encoding loaded, when the first URL is parsed.
+_URL = r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?"
+_HOST = r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?"
+_VALUE = r"([?&][^=&#]*)=[^&#]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,21 @@ def is_host(text: str) -> bool:
 
 def parse(url: str) -> Address:
     """Take a URL apart; ConfigError, which never repeats a password, if that cannot be done."""
-    match = _URL.fullmatch(url)
+    from urllib.parse import parse_qsl, unquote
+
+    match = re.fullmatch(_URL, url)
     if not match:
         raise ConfigError(f"{masked(url)!r} is not a URL; write it like redis://localhost:6379/0")
     scheme, netloc, path, query = match.groups()
+    if scheme.lower() != "sqlite" and not _is_text(url):  # a file's name may be any bytes
+        raise ConfigError(f"{masked(url)!r} is not valid Unicode; write other bytes like %FF")
     login, _, servers = (netloc or "").rpartition("@")
     user, colon, password = login.partition(":")
     hosts = []
     # After the host, an @ in the path or in an option's name is what follows a / or ? of a password.
     cut = "@" in path or any("@" in part.partition("=")[0] for part in (query or "").split("&"))
     for server in servers.split(",") if servers else ():
-        found = _HOST.fullmatch(server)
+        found = re.fullmatch(_HOST, server)
         if not found or cut:
             raise ConfigError(
                 f"{masked(url)!r}: a host is written like host:1234 or [::1]:1234, / ? # in a password like "
@@ -91,7 +95,7 @@ def parse(url: str) -> Address:
         port = int(found[3]) if found[3] else None
         if port is not None and not 0 < port < 65536:
             raise ConfigError(f"{masked(url)!r}: a port lies between 1 and 65535")
-        hosts.append((found[1] or found[2], port))
+        hosts.append((found[1] or found[2] or "", port))
     pairs = parse_qsl(query or "", keep_blank_values=True)
     params = dict(pairs)
     if len(params) < len(pairs):
@@ -104,6 +108,14 @@ def parse(url: str) -> Address:
         unquote(path),
         params,
     )
+
+
+def _is_text(url: str) -> bool:
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def flag(text: str) -> bool:
@@ -165,6 +177,8 @@ def libpq(address: Address) -> dict[str, str]:
     """Server, login and database as libpq's keywords: given the URL itself, it repeats what it cannot parse."""
     given = {"dbname": address.path.strip("/") or None, "user": address.user, "password": address.password}
     if address.hosts:
+        from urllib.parse import unquote
+
         given["host"] = ",".join(unquote(host) for host, _ in address.hosts)  # a socket's folder is written %2Frun
         given["port"] = ",".join(str(port or 5432) for _, port in address.hosts)
     return {key: value for key, value in given.items() if value is not None}
@@ -183,7 +197,7 @@ def masked(url: str) -> str:
     login, at, rest = url.rpartition("@")
     scheme, slashes, _ = login.partition("//")
     start = f"{scheme if slashes else ''}{slashes}***@" if at else ""
-    return start + _VALUE.sub(r"\1=***", rest)
+    return start + re.sub(_VALUE, r"\1=***", rest)
 
 
 def state_file(name: str) -> "Path":

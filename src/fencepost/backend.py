@@ -104,8 +104,7 @@ class Status:
     """What the processes of these holders tell of themselves, such as ``report.py[4711] deploy@web-1``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that ``doctor`` found out about a store: what it is, and what it means for locks, in plain words."""
 
     level: Literal["ok", "warn", "risk"]

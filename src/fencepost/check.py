@@ -12,8 +12,8 @@ MAX_NAME = 512
 AHEAD = 86_400 * 10**6
 """How far above the time in microseconds, or above the last token, an honest issuer may be: a day."""
 _EXACT_IN_JSON = 2**53 - 1
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*")
+_CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # compiled, like the other one, when it is first used
+_DURATION = r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -27,7 +27,7 @@ def name(value: str, what: str = "lock name") -> str:
         raise ConfigError(f"a {what} is a str, not {type(value).__name__}")
     if not value:
         raise ConfigError(f"a {what} cannot be empty")
-    if not value.isprintable() and (match := _CONTROL.search(value)):
+    if not value.isprintable() and (match := re.search(_CONTROL, value)):
         raise ConfigError(f"a {what} cannot contain the control character {match[0]!r}: {value[:40]!r}")
     if value.isascii():
         size = len(value)
@@ -71,7 +71,7 @@ def ttl(value: float | timedelta) -> float:
 
 def duration(text: str) -> float:
     """Parse a duration as the command line and URLs write it: ``2``, ``500ms``, ``2s``, ``5m``, ``1h``."""
-    match = _DURATION.fullmatch(text)
+    match = re.fullmatch(_DURATION, text)
     if not match:
         raise ConfigError(f"{text!r} is not a duration; write it like 500ms, 2s, 5m or 1h")
     return float(match[1]) * _UNITS[match[2] or "s"]

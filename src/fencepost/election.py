@@ -1,6 +1,5 @@
 """Elections: a lock held for a term, whose token is the epoch; written once for both faces."""
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,8 +11,7 @@ from fencepost.driver.scope import Scope
 from fencepost.errors import BackendError
 from fencepost.lease import BaseLease, Grant
 from fencepost.locks import PARTING, Core
-
-_log = logging.getLogger("fencepost")
+from fencepost.logs import logger
 
 T = TypeVar("T", bound=BaseLease)
 _RETRY = (0.1, 5.0)
@@ -90,7 +88,7 @@ class Candidate(Generic[T]):
             except BackendError as error:
                 if not self._elected:
                     raise
-                _log.warning("election of %r: %s; running again in %g s", self._name, error, pauses.pause)
+                logger().warning("election of %r: %s; running again in %g s", self._name, error, pauses.pause)
             await self._core.waiting(self._core.driver.sleep(pauses.next()), self._scope)
 
     async def resign(self) -> None:

@@ -1,12 +1,12 @@
 """What happened, as frozen facts. Metrics, audit logs and pages are hooks that receive them."""
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from fencepost import check
+from fencepost.logs import logger
 from fencepost.rule import Verdict
 
 __all__ = ["Event", "Hook"]
@@ -66,8 +66,6 @@ class Event:
 
 Hook: TypeAlias = Callable[[Event], None]
 
-_log = logging.getLogger("fencepost")
-
 
 class Hooks:
     """A fixed set of hooks. A hook that raises is logged and never disturbs the lock."""
@@ -85,4 +83,4 @@ class Hooks:
             try:
                 hook(event)
             except Exception:
-                _log.exception("hook %r failed on %r", hook, event.kind)
+                logger().exception("hook %r failed on %r", hook, event.kind)

@@ -10,7 +10,6 @@ election has a place of its own for metadata (etcd's value, the data of a ZooKee
 import os
 import re
 import sys
-from urllib.parse import quote, unquote
 
 from fencepost.errors import ConfigError
 
@@ -38,7 +37,7 @@ def compose(identity: str, metadata: str) -> str:
 def split(holder: str) -> tuple[str, str]:
     """A holder's id, without its label, and its metadata; empty if it carries none."""
     identity, _, told = unlabelled(holder)[0].partition("@")
-    return identity, unquote(told)
+    return identity, _decoded(told)
 
 
 def ours(identity: str) -> bool:
@@ -54,7 +53,7 @@ def suffix(label: str) -> str:
 def unlabelled(holder: str) -> tuple[str, str]:
     """A holder as its lease has it, and its label; empty if it carries none."""
     if holder[32:33] == "~" and ours(holder[:32]):
-        return holder[:32], unquote(holder[33:])
+        return holder[:32], _decoded(holder[33:])
     return holder, ""
 
 
@@ -68,6 +67,8 @@ def own_label(command: str | None = None) -> str:
     if given is not None:
         _encoded(given, "$FENCEPOST_LABEL", MAX_LABEL, "")
         return given
+    from urllib.parse import quote
+
     parts = [command or _command(), _user(), _host()]
     # Letters beyond ASCII take up to twelve bytes each: such names are cut shorter.
     for longest in (_LONGEST, 12, 3, 2):
@@ -105,9 +106,19 @@ def _host() -> str:
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
 
 
+def _decoded(text: str) -> str:
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote
+
+    return unquote(text)
+
+
 def _encoded(text: str, what: str, most: int, plain: str) -> str:
     if not isinstance(text, str):
         raise ConfigError(f"{what} is a str, not {text!r}; give an address, or JSON as text")
+    from urllib.parse import quote
+
     try:
         told = quote(text, safe=_PLAIN + plain)
     except UnicodeEncodeError:

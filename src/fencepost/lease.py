@@ -1,6 +1,5 @@
 """A lease, as its holder knows it: what was granted, until when, and the stamps made under it."""
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from fencepost import check
 from fencepost.driver import Driver, Signal, wait_until
 from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError, LeaseLost
+from fencepost.logs import logger
 from fencepost.rule import Stamp
 
 
@@ -69,7 +69,6 @@ class Keeper(Protocol):
 
 _ANSWER = 10  # the part of its ttl after which a renewal that is due, and has no answer, puts a lease at risk
 _gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
-_log = logging.getLogger("fencepost")
 _forks = 0  # how many forks lie between this process and the first one
 
 
@@ -339,7 +338,7 @@ class BaseLease:
             try:
                 call()
             except Exception:  # such as a block whose event loop was closed
-                _log.exception("the loss of %r could not be told", self.name)
+                logger().exception("the loss of %r could not be told", self.name)
 
     def _begin_block(self) -> None:
         """A block of the lease's own begins; ConfigError if one has begun before, LeaseLost if it is over."""

@@ -5,7 +5,6 @@ Written once, as ``async def``; sync.py and aio.py are its two faces.
 
 import functools
 import inspect
-import logging
 import threading
 import weakref
 from collections import deque
@@ -25,6 +24,7 @@ from fencepost.errors import BackendError, ConfigError, FencepostError, LeaseLos
 from fencepost.events import Event, Hook, Hooks, Kind
 from fencepost.holders import own_label, random_holder, suffix, unlabelled
 from fencepost.lease import BaseLease, Grant, Reason
+from fencepost.logs import logger
 from fencepost.renewals import Renewals
 from fencepost.rule import MAX_TOKEN
 
@@ -56,8 +56,6 @@ class ReentrantLeases(Generic[L]):
         lease._holds += 1
         return lease
 
-
-_log = logging.getLogger("fencepost")
 
 _OVER = (Reason.RELEASED, Reason.CLOSED, Reason.FORKED)
 EVERYBODY = 2**31 - 1
@@ -132,7 +130,7 @@ Busy = Literal["wait", "skip", "raise"]
 
 def skipped(work: object, error: NotAcquired) -> None:
     """Tell that a call was not made, because its lock is held elsewhere."""
-    _log.info("%s is skipped: lock %r is busy", getattr(work, "__qualname__", work), error.name)
+    logger().info("%s is skipped: lock %r is busy", getattr(work, "__qualname__", work), error.name)
 
 
 def left(blocks: Mapping[T, object], who: T, name: str) -> T:
@@ -226,6 +224,7 @@ class Core(Generic[L]):
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         self.reentrant: ReentrantLeases[L] = ReentrantLeases()
         _cores.add(self)
+        logger()  # loaded while nothing is wrong yet
         look_for_silent_forks()
 
     def _ttl(self, ttl: float | timedelta) -> float:
@@ -480,8 +479,8 @@ class Core(Generic[L]):
     async def _leave(self, name: str, holder: str) -> None:
         try:
             await self.backend.leave(name, holder)
-        except BackendError as error:
-            _log.warning("could not clean up after an acquire of %r; its ttl will: %s", name, error)
+        except (BackendError, ConfigError) as error:  # ConfigError: a server that has become part of a cluster
+            logger().warning("could not clean up after an acquire of %r; its ttl will: %s", name, error)
 
     async def renew(self, lease: L) -> None:
         """Renew now; LeaseLost if it is lost, BackendError if the store did not say."""
@@ -553,7 +552,7 @@ class Core(Generic[L]):
         try:
             await self.backend.keep(lease.name, lease._stored, lease.token, seconds)
         except BackendError as error:
-            _log.warning("could not keep %r for %g s more; its ttl frees it: %s", lease.name, seconds, error)
+            logger().warning("could not keep %r for %g s more; its ttl frees it: %s", lease.name, seconds, error)
 
     async def _released_beside(self, lease: L) -> bool:
         """Wait for a release of the same lease by another thread or task; say whether it failed."""
@@ -604,7 +603,7 @@ class Core(Generic[L]):
         try:
             return await self.release(lease, reason, keep)
         except BackendError as error:
-            _log.warning("release of %r failed; its ttl will free it: %s", lease.name, error)
+            logger().warning("release of %r failed; its ttl will free it: %s", lease.name, error)
             return True
 
     async def waiting(self, wait: Coroutine[Any, Any, T], scope: Scope | None = None) -> T:
@@ -711,7 +710,7 @@ class Core(Generic[L]):
                 self._settle(lease, None, Reason.CLOSED)
             elif not lease._end(Reason.CLOSED):
                 continue
-            _log.warning("%r was not released before closing; its ttl will free it", lease.name)
+            logger().warning("%r was not released before closing; its ttl will free it", lease.name)
             self._cancel_body(lease)
 
     async def _release_rest(self, rest: deque[L]) -> None:
@@ -765,7 +764,7 @@ class Core(Generic[L]):
                 unasked.append(lease)
                 continue
             if isinstance(answer, BackendError):
-                _log.warning("release of %r failed; its ttl will free it: %s", lease.name, answer)
+                logger().warning("release of %r failed; its ttl will free it: %s", lease.name, answer)
             else:
                 works = True
             self._settle(lease, None, Reason.CLOSED if answer else Reason.REPLACED)

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,8 +11,7 @@ from fencepost.address import Address, hint, parse
 from fencepost.backend import Backend
 from fencepost.driver import Driver
 from fencepost.errors import ConfigError
-
-_log = logging.getLogger("fencepost")
+from fencepost.logs import logger
 
 
 class Registration(NamedTuple):
@@ -158,7 +156,7 @@ def _parse(url: str | None) -> Address:
 @functools.cache
 def warn_of_default() -> None:
     """Tell once that locks live in the embedded file."""
-    _log.warning(
+    logger().warning(
         "no URL and no $FENCEPOST_URL: locks live in an SQLite file of this user, and exclude nobody on other hosts; "
         "connect('sqlite:') says that this is meant"
     )

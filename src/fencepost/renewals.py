@@ -1,6 +1,5 @@
 """The one service that renews the leases of a connection, and tells their holders when they are over."""
 
-import logging
 import sys
 import weakref
 from collections import deque
@@ -13,8 +12,8 @@ from fencepost.driver.timer import Timer
 from fencepost.errors import BackendError
 from fencepost.events import Kind
 from fencepost.lease import BaseLease, Reason
+from fencepost.logs import logger
 
-_log = logging.getLogger("fencepost")
 _SLICE = 100  # leases that an event loop sees to in one step
 _FEW = 10  # leases whose answers an event loop takes in at once, whatever else it does in that step
 _TURN = 1.0  # seconds that answers wait for those that came before them, at the most
@@ -110,7 +109,7 @@ class Renewals(Generic[L]):
                     self._put_at_risk(lease)
                 raise
             if not isinstance(error, BackendError):
-                _log.exception("renewing failed")
+                logger().exception("renewing failed")
             answers = [Renewal.UNKNOWN] * len(leases)
         await self._take_in(leases, answers, sent)
         if strict and Renewal.UNKNOWN in answers and not any(lease._reason for lease in leases):
@@ -248,7 +247,7 @@ class Renewals(Generic[L]):
             lease = ref()
             if lease is None or lease._reason:
                 if lease is None:
-                    _log.warning(
+                    logger().warning(
                         "the lease of %r was dropped without release; it is not renewed, its ttl frees it", ref.name
                     )
                 self._leases.pop(key, None)

@@ -26,7 +26,7 @@ __all__ = ["Keys"]
 P = ParamSpec("P")
 L = TypeVar("L", bound=BaseLease)
 
-_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_ID = r"[A-Za-z0-9_-]{1,32}"
 _SHORTEST = 16
 _CONTEXT = b"fencepost token 2"
 
@@ -44,7 +44,7 @@ class Keys:
         if not keys:
             raise ConfigError("at least one key is needed to sign and verify tokens")
         for name, secret in keys.items():
-            if not _ID.fullmatch(name):
+            if not re.fullmatch(_ID, name):
                 raise ConfigError(f"a key's id has 1 to 32 letters, digits, '-' and '_', not {name!r}")
             if not isinstance(secret, bytes) or len(secret) < _SHORTEST:
                 raise ConfigError(f"key {name!r} must have at least {_SHORTEST} bytes; take secrets.token_bytes(32)")

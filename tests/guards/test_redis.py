@@ -53,6 +53,13 @@ def test_any_command_runs_inside_the_script(guard: RedisGuard, client: Any, thin
         guard.execute("HSET", thing, "a", 0, lease=4)
 
 
+def test_entering_alone_keeps_older_holders_out(guard: RedisGuard, thing: str) -> None:
+    guard.enter(thing, lease(5))
+    with pytest.raises(StaleToken):
+        guard.execute("SET", thing, 1, lease=4)
+    assert guard.mark(thing) == Stamp(5, 1, "ann")
+
+
 def test_commands_whose_keys_move_are_understood(guard: RedisGuard, client: Any, thing: str) -> None:
     client.zadd(f"{thing}:1", {"x": 1})
     client.zadd(f"{thing}:2", {"y": 2})

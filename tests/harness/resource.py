@@ -7,15 +7,13 @@ import http.client
 import json
 import shlex
 import ssl
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
 from fencepost.rule import Stamp
-from fencepost_lab.servers.processes import HOST
-from fencepost_lab.servers.server import Server
+from fencepost_lab.servers import HOST, Resource
 
 
 def stamped(offer: Stamp) -> dict[str, str]:
@@ -36,17 +34,8 @@ class Answer:
         return json.loads(self.body)
 
 
-class Service(Server):
-    """`fencepost resource` on its own store; `args` are more options of it."""
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
-
-    def command(self) -> list[str]:
-        store = str(self.folder / "store.sqlite3")
-        options = ["--port", str(self.port), "--store", store, *self.args]
-        return [sys.executable, "-m", "fencepost", "resource", *options]
+class Service(Resource):
+    """The service, and what to ask it."""
 
     def limited(self, soft: int, hard: int) -> Self:
         """Start with so few file descriptors."""

@@ -207,9 +207,9 @@ def test_what_is_no_line_is_named(tmp_path: Path, text: str) -> None:
     ("line", "what"),
     [
         (acquired(1, "A", "x"), "'x'"),
-        (acquired(1, "A", 1, asked=None), "NoneType"),
-        (over(2, "A") | {"holder": []}, "list"),
-        ({"t": 1.0, "ev": "acquired", "token": 1}, "'holder'"),
+        (acquired(1, "A", 1, asked=None), "asked is null"),
+        (over(2, "A") | {"holder": []}, "holder is a text"),
+        ({"t": 1.0, "ev": "acquired", "token": 1}, "'who'"),
     ],
 )
 def test_a_line_that_lacks_what_is_checked_is_named(line: Line, what: str) -> None:

@@ -52,8 +52,8 @@ def test_a_paused_holder_corrupts_without_the_fence_and_is_refused_with_it(tmp_p
     assert done.facts["command"] == f"fencepost lab run pause --quick --backend {backend}"
     assert backend in done.facts["versions"]
     assert json.loads((tmp_path / "pause.json").read_text("utf-8")) == done.facts
-    assert not check(load(tmp_path / f"pause-{backend}-off.jsonl")).ok
-    guarded = check(load(tmp_path / f"pause-{backend}-on.jsonl"))
+    assert not check(load(tmp_path / f"pause-{backend}-off.jsonl.gz")).ok
+    guarded = check(load(tmp_path / f"pause-{backend}-on.jsonl.gz"))
     assert guarded.ok
     assert (guarded.counts["fault:pause"], guarded.counts["write:stale"]) == (1, 1)
 

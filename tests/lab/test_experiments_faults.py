@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 import fencepost_lab
+from fencepost.errors import ConfigError
 from fencepost_lab.experiments import chosen
 from fencepost_lab.experiments.context import Context
+from fencepost_lab.faults.network import Network
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import load
 from fencepost_lab.report.outcome import Outcome
+from tests.harness.servers import unavailable
 from tests.lab.command import as_claimed, needs
 
 pytestmark = [pytest.mark.experiment, pytest.mark.redis, pytest.mark.long, pytest.mark.timeout(300)]
@@ -40,8 +43,8 @@ def test_redlock_has_two_holders_and_the_guard_refuses_one(tmp_path: Path) -> No
         assert set(forgets[fence]["b_held"]) == {"r3", "r4", "r5"}
         assert {"cut", "kill", "restart"} <= set(forgets[fence]["faults"])
     assert {"cut", "pause", "resume"} <= set(outcome.figures["a partition and a pause"]["fence_on"]["faults"])
-    assert not check(load(tmp_path / "redlock-a-node-forgets-off.jsonl")).ok
-    assert check(load(tmp_path / "redlock-a-node-forgets-on.jsonl")).ok
+    assert not check(load(tmp_path / "redlock-a-node-forgets-off.jsonl.gz")).ok
+    assert check(load(tmp_path / "redlock-a-node-forgets-on.jsonl.gz")).ok
     assert outcome.slo["violations"].startswith("0 in 3")
 
 
@@ -98,7 +101,7 @@ def test_a_holder_that_is_cut_off_is_refused_or_stops_in_time(tmp_path: Path) ->
     assert found["on"]["answer"]["status"] == 409
     assert found["looks"]["answer"]["event"] == "heeded"
     for name, ok in (("off", False), ("on", True), ("looks", True)):
-        report = check(load(tmp_path / f"partition-redis-{name}.jsonl"))
+        report = check(load(tmp_path / f"partition-redis-{name}.jsonl.gz"))
         assert report.ok is ok
         assert report.counts["fault:cut"] == report.counts["fault:heal"] == 1
 
@@ -108,8 +111,8 @@ def test_a_write_that_is_delayed_in_flight_is_refused(tmp_path: Path) -> None:
     verdicts = {name: each["fence_on"]["answer"]["verdict"] for name, each in outcome.figures["sqlite"].items()}
     assert verdicts == {"dead": "stale", "waiting": "stale", "again": "late"}
     for name in verdicts:
-        assert not check(load(tmp_path / f"delay-sqlite-{name}-off.jsonl")).ok
-        report = check(load(tmp_path / f"delay-sqlite-{name}-on.jsonl"))
+        assert not check(load(tmp_path / f"delay-sqlite-{name}-off.jsonl.gz")).ok
+        report = check(load(tmp_path / f"delay-sqlite-{name}-on.jsonl.gz"))
         assert report.verdict == "kept"
         assert report.counts["fault:delay"] == report.counts["fault:deliver"] == 1
 
@@ -120,8 +123,25 @@ def test_a_row_and_an_object_refuse_a_replaced_holder(tmp_path: Path) -> None:
     needs("POSTGRES_BIN")
     outcome = shown("resources", tmp_path)
     assert outcome.figures["object in-flight"]["fence_on"]["condition_failed"]
-    assert check(load(tmp_path / "resources-row-between-on.jsonl")).ok
-    assert not check(load(tmp_path / "resources-column-after-off.jsonl")).ok
+    assert check(load(tmp_path / "resources-row-between-on.jsonl.gz")).ok
+    assert not check(load(tmp_path / "resources-column-after-off.jsonl.gz")).ok
+
+
+@pytest.mark.server
+def test_a_fleet_serves_all_partitions_again_and_replaced_workers_are_refused(tmp_path: Path) -> None:
+    needs("REDIS_SERVER")
+    try:
+        with Network(["A"]):
+            pass
+    except ConfigError as error:
+        unavailable(str(error))
+    # How soon depends on the machine; `make lab` checks it.
+    outcome = shown("fleet", tmp_path, "serve every partition again within", hosts=2, workers=2, dead=0, ttl=2.5)
+    for name, ok in (("off", False), ("on", True)):
+        report = check(load(tmp_path / f"fleet-{name}.jsonl.gz"))
+        assert report.ok is ok
+        assert report.counts["fault:cut"] == report.counts["fault:heal"] == 1
+        assert outcome.figures[name]["held"] == outcome.figures[name]["late"] == 3
 
 
 def test_the_note_on_redlock_reads_the_same_in_the_docs() -> None:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.experiment, pytest.mark.redis, pytest.mark.timeout(300
 def test_more_contenders_buy_nothing_but_waiting() -> None:
     needs("REDIS_SERVER")
     (experiment,) = chosen(["contention"])
-    settings = experiment.settings(quick=True, backend="redis") | {
+    settings = experiment.settings(quick=True, backends=["redis"]) | {
         "contenders": [4, 40],
         "few": [1],
         "processes": {"redis": [2]},
@@ -67,7 +67,7 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
 def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
     needs("REDIS_SERVER")
     (experiment,) = chosen(["fairness"])
-    settings = experiment.settings(quick=True, backend="redis") | {"duration": 1.5, "peers": ["redis-spin"]}
+    settings = experiment.settings(quick=True, backends=["redis"]) | {"duration": 1.5, "peers": ["redis-spin"]}
     with Context() as context:
         outcome = experiment.run(settings, context)
     as_claimed(outcome, "the longest wait is near the mean")
@@ -80,7 +80,7 @@ def test_a_queue_serves_in_turn_and_spinning_does_not() -> None:
 def test_a_waiter_costs_a_watch_and_a_hand_over_fires_one() -> None:
     needs("ETCD")
     (experiment,) = chosen(["fairness"])
-    settings = experiment.settings(quick=True, backend="etcd") | {
+    settings = experiment.settings(quick=True, backends=["etcd"]) | {
         "watch_waiters": [3, 12],
         "watch_apart": [2],
         "watch_members": 1,

@@ -546,7 +546,7 @@ FILES: dict[str, tuple[str, Plant]] = {
         r"did you mean '(access|read)'\?",
         lambda h: [each | {"ev": each["ev"].replace("c", "", 1)} if each["ev"] in ("access",) else each for each in h],
     ),
-    "t is not a number on one line": ("t is nan", lambda h: [*h[:5], h[5] | {"t": float("nan")}, *h[6:]]),
+    "t is not a number on one line": ("t is a number, .*nan", lambda h: [*h[:5], h[5] | {"t": float("nan")}, *h[6:]]),
     "cut short, and its end kept": ("lines are missing", lambda h: [*h[: len(h) // 2], h[-1]]),
     "the lines of one process are missing": ("lines are missing", one_client_missing),
     "one line twice": ("once more", lambda h: sorted([*h, leases(h)[0]], key=lambda line: line["t"])),

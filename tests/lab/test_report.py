@@ -13,8 +13,9 @@ import pytest
 
 from fencepost.errors import ConfigError
 from fencepost_lab.contend.bench import able
-from fencepost_lab.experiments import Experiment, Settings, report, runs
+from fencepost_lab.experiments import Experiment, Settings, experiments, fitting, report, runs
 from fencepost_lab.experiments.context import Context
+from fencepost_lab.history.kept import verify
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.servers import EtcdCluster, Postgres, Redis, stores
@@ -121,7 +122,7 @@ def test_an_experiment_that_claims_nothing_has_not_succeeded() -> None:
 def test_a_password_in_a_url_is_not_kept(tmp_path: Path) -> None:
     experiment = sample()
     experiment.full["backends"] = ["redis"]
-    runs.run(experiment, backend="redis://me:secret@127.0.0.1:1/0", out=tmp_path)
+    runs.run(experiment, backends=["redis://me:secret@127.0.0.1:1/0"], out=tmp_path)
     assert "secret" not in (tmp_path / "pause.json").read_text("utf-8")
 
 
@@ -244,7 +245,12 @@ def test_the_page_fits_a_phone_and_a_dark_room(tmp_path: Path) -> None:
         ("run nothing-like-it", "there are pause, "),
         ("run pause --backend redi", "name one of sqlite, redis"),
         ("run pause --backend redi://x", "did you mean 'redis://'?"),
-        ("run release --backend redis", "run it without --backend"),
+        (
+            "run keyspace --backend redis",
+            "it fills Redis and etcd with keys, and counts all their memory; run it without",
+        ),
+        ("run release --backend etcd", "is about redis; give --backend the name or URL of one"),
+        ("run pause --backend redis --backend rediss://x", "are both redis; run one after the other"),
         ("run pause --backend sqlite --out /dev/null/x", "choose another --out"),
         ("report --from /dev/null/x", "fencepost lab run all"),
     ],
@@ -254,6 +260,18 @@ def test_a_mistake_is_named_with_the_next_step(words: str, complaint: str) -> No
     done = run(*words.split())
     assert done.code == 2
     assert complaint in done.said
+
+
+def test_all_with_addresses_leaves_out_those_that_need_servers_of_their_own() -> None:
+    fit, left = fitting(["all"], ["rediss://127.0.0.1:1", "postgres"])
+    assert set(left) == {"redlock", "keyspace", "drift", "counters", "fleet"}
+    assert all("starts servers of its own: " in why for why in left.values())
+    settings = {each.name: each.settings(backends=["rediss://127.0.0.1:1", "postgres"])["backends"] for each in fit}
+    assert settings["release"] == ["rediss://127.0.0.1:1"]
+    assert len({*left, *settings}) == len(experiments())
+    assert "release" in fitting(["all"], ["etcd"])[1]
+    described = (DOCS.parent / "lab.md").read_text("utf-8").partition("start servers of their own")[2]
+    assert all(f"`{name}`" in described.partition("Exit code")[0] for name in left)
 
 
 def test_the_list_names_every_experiment() -> None:
@@ -268,6 +286,23 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "pause.json").write_text("{", "utf-8")
     with pytest.raises(ConfigError, match=r"pause\.json"):
         report.load(tmp_path)
+    for history in ("pause-redis-off.jsonl", {"file": "../../secret.jsonl.gz"}):
+        result = {"experiment": "pause", "number": 1, "claims": [], "plots": [], "histories": [history]}
+        (tmp_path / "pause.json").write_text(json.dumps(result), "utf-8")
+        with pytest.raises(ConfigError, match=r"pause\.json.*run the experiment again"):
+            report.load(tmp_path)
+        with pytest.raises(ConfigError, match=r"pause\.json.*as a result of the lab"):
+            list(verify([tmp_path]))
+
+
+def test_the_committed_histories_show_what_the_report_says_of_them() -> None:
+    checked = list(verify([DOCS]))
+    assert [f"{each.path.name}: {each.verdict}" for each in checked if each.verdict != "as reported"] == []
+    assert {each.report.verdict for each in checked if each.report} >= {"kept", "broken"}
+    fenced = [each for each in checked if each.path.name.endswith("-on.jsonl.gz")]
+    assert fenced
+    assert all(each.report and each.report.ok for each in fenced)
+    assert sum(each.path.stat().st_size for each in checked) < 4_000_000
 
 
 def test_every_figure_of_the_committed_report_carries_its_command() -> None:

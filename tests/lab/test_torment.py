@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from fencepost.errors import ConfigError
+from fencepost.errors import ConfigError, StaleToken
+from fencepost.lease import Access
+from fencepost.rule import Stamp
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import decode
 from fencepost_lab.torture import campaign, crew, page, slices
 from fencepost_lab.torture.faults import CATALOGUE
 from fencepost_lab.torture.nemesis import menu
 from fencepost_lab.torture.plan import STORES, Plan
+from fencepost_lab.torture.registers import Entry, Register, Seen, register
 from fencepost_lab.torture.site import Site, checked
 from tests import ROOT
 from tests.harness.child import Child
@@ -132,8 +135,45 @@ def test_every_store_says_which_faults_it_cannot_meet_and_why() -> None:
         menu(Plan(store="sqlite", faults=("earthquake",)), Site("sqlite", "", ""))
     with pytest.raises(ConfigError, match="no store 'oracle'"):
         checked("oracle", "")
-    with pytest.raises(ConfigError, match="KIND:ADDRESS"):
-        checked("redis", "oracle:x")
+    for guard in ("oracle:x", "redis"):
+        with pytest.raises(ConfigError, match="KIND:ADDRESS"):
+            checked("redis", guard)
+    with pytest.raises(ConfigError, match="name the address of yours"):
+        checked("redis://staging", "file")
+    weakened = campaign.controls(Plan(store="redis", guard="http"))
+    assert weakened[0] == ["redis-py", "set-nx"], "the service's rule is its own"
+
+
+def keeps_a_journal(values: Register, key: str) -> None:
+    """What each write was computed from, and in which order they were made, is in the value itself."""
+    ann, bob = (Stamp(token, 1, holder) for token, holder in ((5, "ann"), (6, "bob")))
+    assert values.read(key, Access(key, ann)) == Seen(0, 0)
+    first = Entry("w1", ann._replace(seq=2), 1, 0)
+    for _ in range(2):  # the second time it is a replay
+        values.write(key, Access(key, first.stamp or ann), first)
+    assert values.read(key, Access(key, bob)) == Seen(1, 1)
+    late = Entry("w1", ann._replace(seq=3), 2, 1)
+    with pytest.raises(StaleToken) as refused:
+        values.write(key, Access(key, late.stamp or ann), late)
+    assert refused.value.seen == 6
+    second = Entry("w2", bob._replace(seq=2), 2, 1)
+    values.write(key, Access(key, second.stamp or bob), second)
+    assert values.journal(key) == [first, second]
+    mark = values.mark(key)
+    assert mark is not None
+    assert mark.token == 6
+    values.raise_mark(key, to=9)
+    with pytest.raises(StaleToken):
+        values.read(key, Access(key, bob))
+    values.close()
+
+
+def test_values_in_files_keep_a_journal_of_what_was_made(tmp_path: Path) -> None:
+    keeps_a_journal(register(f"file:{tmp_path / 'values'}"), "torture/1/2")
+    off = register(f"file:{tmp_path / 'off'}", "off")
+    for value in (1, 2):  # both computed from nothing: one is lost, and not in the journal
+        off.write("k", None, Entry(f"w{value}", None, value, 0))
+    assert [each.who for each in off.journal("k")] == ["w2"]
 
 
 def result(control: str, violations: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from fencepost.resource import auth as clients
 from fencepost.rule import MAX_TOKEN
 from fencepost_lab.servers.processes import HOST
 from tests import FUZZ, ROOT
+from tests.fuzz import service as fuzz
 from tests.harness.child import Child
 from tests.harness.resource import Service
 from tests.harness.waiting import PATIENCE, until
@@ -235,6 +236,24 @@ def test_a_body_that_was_answered_early_does_not_spoil_the_next_request(
         for _ in range(5):
             assert service.ask("PUT", "/r/early", bytes(size), headers, over=connection).status == status
             assert service.ask("GET", "/r/early", over=connection).status == 404
+
+
+def test_what_cannot_be_parsed_is_answered_after_the_requests_before_it(service: Service) -> None:
+    """Each request takes the next answer for its own: a 400 that came first would say that a write was refused."""
+    put = "PUT /r/first HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: {}\r\nContent-Length: 1\r\n\r\n{}"
+    chunked = "PUT /r/first HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nX-Fence-Token: 9\r\n\r\n"
+    for token, spoilt in ((1, "GARBAGE\r\n\r\n"), (3, chunked + "zz\r\n"), (5, "GET /r/a#b HTTP/1.1\r\n\r\n")):
+        with socket.create_connection((HOST, service.port), 30) as client:
+            client.sendall((put.format(token, "a") + put.format(token + 1, "b") + spoilt).encode())
+            said = read_all(client)
+        assert re.findall(rb"HTTP/1.1 (\d+)", said) == [b"200", b"200", b"400"], said
+        assert service.get("first").headers["X-Fence-Mark"] == str(token + 1)
+
+
+def test_requests_that_were_spoilt_get_no_500_and_nobody_elses_answer(service: Service) -> None:
+    look = fuzz.untouched(service.port)
+    assert len({fuzz.case(service.port, seed) for seed in range(60)}) > 10
+    look()
 
 
 def read_all(client: socket.socket) -> bytes:

@@ -16,11 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fencepost.cli.app import app
+from fencepost.errors import BackendError
 from fencepost.rule import MAX_TOKEN, Stamp
 from fencepost_lab.servers.processes import HOST
+from fencepost_lab.torture.registers import Entry, register
 from tests.harness.child import Child
 from tests.harness.resource import Answer, Service, stamped
 from tests.harness.waiting import PATIENCE, until
+from tests.lab.test_torment import keeps_a_journal
 
 LIMIT = 1 << 20
 TOKEN = "X-Fence-Token"
@@ -422,3 +425,11 @@ def test_a_store_or_port_that_cannot_be_used_is_one_line_and_exit_code_2(service
         with Child.fencepost("resource", "--store", tmp_path / "x", *options) as process:
             assert (process.wait(), process.output, process.errors.count("\n")) == (2, [], 1), process.story
             assert process.errors.startswith("fencepost: ")
+
+
+def test_the_torture_s_values_live_behind_it_too(service: Service) -> None:
+    keeps_a_journal(register(f"http:{service.url}"), "torture/1/2")
+    service_is_gone = register("http:http://127.0.0.1:1")
+    with pytest.raises(BackendError) as unknown:
+        service_is_gone.write("k", None, Entry("w", None, 1, 0))
+    assert unknown.value.ambiguous

@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fencepost.cli.app import app
-from fencepost_lab.history.format import lines
+from fencepost_lab.history.checks import check
+from fencepost_lab.history.format import lines, load, save
+from fencepost_lab.history.kept import found
 from fencepost_lab.sim import run
 from fencepost_lab.sim.guided import guided, variant
 from tests.harness.child import Child
@@ -74,6 +76,36 @@ def test_check_reports_what_a_history_breaks(tmp_path: Path) -> None:
     assert (done.exit_code, report["ok"], report["counts"]["lost_updates"]) == (1, False, 1)
     assert any("1 lost" in each["what"] for each in report["violations"])
     assert "data: broken" in invoke(app, ["check", str(bad), "--promise", "data"]).stdout
+
+
+def test_check_holds_the_results_of_a_folder_to_their_histories(tmp_path: Path) -> None:
+    for name, number in (("good", 1), ("bad", 0)):
+        history = run(variant(guided()[0], number))
+        head = history[0] | {"promises": ["data", "order"]}
+        save(tmp_path / f"{name}.jsonl.gz", [head, *history[1:]])
+    said = [{"file": path.name} | found(check(load(path))) for path in sorted(tmp_path.iterdir())]
+    result = tmp_path / "pause.json"
+    result.write_text(json.dumps({"experiment": "pause", "histories": said}))
+    done = invoke(app, ["check", str(tmp_path)])
+    assert (done.exit_code, "2 histories: 2 as reported" in done.stdout) == (0, True), done.stdout
+    assert "bad.jsonl.gz: as reported; data broken" in done.stdout
+    both = invoke(app, ["check", *(str(tmp_path / f"{name}.jsonl.gz") for name in ("good", "bad")), "--json"])
+    assert (both.exit_code, [each["verdict"] for each in json.loads(both.stdout)]) == (1, ["kept", "broken"])
+    whole = (tmp_path / "good.jsonl.gz").read_bytes()
+    (tmp_path / "bad.jsonl.gz").write_bytes(whole)
+    swapped = invoke(app, ["check", str(tmp_path)])
+    assert (swapped.exit_code, "bad.jsonl.gz: not as reported, and its result says broken" in swapped.stdout) == (
+        1,
+        True,
+    )
+    (tmp_path / "bad.jsonl.gz").unlink()
+    assert "bad.jsonl.gz: missing" in invoke(app, ["check", str(tmp_path)]).stdout
+    (tmp_path / "bad.jsonl.gz").write_bytes(whole[:-20])
+    cut = invoke(app, ["check", str(tmp_path)])
+    assert (cut.exit_code, "copy it again" in cut.stderr) == (2, True)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert "there are no histories" in invoke(app, ["check", str(tmp_path)]).stderr
 
 
 def test_check_names_what_it_cannot_read(tmp_path: Path) -> None:

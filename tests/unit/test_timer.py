@@ -104,6 +104,40 @@ def test_keys_that_are_due_together_are_fired_in_one_call_in_the_order_they_were
     run(scene())
 
 
+def test_keys_that_come_and_go_nudge_the_run_once_and_one_that_stays_is_fired(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        nudges: list[str] = []
+        wake = timer._service.wake
+
+        def counted() -> None:
+            nudges.append("nudge")
+            wake()
+
+        timer._service.wake = counted  # type: ignore[method-assign]
+        timer.set("first", 200.0)
+        await soon(lambda: timer._next == 200.0, "the run has begun")
+        timer.drop("first")
+        timer.set("gone", 110.0)
+        timer.drop("gone")  # before the run has looked, as after a short section
+        await soon(lambda: timer._next != 200.0, "the run has looked")
+        assert timer._next == 110.0
+        nudges.clear()
+        for key in range(50):
+            timer.set(key, 111.0 + key)
+            timer.drop(key)
+        timer.set("stays", 112.0)
+        assert nudges == []
+        timer.set("sooner", 105.0)
+        assert nudges == ["nudge"]
+        await clock.reach(113.0, timer, fired)
+        assert fired.keys == ["sooner", "stays", "now"]
+        timer.close()
+
+    run(scene())
+
+
 def test_a_key_that_may_be_early_is_fired_with_others_and_not_for_itself(driver: Driver) -> None:
     async def scene() -> None:
         by, clock = stopped(driver)

@@ -26,6 +26,7 @@ LAB = {
     "torture": "fencepost_lab.cli.torture:app",
     "drill": "fencepost_lab.cli.drill:app",
     "fleet sim": "fencepost_lab.cli.fleet:sim",
+    "fleet work": "fencepost_lab.cli.fleet:work",
 }
 
 

@@ -110,7 +110,7 @@ def doctor(
         run(found.close())
         driver.close()
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
         for finding in findings:
             say(f"{_SIGNS[finding.level]}  {finding.what}")

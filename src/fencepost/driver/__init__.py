@@ -37,7 +37,7 @@ def _clock_offset() -> float:
     try:
         if os.readlink("/proc/self/ns/time") != os.readlink("/proc/self/ns/time_for_children"):
             return 0.0  # the file tells of the children's, and this process came from a namespace of its parent's
-        with open("/proc/self/timens_offsets", encoding="ascii") as offsets:
+        with open("/proc/self/timens_offsets", encoding="utf-8") as offsets:
             found = {clock: int(seconds) + int(rest) / 1e9 for clock, seconds, rest in map(str.split, offsets)}
     except (OSError, ValueError):
         return 0.0

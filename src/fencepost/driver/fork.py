@@ -4,16 +4,16 @@ On Windows no process forks, and nothing is registered.
 """
 
 import functools
-import logging
 import os
 import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fencepost.logs import logger
+
 T = TypeVar("T")
 
-_log = logging.getLogger("fencepost")
 _renewals: "weakref.WeakKeyDictionary[Any, Callable[[Any], object]]" = weakref.WeakKeyDictionary()
 
 
@@ -47,7 +47,7 @@ def look_for_silent_forks() -> None:
         problem = (
             "uWSGI forks its workers without telling Python: they would use the connections and leases of their master"
         )
-    _log.warning("%s; start it with --enable-threads --py-call-uwsgi-fork-hooks, or with --lazy-apps", problem)
+    logger().warning("%s; start it with --enable-threads --py-call-uwsgi-fork-hooks, or with --lazy-apps", problem)
 
 
 def in_child(owner: T, renew: Callable[[T], object]) -> None:

@@ -34,6 +34,8 @@ _masks = 0
 _beginning = False  # handlers are being replaced, for a call that is still to come
 _pending: dict[int, FrameType | None] = {}  # as Python does: a signal that comes twice before it is handled is one
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+# The handlers that were found last, and the places of those that are functions: they change rarely.
+_found: tuple[list[Any], tuple[int, ...]] = ([], ())
 
 
 class _Raised(BaseException):
@@ -143,12 +145,18 @@ def _deeper(call: Callable[[], T]) -> T:
 
 
 def _begin(call: Callable[[], T], replaced: list[int]) -> T:
-    global _main, _depth, _beginning
+    global _main, _depth, _beginning, _found
     before = _beginning
     try:
         _beginning = True
-        for number in _SIGNALS:
-            handler = _getsignal(number)
+        handlers = [*map(_getsignal, _SIGNALS)]
+        known, places = _found
+        if handlers != known:
+            places = tuple(place for place, handler in enumerate(handlers) if callable(handler))
+            _found = handlers, places
+        for place in places:
+            number = _SIGNALS[place]
+            handler = _getsignal(number)  # again: another one, that ran just now, may have changed it
             if callable(handler):
                 if handler is not _defer:
                     _handlers[number] = handler

@@ -1,6 +1,5 @@
 """Background work of which at most one instance runs: a listener, a look-out, a renewal loop."""
 
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 from fencepost.driver import Driver, inert
 from fencepost.driver.fork import in_child
 from fencepost.driver.interrupts import protected
-
-_log = logging.getLogger("fencepost")
+from fencepost.logs import logger
 
 
 class Run:
@@ -148,7 +146,7 @@ class Service:
         except GeneratorExit:
             raise
         except Exception:
-            _log.exception("%s failed; it starts again when it is needed", self._name)
+            logger().exception("%s failed; it starts again when it is needed", self._name)
         except BaseException:
             self._forget(run)
             self._driver.later(self._again)  # somebody cancelled all tasks, and the work is not done

@@ -7,7 +7,6 @@ gevent and eventlet put sockets of theirs in the place of the system's.
 import _socket
 import select
 import socket
-import ssl
 import struct
 from time import monotonic
 from typing import Protocol
@@ -105,7 +104,8 @@ def keep_alive(raw: socket.socket) -> None:
 
 def silent(sock: socket.socket | int) -> bool:
     """Whether nothing came in on an idle connection: neither its end, nor an answer to no request."""
-    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+    pending = getattr(sock, "pending", None)  # of a TLS socket
+    if pending is not None and pending():
         return False
     # Not by a recv() that does not wait: with gevent's sockets every recv() does.
     poll = poller()

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -14,11 +13,11 @@ from fencepost.driver import Driver, wait_until
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.fork import in_child
 from fencepost.driver.service import Run, Service
+from fencepost.logs import logger
 
 H = TypeVar("H", bound=Hashable)
 K = TypeVar("K")
 
-_log = logging.getLogger("fencepost")
 _AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
 _SPARE = 64  # keys in buckets that may be stale before the buckets are made new
 
@@ -67,6 +66,7 @@ class Timer(Generic[K]):
         self._ripe: list[tuple[float, float, int, deque[K]]] = []
         self._order = itertools.count()  # of buckets; within one, keys are fired in the order they were set
         self._next = -inf  # when the run looks again; what is due earlier has to nudge it
+        self._nudged = -inf  # for which instant it was last nudged
         in_child(self, Timer._forked)
 
     def __len__(self) -> int:
@@ -89,6 +89,8 @@ class Timer(Generic[K]):
             self._due[key] = at
             self._new[key] = at, early
             nudge = at < self._next
+            if nudge:
+                self._nudged = at
             try:
                 service.start()
             except (RuntimeError, MemoryError):  # and before anybody else may start one, who would fire it
@@ -117,6 +119,8 @@ class Timer(Generic[K]):
                 if at < first:
                     first = at
             nudge = first < self._next
+            if nudge:
+                self._nudged = first
         if nudge:
             self._service.wake()
         return self._service.ensure()
@@ -175,7 +179,7 @@ class Timer(Generic[K]):
 
     def _forked(self) -> None:
         """In a forked child: the keys were the parent's."""
-        self._due, self._new, self._next = {}, {}, -inf
+        self._due, self._new, self._next, self._nudged = {}, {}, -inf, -inf
         self._heap, self._ripe, self._buckets, self._inside = [], [], {}, 0
 
     def _empty(self) -> None:
@@ -199,7 +203,7 @@ class Timer(Generic[K]):
                 self._put_back(keys)
                 if not isinstance(error, Exception):
                     raise
-                _log.exception("what was due could not be seen to; it is tried again")
+                logger().exception("what was due could not be seen to; it is tried again")
                 await self._driver.sleep(pauses.next())
                 until = now() + self._linger
                 continue
@@ -260,6 +264,10 @@ class Timer(Generic[K]):
                 heappop(heap)
                 del self._buckets[at, early]
             self._next = ripe[0][1] if ripe else heap[0][0] if heap else inf
+            if now < self._nudged < self._next:
+                # The key that it was nudged for is gone. It looks then all the same: a lease that is held for a moment
+                # only, again and again, would have to nudge it each time.
+                self._next = self._nudged
 
     def _take(self, bucket: deque[K], at: float, keys: list[K]) -> bool:
         """Take the keys of a bucket, as many as may be fired; whether it is empty now."""

@@ -39,6 +39,7 @@ class Connection(HttpToolsProtocol):
     _unread = 0
     _in_body = False
     _ended = False
+    _malformed: str | None = None
 
     def handshake(self, close: Callable[[], object]) -> None:
         """The client has connected, and TLS comes first; ``close`` gives it up."""
@@ -60,6 +61,8 @@ class Connection(HttpToolsProtocol):
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        if self._malformed is not None:
+            return
         self._ended = False
         super().data_received(data)
         self._watch()
@@ -67,6 +70,17 @@ class Connection(HttpToolsProtocol):
         self._unread = 0 if self._working or self._in_body or self._ended else self._unread + len(data)
         if self._unread > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be parsed, once the requests before it are answered: each takes the next answer for its
+        own."""
+        if self.pipeline and self.cycle is self.pipeline[0][0] and self.cycle.more_body:
+            self.pipeline.popleft()  # this is the one: its head was sound, its body is not
+            self._malformed = msg
+        elif self.pipeline or (self._working_on() and not self.cycle.more_body):
+            self._malformed = msg
+        else:
+            super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -96,7 +110,10 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_response_complete(self) -> None:
+        last = not self.pipeline
         super().on_response_complete()
+        if last and self._malformed is not None and not self.transport.is_closing():
+            super().send_400_response(self._malformed)
         self._working = None  # the next request, if it came along already, has a deadline of its own
         self._watch()
 
@@ -107,7 +124,7 @@ class Connection(HttpToolsProtocol):
 
     def _watch(self) -> None:
         """Set a new deadline when what we wait for changes; not at each byte, or a trickle would never end."""
-        working = self.cycle is not None and not self.cycle.response_complete
+        working = self._working_on()
         if working is self._working:
             return
         self._working = working
@@ -115,6 +132,9 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(self.busy if working else self.idle, self.transport.abort)
+
+    def _working_on(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _make_room(self) -> None:
         """If there are too many, close the one that has kept us waiting longest, for whatever the client is to do."""

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -175,3 +176,21 @@ def test_a_foreign_key_without_expiry_is_shown_as_one_and_as_json(own_redis: Own
         assert said in subprocess.check_output(shown, text=True)
         facts = json.loads(subprocess.check_output([*shown, "--json"]), parse_constant=refuse)
         assert (facts[0] if command == ["ls"] else facts)["remaining"] is None
+
+
+def round_trips(own: Own, work: Callable[[], object]) -> int:
+    """How often the server read from a socket meanwhile, as it counts itself."""
+    before = own.client.info("stats")["total_reads_processed"]
+    work()
+    return int(own.client.info("stats")["total_reads_processed"] - before)
+
+
+def test_many_locks_are_listed_in_few_round_trips(own_redis: Own) -> None:
+    names = sorted(f"many/{number}" for number in range(250))
+    with fencepost.connect(own_redis.url) as locks:
+        for number, name in enumerate(names, 1):
+            own_redis.client.set(f"fencepost:lock:{name}", f"h:{number}", px=300_000)
+        assert [(each.name, each.token) for each in locks.list("many/")] == [*zip(names, range(1, 251), strict=True)]
+        own_redis.client.script_flush()  # so that each question of a batch is asked again
+        assert [each.name for each in locks.list("many/")] == names
+        assert round_trips(own_redis, lambda: locks.list("many/")) < 20

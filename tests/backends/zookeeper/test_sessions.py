@@ -14,6 +14,7 @@ from kazoo.security import make_acl, make_digest_acl
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.backends.zookeeper import session as session_module
 from fencepost.backends.zookeeper.backend import ZooKeeper as Backend
 from fencepost.backends.zookeeper.contender import Contender
 from fencepost.backends.zookeeper.session import Reply
@@ -61,6 +62,23 @@ def test_leases_of_one_ttl_share_a_session(server: ZooKeeper) -> None:
         leases = [locks.acquire(f"{number}", ttl=ttl) for number, ttl in enumerate([15, 15, 15.0, 30])]
         assert len(backend(locks)._sessions) == 2
         assert all(lease.release() for lease in leases)
+
+
+def test_a_server_that_was_put_back_to_a_backup_is_used_again(
+    server: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It turns away each client that has seen later changes than it has, and says nothing."""
+    monkeypatch.setattr(session_module, "_HOPELESS", 0.2)
+    with Proxy(server.port) as proxy, fencepost.connect(f"zookeeper://{proxy.address}/back", ttl=1) as locks:
+        assert locks.acquire("x").release()
+        [session] = backend(locks)._sessions.values()
+        proxy.cut()  # so that no answer says how far the server is
+        session._client.last_zxid = 2**62
+        proxy.drop()
+        until(lambda: not session.connected, "the client has noticed")
+        proxy.heal()
+        assert locks.acquire("x", timeout=PATIENCE).release()
+        assert session.era == 1, "under another session"
 
 
 def test_a_lost_session_is_told_at_once(server: ZooKeeper) -> None:

@@ -1,12 +1,18 @@
-"""``fencepost fleet sim``: a simulated fleet under faults."""
+"""``fencepost fleet sim`` and ``fleet work``: a simulated fleet under faults, and a worker of a real one."""
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fencepost.cli.options import Json
+from fencepost.cli.metrics import AUTO, Metrics, serve
+from fencepost.cli.options import Duration, Json, Switch
+from fencepost.cli.text import complain
+from fencepost.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fencepost_lab.stage.member import Member
 
 
 def sim(
@@ -41,3 +47,93 @@ def sim(
         print(f"  seed {seed}: {what.check}: {what.what}", file=sys.stderr)
     if broken:
         raise typer.Exit(exits.FAILED)
+
+
+def work(
+    group: Annotated[str, typer.Argument(help="The group, whose workers share the partitions.")],
+    partitions: Annotated[int, typer.Option(help="How many partitions the group has.", min=1)],
+    resource: Annotated[
+        str,
+        typer.Option(
+            envvar="FENCEPOST_RESOURCE",
+            help="What to write to, as for 'fencepost worker': http://..., postgresql://...",
+        ),
+    ],
+    backend: Annotated[
+        str | None, typer.Option(help="Where the locks live; default: $FENCEPOST_URL, else the embedded SQLite file.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What this worker calls itself; no two may share a name; default: by its pid.")
+    ] = None,
+    ttl: Annotated[float, Duration(help="How long a dead worker's partitions stay with it.")] = 3.0,
+    work: Annotated[float, Duration(help="How long a job takes between reading and writing, on average.")] = 0.5,
+    fence: Annotated[Switch, typer.Option(help="Send the lease's token to the resource.")] = Switch.ON,
+    orders: Annotated[
+        bool,
+        typer.Option(
+            "--orders",
+            help="Take orders on stdin, one a line: join, hold (send no write), go (send them), rest (begin no job), "
+            "leave.",
+        ),
+    ] = False,
+    metrics: Metrics = AUTO,
+    as_json: Json = False,
+) -> None:
+    """Join a group, and count up the value of each partition that this worker owns, until Ctrl-C or SIGTERM.
+
+    Start several, kill or freeze one, and see the others take over: the resource refuses what the replaced one writes.
+    With --json it prints lines of a history (docs/check.md), with instants on this host's boot-time clock.
+    """
+    import os
+    import signal
+    import threading
+
+    from fencepost.driver import boottime
+    from fencepost.hooks.page import Page
+    from fencepost_lab.history.format import Line, encode
+    from fencepost_lab.stage.member import Member, Membership
+
+    who = name or f"worker-{os.getpid()}"
+
+    def show(line: Line) -> None:
+        facts = [f"{key} {line[key]}" for key in ("token", "value", "outcome", "verdict", "why") if key in line]
+        what = line["text"] if line["ev"] == "note" else f"{line['ev']} {line['lock']}"
+        plain = " ".join([f"{line['t']:.3f} {who} {what}", *facts])
+        try:
+            print(encode(line) if as_json else plain, flush=True)
+        except BrokenPipeError:  # nobody reads any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            member.order("leave")
+
+    member = Member(
+        Membership(
+            backend=backend,
+            group=group,
+            partitions=partitions,
+            resource=resource,
+            name=who,
+            ttl=ttl,
+            work=work,
+            fence=fence is Switch.ON,
+        ),
+        show,
+        ordered=orders,
+    )
+    page = Page()
+    if served := serve(metrics, page.text):
+        show({"t": boottime(), "ev": "note", "who": who, "text": f"serves {served.url}"})
+    signal.signal(signal.SIGTERM, lambda *_: member.order("leave"))
+    signal.signal(signal.SIGINT, lambda *_: member.order("leave"))
+    if orders:
+        threading.Thread(target=_obey, args=(member,), daemon=True).start()
+    member.run([page])
+
+
+def _obey(member: "Member") -> None:
+    """Pass on what stands on stdin; when that ends, leave."""
+    for line in sys.stdin:
+        try:
+            member.order(line.strip())
+        except ConfigError as error:
+            complain(str(error))
+    member.order("leave")

@@ -42,10 +42,10 @@ def run(
     names: Annotated[list[str], typer.Argument(help="Experiments, as 'fencepost lab list' names them, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller and shorter, with the same claims.")] = False,
     backend: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="The store: sqlite, redis, redlock, etcd, zookeeper, consul or postgres, started for you, or a URL; "
-            "default: those that the experiment names."
+            help="The store: sqlite, redis, redlock, etcd, zookeeper, consul or postgres, started for you, or the URL "
+            "of one that runs; give it several times for several. Default: those that the experiment names."
         ),
     ] = None,
     out: Folder = Path("lab-runs"),
@@ -53,17 +53,22 @@ def run(
 ) -> None:
     """Run experiments on real servers and keep what they find: JSON, plots and histories.
 
+    With --backend, 'all' are those that can use servers that already run; the others are named. An experiment that
+    stops, kills or fills its servers starts its own.
+
     Exit code 1 means that a claim did not hold.
     """
     from rich.console import Console
 
-    from fencepost_lab.experiments import chosen, runs
-    from fencepost_lab.servers.stores import known
+    from fencepost.cli.text import complain
+    from fencepost_lab.experiments import fitting, runs
+    from fencepost_lab.servers.stores import different
 
-    if backend is not None:
-        known(backend)
-    wanted = chosen(names)
-    runs.equipped([each.settings(quick=quick, backend=backend) for each in wanted])
+    backends = different(backend or [])
+    wanted, left = fitting(names, backends)
+    runs.equipped([each.settings(quick=quick, backends=backends) for each in wanted])
+    for why in left.values():
+        complain(f"left out: {why}")
     # Being told to end is like Ctrl-C: what was started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(exits.SIGNALLED + signal.SIGTERM))
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -74,7 +79,7 @@ def run(
             def say(text: str, name: str = each.name) -> None:
                 status.update(f"{name}: {text}")
 
-            result = runs.run(each, quick=quick, backend=backend, out=out, say=say)
+            result = runs.run(each, quick=quick, backends=backends, out=out, say=say)
         results.append(result)
         if not as_json:
             print(f"{result['number']:2}  {each.name}: {'as claimed' if result['ok'] else 'NOT AS CLAIMED'}", end="")

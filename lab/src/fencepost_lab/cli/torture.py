@@ -31,8 +31,9 @@ def torture(
         str,
         typer.Option(
             metavar="KIND:ADDRESS",
-            help="Where the guarded values live: sqlite:FILE, postgres:URL, redis:URL or etcd:http://HOST:PORT; "
-            "default: what fits the store.",
+            help="Where the guarded values live: sqlite:FILE, postgres:URL, redis:URL, etcd:http://HOST:PORT, "
+            "http:http://HOST:PORT of a fencepost resource, file:FOLDER, s3:BUCKET or s3:http://HOST:PORT/BUCKET; "
+            "http, file or s3 alone starts one; default: what fits the store.",
         ),
     ] = "",
     minutes: Annotated[float | None, typer.Option(help="How long, on each store.")] = None,
@@ -55,7 +56,7 @@ def torture(
         ),
     ] = "",
     workers: Annotated[
-        int, typer.Option(min=2, help="Processes that write; they want 3 locks for every 5 of them.")
+        int, typer.Option(min=2, help="Processes that write; there are 3 locks for every 2 of them.")
     ] = 12,
     ttl: Annotated[
         float, Duration(help="How long a lease lasts; 0: as short as the store takes without losing leases.")

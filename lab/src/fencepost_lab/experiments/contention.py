@@ -81,7 +81,7 @@ def _alone(store: Store, settings: Settings, context: Context) -> dict[str, Any]
 
 
 def _add_safety(outcome: Outcome, store: Store, settings: Settings, context: Context) -> None:
-    """One more run of the smallest crowd, every lease of it recorded and checked: measuring must not pay for that."""
+    """One more, short run of the smallest crowd, each lease recorded and checked: measuring must not pay for that."""
     size = min(settings["contenders"])
     context.say(f"{store.name}: {OURS}, {size} contenders, checked")
     path = context.folder / f"contention-{len(outcome.claims)}.jsonl"
@@ -92,12 +92,13 @@ def _add_safety(outcome: Outcome, store: Store, settings: Settings, context: Con
         work=settings["work"],
         warmup=0.0,
         duration=settings["duration"],
+        sections=settings["checked"],
         history=True,
     )
     if contend(plan, history=path).interrupted:
         raise KeyboardInterrupt  # what was cut short says nothing about a claim
     report = check(load(path))
-    context.keep(f"contention-{store.name}.jsonl", load(path))
+    context.keep(f"contention-{store.name}", load(path))
     outcome.figures[store.name]["checked"] = report.data()["counts"] | {"violations": len(report.violations)}
     outcome.claim(
         f"{store.name}: at most one holds the lock at a time, and every token is larger than those before it",

@@ -2,11 +2,16 @@
 
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 
 from fencepost_lab.history import format as history
-from fencepost_lab.servers.stores import Store, store
+from fencepost_lab.history.checks import check
+from fencepost_lab.history.kept import found
+from fencepost_lab.servers.stores import Running, Store, store
+
+T = TypeVar("T")
 
 
 def _unheard(text: str) -> None:
@@ -20,7 +25,8 @@ class Context:
         self.say = say
         """Tell people what happens now, in a few words."""
         self.stores: dict[str, Store] = {}
-        self.kept: list[str] = []
+        self.kept: list[dict[str, Any]] = []
+        """The histories: the name of each file, and what the check of it has found."""
         self._keep = keep
         self._stack = ExitStack()
 
@@ -39,8 +45,19 @@ class Context:
             self.stores[backend] = self._stack.enter_context(store(backend, self.folder))
         return self.stores[backend]
 
+    def open(self, name: str, server: AbstractContextManager[Running]) -> Store:
+        """The store of a server that the experiment has made itself, started; it ends with the context."""
+        running = self.enter(server)
+        self.stores[name] = Store(name, running.url, running)
+        return self.stores[name]
+
+    def enter(self, thing: AbstractContextManager[T]) -> T:
+        """What ends with the context, in the opposite order."""
+        return self._stack.enter_context(thing)
+
     def keep(self, name: str, lines: Iterable[history.Line]) -> None:
-        """Keep a history with the results, for ``fencepost check``."""
+        """Keep a history with the results, compressed, and what was found in it, for ``fencepost check``."""
         if self._keep is not None:
-            (self._keep / name).write_text(history.lines(lines), "utf-8")
-            self.kept.append(name)
+            whole = list(lines)
+            history.save(self._keep / f"{name}.jsonl.gz", whole)
+            self.kept.append({"file": f"{name}.jsonl.gz"} | found(check(whole)))

@@ -131,7 +131,7 @@ def run(settings: Settings, context: Context) -> Outcome:
         for case in cases:
             off, on = next(runs), next(runs)
             for fence, seen in (("off", off), ("on", on)):
-                context.keep(f"delay-{store.name}-{case.name}-{fence}.jsonl", seen["record"].history())
+                context.keep(f"delay-{store.name}-{case.name}-{fence}", seen["record"].history())
                 rows.append(_row(store.name, case, fence, seen))
             if not outcome.plots:
                 caption = "A's write leaves while A holds the lock, and arrives after A is dead and B has written."

@@ -79,7 +79,7 @@ def _jump(outcome: Outcome, nodes: Clocked, faults: Faults, settings: Settings, 
         context.say(f"{case.name}, fence {switch}")
         with Views(nodes.members, "AB", faults) as views:
             seen = processes.run(run_case(case, views, faults, fence=fence))
-        context.keep(f"drift-jump-{switch}.jsonl", seen.lines)
+        context.keep(f"drift-jump-{switch}", seen.lines)
         found.append(seen)
     off, on = found
     check_case(outcome, case.name, off, on)

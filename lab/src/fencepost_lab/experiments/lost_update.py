@@ -26,7 +26,7 @@ def run(settings: Settings, context: Context) -> Outcome:
         )
         outcome.figures[store.name] = figures = {}
         for name, (record, value) in runs.items():
-            context.keep(f"lost-update-{store.name}-{name}.jsonl", record.history())
+            context.keep(f"lost-update-{store.name}-{name}", record.history())
             found = record.check()
             figures[name] = seen = {
                 "acknowledged": len(record.of("accepted")),

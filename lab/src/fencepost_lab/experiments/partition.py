@@ -44,7 +44,7 @@ def run(settings: Settings, context: Context) -> Outcome:
         context.say(f"{store.name}: a holder is cut off from it for longer than its ttl of {ttl:g} s")
         found = dict(zip((each.name for each in RUNS), processes.run(_all(store, ttl)), strict=True))
         for each in RUNS:
-            context.keep(f"partition-{store.name}-{each.name}.jsonl", found[each.name]["record"].history())
+            context.keep(f"partition-{store.name}-{each.name}", found[each.name]["record"].history())
             rows.append(_row(store.name, each, found[each.name]))
         if not outcome.plots:
             outcome.plots.append(

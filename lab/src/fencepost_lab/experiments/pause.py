@@ -29,7 +29,7 @@ def run(settings: Settings, context: Context) -> Outcome:
         context.say(f"{store.name}: a holder is stopped past its ttl of {ttl:g} s")
         off, on = processes.run(_both(store, ttl, settings["pause"]))
         for fence, record in (("off", off["record"]), ("on", on["record"])):
-            context.keep(f"pause-{store.name}-{fence}.jsonl", record.history())
+            context.keep(f"pause-{store.name}-{fence}", record.history())
         if not outcome.plots:
             outcome.plots.append(
                 lanes(

@@ -33,7 +33,7 @@ def run(settings: Settings, context: Context) -> Outcome:
             context.say(f"{case.name}, fence {switch}")
             with Views(members, "AB", faults) as views:
                 seen = processes.run(run_case(case, views, faults, fence=fence))
-            context.keep(f"redlock-{case.name.replace(' ', '-')}-{switch}.jsonl", seen.lines)
+            context.keep(f"redlock-{case.name.replace(' ', '-')}-{switch}", seen.lines)
             rows.append(seen.row(case.name, switch))
             found.append(seen)
         check_case(outcome, case.name, *found)

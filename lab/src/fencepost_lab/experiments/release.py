@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from secrets import token_hex
 
 import redis
 
+from fencepost.errors import ConfigError
 from fencepost.sync import Lease, Locks, connect
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.buggy_release import buggy_release
@@ -13,30 +15,34 @@ from fencepost_lab.experiments.context import Context
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.stage.processes import Unexpected
 
-LOCK = "account/42"
-KEY = f"fencepost:lock:{LOCK}"
 FORCED = "the race took place in every round: B held the lock before A's release arrived"
 
 
 def run(settings: Settings, context: Context) -> Outcome:
     """Run both releases, as often as asked."""
-    url = context.store("redis").url
+    [backend] = settings["backends"]
+    url = context.store(backend).url
+    if "?" in url:
+        raise ConfigError("this experiment looks at the lock's own key: give --backend a URL without options")
+    # The Redis may be one that somebody uses: nobody else's lock has this name.
+    lock = f"lab-release-{token_hex(4)}"
+    key = f"fencepost:lock:{lock}"
     outcome = Outcome()
     rows: list[tuple[object, ...]] = []
     with redis.from_url(url) as client:
 
         def get_del(lease: Lease, race: Callable[[], None]) -> bool:
-            return buggy_release(client, KEY, f"{lease.holder}:{lease.token}".encode(), race)
+            return buggy_release(client, key, f"{lease.holder}:{lease.token}".encode(), race)
 
         def script(lease: Lease, race: Callable[[], None]) -> bool:
-            if client.get(KEY) != f"{lease.holder}:{lease.token}".encode():
+            if client.get(key) != f"{lease.holder}:{lease.token}".encode():
                 return False
             race()
             return lease.release()
 
         for name, release in (("GET, compare, DEL", get_del), ("compare-and-delete script", script)):
             context.say(name)
-            seen = _run_rounds(url, release, settings["rounds"], settings["ttl"])
+            seen = _run_rounds(url, lock, release, settings["rounds"], settings["ttl"])
             outcome.figures[name] = seen
             rows.append((name, *(seen[key] for key in _COLUMNS)))
     unsafe, safe = outcome.figures.values()
@@ -71,7 +77,7 @@ _COLUMNS = {
 
 
 def _run_rounds(
-    url: str, release: Callable[[Lease, Callable[[], None]], bool], rounds: int, ttl: float
+    url: str, lock: str, release: Callable[[Lease, Callable[[], None]], bool], rounds: int, ttl: float
 ) -> dict[str, int]:
     counts: Counter[str] = Counter(dict.fromkeys(_COLUMNS, 0))
     with ExitStack() as stack:
@@ -82,10 +88,10 @@ def _run_rounds(
         first, second, third = client(), client(), client()
         while counts["rounds"] < rounds:
             successors: list[Lease] = []
-            lease = first.acquire(LOCK, ttl=ttl, timeout=30, renew=False)
+            lease = first.acquire(lock, ttl=ttl, timeout=30, renew=False)
 
             def race(held: list[Lease] = successors) -> None:
-                held.append(second.acquire(LOCK, ttl=60, timeout=30, renew=False))
+                held.append(second.acquire(lock, ttl=60, timeout=30, renew=False))
 
             released = release(lease, race)
             if not successors:
@@ -99,10 +105,10 @@ def _run_rounds(
             counts["rounds"] += 1
             counts["said_no"] += not released
             successor = successors[0]
-            holds = second.status(LOCK)
+            holds = second.status(lock)
             counts["raced"] += successor.token > lease.token
             counts["deleted"] += holds is None or holds.holder != successor.holder
-            if (intruder := third.try_acquire(LOCK, ttl=60, renew=False)) is not None:
+            if (intruder := third.try_acquire(lock, ttl=60, renew=False)) is not None:
                 counts["intruders"] += not successor.ended
                 intruder.release()
             else:

@@ -29,7 +29,7 @@ def run(settings: Settings, context: Context) -> Outcome:
             context.say(f"{store.name}: pauses of {pause:g} ttl")
             for way, (record, seen) in zip(WAYS, processes.run(_ways(store, ttl, pause, settings)), strict=True):
                 by_way[way].append(seen)
-                context.keep(f"renew-{store.name}-{way}-{pause:g}.jsonl", record.history())
+                context.keep(f"renew-{store.name}-{way}-{pause:g}", record.history())
         outcome.figures[store.name] = {"ttl": ttl, **by_way}
         _add_claims(outcome, store.name, ttl, by_way)
         outcome.tables.append(_table(store.name, ttl, by_way))

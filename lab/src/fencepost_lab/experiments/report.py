@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +22,7 @@ LEAD = (
     "the claims are about counts, orders and ratios."
 )
 _NAME = re.compile(r"\w[\w-]*", re.ASCII)
+_HISTORY = re.compile(r"\w[\w.-]*\.jsonl\.gz", re.ASCII)
 NOTES = {"redlock": "redlock-note.md"}
 """Experiment -> the note that follows it."""
 
@@ -38,6 +40,12 @@ def load(folder: Path) -> list[Result]:
                 # Names become those of files: one that leads out of the folder is no experiment's.
                 if not isinstance(name, str) or not _NAME.fullmatch(name):
                     raise ConfigError(f"{str(file)!r} names an experiment or a plot {name!r}; it is none of the lab's")
+            for each in result.setdefault("histories", []):
+                name = each.get("file") if isinstance(each, dict) else each
+                if not isinstance(each, dict) or not _HISTORY.fullmatch(str(name)):
+                    raise ConfigError(
+                        f"{str(file)!r} names a history {name!r}, which is none of this lab's; run the experiment again"
+                    )
             found.append(result)
     if not found:
         raise ConfigError(f"there are no results in {str(folder)!r}; run 'fencepost lab run all --out {folder}' first")
@@ -60,8 +68,12 @@ def write(source: Path = FOLDER, out: Path | None = None) -> list[Path]:
             if not is_drawing(pictures[name]):
                 raise ConfigError(f"{str(source / name)!r} is no drawing of the lab's; run '{result['command']}' again")
     if out.resolve() != source.resolve():
-        for name in [*pictures, *(f"{result['experiment']}.json" for result in results)]:
-            shutil.copyfile(source / name, out / name)
+        kept = [each["file"] for result in results for each in result["histories"]]
+        for name in [*pictures, *(f"{result['experiment']}.json" for result in results), *kept]:
+            try:
+                shutil.copyfile(source / name, out / name)
+            except OSError as error:
+                raise ConfigError(f"cannot copy {str(source / name)!r}: {error.strerror}") from error
     text = markdown(results)
     written = [out / "report.md", out / "report.html"]
     written[0].write_text(text, "utf-8")
@@ -120,10 +132,21 @@ def _section(result: Result) -> Iterator[str]:
         f"It took {result['seconds']:g} s on {result['started'][:10]}, on {machine['cpus']} cores of "
         f"{machine['system']} {machine['arch']}: {versions}. "
         f"{f'Stores: {stores}. ' if stores else ''}All figures: [{name}.json]({name}.json)."
+        f"{_histories(result)}"
     )
     note = files("fencepost_lab.experiments") / NOTES.get(name, "-")
     if note.is_file():
         yield note.read_text("utf-8").strip()
+
+
+def _histories(result: Result) -> str:
+    """How many histories are kept, and what was found in them."""
+    kept = result["histories"]
+    if not kept:
+        return ""
+    counts = Counter(each["verdict"] for each in kept)
+    found = ", ".join(f"{number} {verdict}" for verdict, number in sorted(counts.items()))
+    return f" {len(kept)} histories are kept beside it: {found}; 'fencepost check' on this folder looks again."
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -14,7 +14,7 @@ from fencepost_lab.report.lanes import lanes
 from fencepost_lab.report.outcome import Outcome, Table
 from fencepost_lab.servers.objects import ObjectStore, s3_client
 from fencepost_lab.servers.processes import wait_until
-from fencepost_lab.servers.stores import Store
+from fencepost_lab.servers.stores import Store, kind
 from fencepost_lab.stage import processes
 from fencepost_lab.stage.processes import Processes, Unexpected, open_processes, together
 from fencepost_lab.stage.record import Record
@@ -50,11 +50,12 @@ def run(settings: Settings, context: Context) -> Outcome:
     outcome = Outcome()
     rows: list[tuple[Any, ...]] = []
     cases = [Case(*each.split()) for each in settings["cases"]]
-    [backend] = settings["backends"]
-    store = context.store(backend)
+    backends = settings["backends"]
+    store = context.store(backends[0])
+    rows_in = next((each for each in backends if kind(each) == "postgres"), "postgres")
     context.say("starting an object store")
     with ObjectStore() as objects:
-        urls = _addresses(context.store("postgres").url, objects)
+        urls = _addresses(context.store(rows_in).url, objects)
         context.say("rows and objects, written by a holder that was replaced")
         runs = iter(processes.run(_all(store, max(settings["ttl"], store.min_ttl), cases, urls)))
     refused = {path.rpartition("/")[2] for method, path, status in objects.answers if (method, status) == ("PUT", 412)}
@@ -67,7 +68,7 @@ def run(settings: Settings, context: Context) -> Outcome:
             outcome.plots.append(lanes("lanes", f"{_KINDS[case.kind].capitalize()}: {_MOMENTS[case.moment]}.", titles))
         for fence, seen in (("off", off), ("on", on)):
             record = seen.pop("record")
-            context.keep(f"resources-{case.kind}-{case.moment}-{fence}.jsonl", record.history())
+            context.keep(f"resources-{case.kind}-{case.moment}-{fence}", record.history())
             rows.append(_row(case, fence, seen))
         _add_claims(outcome, case, off, on)
     columns = ("resource", "moment", "fence", "A's answer", "counted", "lost updates", "violations")

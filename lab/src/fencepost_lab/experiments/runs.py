@@ -6,7 +6,7 @@ import platform
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from fencepost_lab.experiments import Experiment, Settings
 from fencepost_lab.experiments.context import Context
 from fencepost_lab.report.outcome import Outcome, Plot
 from fencepost_lab.servers import Missing, StartFailed
-from fencepost_lab.servers.stores import Store
+from fencepost_lab.servers.stores import Store, kind
 
 FOLDER = Path("lab-runs")
 Result: TypeAlias = dict[str, Any]
@@ -37,17 +37,18 @@ def equipped(wanted: Iterable[Settings] = ()) -> None:
         if find_spec(package) is None:
             raise ConfigError(f"the lab needs the package {package!r}: pip install 'fencepost-lab[all]'")
     for settings in wanted:
-        schemes = [backend.partition("://")[0] for backend in settings.get("backends", ())]
+        schemes = [kind(backend) for backend in settings.get("backends", ())]
         for name in settings.get("peers", ()):
             if any(clients.reaches(name, scheme) for scheme in schemes):
                 clients.installed(name)
 
 
-def command(experiment: Experiment, *, quick: bool, backend: str | None) -> str:
+def command(experiment: Experiment, *, quick: bool, backends: Sequence[str]) -> str:
     """How to run exactly this again."""
     words = ["fencepost", "lab", "run", experiment.name]
     words += ["--quick"] if quick else []
-    words += ["--backend", masked(backend) if "://" in backend else backend] if backend else []
+    for each in backends:
+        words += ["--backend", masked(each) if "://" in each else each]
     return shlex.join(words)
 
 
@@ -72,20 +73,30 @@ def _broken(why: str) -> Outcome:
     return outcome
 
 
+def _forget(earlier: Path) -> None:
+    """Remove the histories of an earlier run, whose result is about to be replaced."""
+    try:
+        for each in json.loads(earlier.read_text("utf-8"))["histories"]:
+            (earlier.parent / Path(each["file"]).name).unlink(missing_ok=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there is none, or none of the lab's
+
+
 def run(
     experiment: Experiment,
     *,
     quick: bool = False,
-    backend: str | None = None,
+    backends: Sequence[str] = (),
     out: Path = FOLDER,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Run an experiment and keep its result in ``out``; one that breaks off is kept as a claim that did not hold."""
-    settings = experiment.settings(quick=quick, backend=backend)
+    settings = experiment.settings(quick=quick, backends=backends)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot keep results in {str(out)!r}: {error.strerror}; choose another --out") from error
+    _forget(out / f"{experiment.name}.json")
     started, begin = datetime.now(UTC), time.monotonic()
     with Context(keep=out, say=say) as context:
         try:
@@ -104,7 +115,7 @@ def run(
     result: Result = {
         "experiment": experiment.name,
         "number": experiment.number,
-        "command": command(experiment, quick=quick, backend=backend),
+        "command": command(experiment, quick=quick, backends=backends),
         "quick": quick,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - begin, 1),
@@ -115,7 +126,7 @@ def run(
         "claim": experiment.claim,
         "setup": experiment.setup,
         "meaning": experiment.meaning,
-        "settings": settings | ({"backends": [masked(backend)]} if backend else {}),
+        "settings": settings | ({"backends": [masked(each) for each in settings["backends"]]} if backends else {}),
         "histories": context.kept,
         **outcome.data(),
     }

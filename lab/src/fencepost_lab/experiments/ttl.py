@@ -31,7 +31,7 @@ def run(settings: Settings, context: Context) -> Outcome:
             context.say(f"{store.name}: killing holders of leases of {ttl:g} s")
             records = processes.run(_rounds(store, ttl, settings["rounds"], settings["pause"] * ttls[0]))
             sweep[ttl] = _count(records)
-            context.keep(f"ttl-{store.name}-{ttl:g}s.jsonl", records[0].history())
+            context.keep(f"ttl-{store.name}-{ttl:g}s", records[0].history())
             rows.append(_row(store.name, ttl, sweep[ttl]))
         outcome.figures[store.name] = {f"{ttl:g}": seen for ttl, seen in sweep.items()}
         _add_claims(outcome, store.name, sweep)

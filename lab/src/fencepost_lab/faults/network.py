@@ -8,11 +8,13 @@ machine's own network. The namespaces belong to processes that die with this one
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from fencepost.errors import ConfigError
 from fencepost_lab.faults.record import Faults
+from fencepost_lab.servers import Redis
 from fencepost_lab.servers.processes import program, spawn, wait_until
 
 _PREFIX = "127.77.0."
@@ -60,6 +62,11 @@ class Network:
         """The command line that runs a command on a host."""
         return [*self._inside(host), *command]
 
+    def namespaces(self, host: str) -> list[str]:
+        """What a process enters to be on a host, in this order."""
+        pid = self._holders[host].pid
+        return [f"/proc/{pid}/ns/{kind}" for kind in (("user",) if _UNPRIVILEGED else ()) + ("net",)]
+
     def _inside(self, host: str | None = None) -> list[str]:
         """What runs a command in a host's network; without a host, where namespaces can be made."""
         if host is not None:
@@ -80,15 +87,17 @@ class Network:
         self._lost.add((host, to or ""))
         self._faults.note("cut", host, **({"to": to} if to else {}))
 
-    def heal(self) -> None:
-        """Connect everybody again."""
+    def heal(self, *hosts: str) -> None:
+        """Connect these hosts again, or everybody."""
         for host, to in sorted(self._lost):
+            if hosts and host not in hosts:
+                continue
             if to:
                 self._ip(host, "route", "del", "blackhole", self.address(to))
             else:
                 self._ip(_SWITCH, "link", "set", f"port{self._names.index(host)}", "up")
             self._faults.note("heal", host, **({"to": to} if to else {}))
-        self._lost.clear()
+            self._lost.remove((host, to))
 
     def _plug_in(self, number: int, host: str) -> None:
         pid = str(self._holders[host].pid)
@@ -109,6 +118,35 @@ class Network:
         said = subprocess.run(self.on(host, command), capture_output=True, text=True)
         if said.returncode:
             raise _refused(command, said.stderr)
+
+
+@dataclass(kw_only=True, eq=False)
+class RedisOnHost(Redis):
+    """A Redis on a host of a network, for clients on its hosts."""
+
+    network: Network
+    host: str
+
+    @property
+    def address(self) -> str:
+        return f"{self.network.address(self.host)}:{self.port}"
+
+    def command(self) -> list[str]:
+        command = [*super().command(), "--bind", self.network.address(self.host), "--protected-mode", "no"]
+        # A host of its own would have a processor of its own: here it goes first, if we are root.
+        return self.network.on(self.host, ["nice", "-n", "-10", *command])
+
+    def ping(self) -> bool:
+        return self.answers(self.host)
+
+    def answers(self, host: str) -> bool:
+        """Whether a client on a host is answered within a second."""
+        command = [program("REDIS_CLI"), "-h", self.network.address(self.host), "-p", str(self.port), "PING"]
+        try:
+            said = subprocess.run(self.network.on(host, command), capture_output=True, text=True, timeout=1)
+        except subprocess.TimeoutExpired:
+            return False
+        return said.stdout.strip() == "PONG"
 
 
 def _namespace(inside: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -138,5 +176,6 @@ def _namespace(inside: Sequence[str]) -> subprocess.Popen[bytes]:
 def _refused(command: Sequence[str], said: str) -> ConfigError:
     return ConfigError(
         f"no network namespaces here: tried {' '.join(command)!r}, which said {said.strip()!r}; "
-        "run on Linux as root, or as a user who may make user namespaces, or use the proxy's cuts"
+        "run on Linux as root, or let users make namespaces (sysctl user.max_user_namespaces above 0 and, where there "
+        "is AppArmor, kernel.apparmor_restrict_unprivileged_userns=0)"
     )

@@ -126,14 +126,34 @@ def digest(history: Iterable[Line]) -> str:
     return sha256(lines(history).encode()).hexdigest()
 
 
+ENDINGS = (".jsonl", ".jsonl.gz")
+"""How the files of histories are called, as they are and compressed."""
+_COMPRESSED = b"\x1f\x8b"  # what a gzip file begins with
+
+
 def load(path: Path) -> Iterator[Line]:
-    """The lines of a history file; ConfigError naming the first one that is none."""
+    """The lines of a history file, also of one that gzip has compressed; ConfigError naming the first that is none."""
+    import gzip  # only here: the simulator's page reads none
+    import zlib
+
     try:
-        file = path.open("rb")
+        with path.open("rb") as file:
+            if file.peek(2)[:2] == _COMPRESSED:
+                with gzip.GzipFile(fileobj=file) as inner:
+                    yield from _parsed(inner, str(path))
+            else:
+                yield from _parsed(file, str(path))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}; copy it again, or record it again") from error
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    with file:
-        yield from _parsed(file, str(path))
+
+
+def save(path: Path, history: Iterable[Line]) -> None:
+    """Write a history compressed; the same history gives the same bytes."""
+    import gzip
+
+    path.write_bytes(gzip.compress(lines(history).encode(), 9, mtime=0))
 
 
 def parse_lines(text: str | bytes, name: str) -> Iterator[Line]:

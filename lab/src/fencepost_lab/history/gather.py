@@ -213,6 +213,7 @@ class Gathered:
             near = get_close_matches(str(ev), EVENTS, 1)
             hint = f"did you mean {near[0]!r}?" if near else "see docs/check.md for the kinds of lines"
             raise ValueError(f"nobody knows this kind of line; {hint}")
+        _check_fields(line)
         if not self.last <= t < inf:
             raise ValueError(f"t is {t}, after {self.last}: lines are in the order of t; sort them by it")
         if (self.head is None) is not (ev == "run"):
@@ -253,12 +254,14 @@ class Gathered:
     def _run(self, line: Line) -> None:
         if line.get("format", FORMAT) != FORMAT:
             raise ValueError(f"format {line['format']}, where this fencepost knows {FORMAT}")
+        for name in ("promises", "service"):
+            if not isinstance(line.get(name), list | None) or not all(
+                isinstance(each, str) for each in line.get(name) or ()
+            ):
+                raise ValueError(f"{name} is a list of texts")
         self.head = line
         self._lock, self._key = line.get("lock", ""), line.get("key", "")
         self.journaled = bool(line.get("journal", True))
-        for name in ("race", "drift", "grace", "ttl"):
-            if line.get(name) is not None:
-                _finite(line[name], name)
 
     # Acquiring.
 
@@ -270,11 +273,11 @@ class Gathered:
         began = self.asking.pop((who, lock), None)
         asked = line.get("asked", began)
         if asked is not None:
-            self.asks.setdefault(lock, []).append(Ask(_finite(asked, "asked"), line["t"], who))
+            self.asks.setdefault(lock, []).append(Ask(asked, line["t"], who))
 
     def _acquired(self, line: Line) -> None:
-        t, lock, holder, who = line["t"], line.get("lock", self._lock), line["holder"], line["who"]
-        asked = _finite(line["asked"], "asked")
+        t, lock = line["t"], line.get("lock", self._lock)
+        who, holder, asked = (_known(line[name], name) for name in ("who", "holder", "asked"))
         lease = Lease(lock, who, holder, _token(line), asked, t, line.get("ttl") or 0.0, line.get("limit"))
         self.leases.setdefault(lock, []).append(lease)
         self._answered(line, lock)
@@ -301,7 +304,6 @@ class Gathered:
         until, holder = line.get("until"), line["holder"]
         if until is None:
             return
-        until = _finite(until, "until")
         if until > self._service.get(holder, inf) + SLACK:
             what = f"{holder} counts on its lease until {until}, the store only until {self._service[holder]}"
             self.note("beyond-store", line["t"], what)
@@ -339,7 +341,7 @@ class Gathered:
 
     def _failed(self, line: Line) -> None:
         if "QueueFull" not in str(line.get("why")):
-            asked = _finite(line.get("asked", line["t"]), "asked")
+            asked = _known(line.get("asked", line["t"]), "asked")
             self.failures.append((asked, f"{line['who']} could not acquire: {line.get('why')}"))
         self._timeout(line)
 
@@ -370,7 +372,7 @@ class Gathered:
     # The service.
 
     def _granted(self, line: Line) -> None:
-        holder = line["holder"]
+        holder, _ = line["holder"], _token(line)
         self._service[holder] = line["until"]
         if holder in self._gone:
             self.note("granted-after-leaving", line["t"], f"{holder} was granted the lock after it had left")
@@ -386,6 +388,7 @@ class Gathered:
         self._service[line["holder"]] = line["until"]
 
     def _freed(self, line: Line) -> None:
+        _token(line)
         self.counts["freed:" + line["how"]] += 1
         if line["how"] == "taken":
             what = f"the hold of {line['holder']} (token {line['token']}) was ended by somebody else"
@@ -433,7 +436,7 @@ class Gathered:
     def _client(self, key: Key, line: Line, stamp: Stamped, outcome: str, write: bool, version: int | None) -> None:
         t = line["t"]
         asked = line.get("asked")
-        asked = t if asked is None else _finite(asked, "asked")
+        asked = t if asked is None else asked
         verdict, seen = "", None
         if outcome == "refused":
             verdict, seen = line["verdict"], line["seen"]
@@ -464,7 +467,7 @@ class Gathered:
         if verdict == Verdict.ADMIT:
             if do != "read":
                 self._admitted(key, line, stamp, do)
-            if "version" in line:
+            if line.get("version") is not None:
                 key.journal.append(Write(t, stamp, line["value"], line["base"], line["version"]))
                 self.counts["zombie_writes"] += bool(line.get("zombie"))
                 if line.get("corrupt"):
@@ -571,11 +574,38 @@ _ONCE = frozenset(("asked", "acquired", "releasing", "released", "granted", "fre
 """Kinds of which no two lines can be the same, down to the instant."""
 
 
-def _finite(value: Any, name: str) -> float:
-    number = float(value)
-    if not -inf < number < inf:
-        raise ValueError(f"{name} is {value}")
-    return number
+_LARGEST = 2**63
+_NUMBER, _WHOLE, _TOKEN, _TEXT = "a number", "a whole number", "a whole number or its digits", "a text"
+_TYPES = {_NUMBER: (int, float), _WHOLE: (int,), _TOKEN: (int, str), _TEXT: (str,)}
+_FIELDS = {
+    **dict.fromkeys(("t", "asked", "until", "ttl", "race", "drift", "grace"), _NUMBER),
+    **dict.fromkeys(("seq", "version", "base", "limit", "attempts", "lines"), _WHOLE),
+    **dict.fromkeys(("token", "mark", "seen", "above"), _TOKEN),
+    **dict.fromkeys(("who", "holder", "lock", "key", "do", "how", "verdict", "outcome", "leader"), _TEXT),
+}
+_FITS = {name: (*_TYPES[kind], type(None)) for name, kind in _FIELDS.items()}
+
+
+def _check_fields(line: Line) -> None:
+    """ValueError for a field of another kind than its name says; what a line does not know may be null."""
+    for name, value in line.items():
+        fits = _FITS.get(name)
+        if fits is None:
+            continue
+        kind = type(value)
+        if kind not in fits or (kind is not str and value is not None and not -_LARGEST <= value <= _LARGEST):
+            raise ValueError(f"{name} is {_FIELDS[name]}, below 2^63 if it is one, not {repr(value)[:40]}")
+        if kind is str and int in fits and not (len(value) < 20 and value.isdecimal()):
+            raise ValueError(f"{name} is {_FIELDS[name]}, not {value[:40]!r}")
+    asked = line.get("asked")
+    if asked is not None and asked > line["t"] + SLACK:
+        raise ValueError(f"asked is {asked}, after t: it is when the client began to ask for what this line answers")
+
+
+def _known(value: Any, name: str) -> Any:
+    if value is None:
+        raise ValueError(f"{name} is null")
+    return value
 
 
 def _token(line: Line) -> int | None:

@@ -42,6 +42,7 @@ __all__ = [
     "Missing",
     "Postgres",
     "Redis",
+    "Resource",
     "Server",
     "StartFailed",
     "ZooKeeper",
@@ -351,6 +352,21 @@ class Postgres(Server):
 
     def ping(self) -> bool:
         return self.psql("select 1") == "1"
+
+
+class Resource(Server):
+    """``fencepost resource`` on a store of its own; `args` are more options of it."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def command(self) -> list[str]:
+        store = str(self.folder / "store.sqlite3")
+        return [sys.executable, "-m", "fencepost", "resource", "--port", str(self.port), "--store", store, *self.args]
+
+    def ping(self) -> bool:
+        return bool(http_json(self.port, "GET", "/healthz")["status"] == "ok")
 
 
 class EtcdCluster(Cluster[Etcd]):

@@ -15,8 +15,8 @@ Fault = Callable[[dict[str, Any]], str | None]
 """Given a request's environment, the code of the error to answer instead of carrying it out, or None."""
 
 
-def s3_client(url: str, *, attempts: int = 1) -> Any:
-    """A boto3 client for ``url`` with made-up credentials; ``attempts`` of its own for each request."""
+def s3_client(url: str, *, attempts: int = 1, timeout: float = 60.0) -> Any:
+    """A boto3 client for ``url`` with made-up credentials; ``attempts`` of its own, of ``timeout`` seconds each."""
     # Slow to import, and every pytest worker imports this module.
     import boto3
     from botocore.config import Config
@@ -27,7 +27,12 @@ def s3_client(url: str, *, attempts: int = 1) -> Any:
         region_name="us-east-1",
         aws_access_key_id="test",
         aws_secret_access_key="test",
-        config=Config(retries={"total_max_attempts": attempts}, s3={"addressing_style": "path"}),
+        config=Config(
+            retries={"total_max_attempts": attempts},
+            s3={"addressing_style": "path"},
+            connect_timeout=timeout,
+            read_timeout=timeout,
+        ),
     )
 
 
@@ -60,8 +65,12 @@ class ObjectStore:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
+    def port(self) -> int:
+        return int(self._server.port)
+
+    @property
     def url(self) -> str:
-        return f"http://{HOST}:{self._server.port}"
+        return f"http://{HOST}:{self.port}"
 
     def _serve(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         fault = self.fault

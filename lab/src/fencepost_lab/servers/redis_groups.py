@@ -108,11 +108,24 @@ class Watcher(Redis):
 
 
 class Watched:
-    """A master, its replica, and three sentinels who agree that the master is well."""
+    """A master, its replica, and three sentinels who agree that the master is well.
 
-    def __init__(self, *, down_after: float = 0.6, args: tuple[str, ...] = ()) -> None:
+    ``port`` says where a server is to be reached, by its replica, the sentinels and everybody whom they tell: its own
+    port, unless a proxy stands before it.
+    """
+
+    def __init__(
+        self,
+        *,
+        down_after: float = 0.6,
+        args: tuple[str, ...] = (),
+        make: Callable[[list[str]], Redis] = lambda args: Redis(args=args),
+        port: Callable[[Redis], int] = lambda server: server.port,
+    ) -> None:
         self._down_after = down_after
         self._args = args
+        self._make = make
+        self.port = port
         self._stack = contextlib.ExitStack()
         self.servers: list[Redis] = []
         self.watchers: list[Watcher] = []
@@ -123,14 +136,12 @@ class Watched:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            master = stack.enter_context(Redis(args=["--repl-diskless-sync-delay", "0", *self._args]))
-            replica = stack.enter_context(
-                Redis(args=["--repl-diskless-sync-delay", "0", "--replicaof", HOST, str(master.port), *self._args])
-            )
+            master = stack.enter_context(self._make(self.options()))
+            replica = stack.enter_context(self._make(self.options(master)))
             self.servers = [master, replica]
             assert wait_until(lambda: in_sync(replica), timeout=60), "the replica did not get in sync"
             self.watchers = [
-                stack.enter_context(Watcher(master=master.port, quorum=2, down_after=self._down_after))
+                stack.enter_context(Watcher(master=self.port(master), quorum=2, down_after=self._down_after))
                 for _ in range(3)
             ]
             assert wait_until(self.agreed, timeout=60), "the sentinels did not find each other"
@@ -139,6 +150,11 @@ class Watched:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def options(self, master: Redis | None = None) -> list[str]:
+        """How a server is started that follows ``master``, or nobody."""
+        follows = [] if master is None else ["--replicaof", HOST, str(self.port(master))]
+        return ["--repl-diskless-sync-delay", "0", *follows, *self._args]
 
     def agreed(self) -> bool:
         """Whether every sentinel knows the replica and both others."""
@@ -156,7 +172,7 @@ class Watched:
         client: Any = redis.Redis(port=self.watchers[0].port, decode_responses=True)
         with contextlib.closing(client):
             _, port = client.sentinel_get_master_addr_by_name("mymaster")
-        return next(each for each in self.servers if each.port == int(port))
+        return next(each for each in self.servers if self.port(each) == int(port))
 
 
 def in_sync(replica: Redis) -> bool:

@@ -1,7 +1,7 @@
 """Real stores for experiments: started by name, or used as they are by URL."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fencepost.address import masked
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError
-from fencepost.registry import connect
+from fencepost.registry import SCHEMES, connect
 from fencepost_lab.servers import QUICK_ETCD, Consul, EtcdCluster, Missing, Postgres, Redis, StartFailed, ZooKeeper
 from fencepost_lab.servers.programs import PROGRAMS, found_version
 
@@ -49,7 +49,6 @@ _CLIENTS = {
     "etcd": ("hpack",),
     "zookeeper": ("kazoo",),
     "postgres": ("psycopg",),
-    "postgresql": ("psycopg",),
 }
 NAMES = ("sqlite", *SERVERS)
 """What ``--backend`` starts by name: one server each, but five independent Redis for redlock and three etcd members."""
@@ -76,7 +75,7 @@ class Store:
         elif self.server is not None:
             for program in _PROGRAMS.get(self.name, (self.name,)):
                 found[program] = found_version(program, PROGRAMS[program].find() or {"": ""}) or "?"
-        for package in _CLIENTS.get(self.name.partition("+")[0], ()):
+        for package in _CLIENTS.get(self.name, ()):
             with suppress(PackageNotFoundError):
                 found[f"{package} (client)"] = version(package)
         return found
@@ -91,6 +90,12 @@ class Store:
         return ", ".join(filter(None, (f"{self.name} {self.versions()[program]}", self.server.durability)))
 
 
+def kind(backend: str) -> str:
+    """What kind of store a name or URL means: redis for rediss://..., postgres for postgresql://..."""
+    scheme, separator, _ = backend.partition("://")
+    return SCHEMES[scheme].store if separator and scheme in SCHEMES else scheme
+
+
 def known(backend: str) -> str:
     """The name or URL, if it can be one of a store; ConfigError otherwise."""
     if "://" in backend:
@@ -100,6 +105,16 @@ def known(backend: str) -> str:
     return backend
 
 
+def different(backends: Sequence[str]) -> list[str]:
+    """The names and URLs, if they can be stores of different kinds; ConfigError otherwise: figures go by the kind."""
+    kinds: dict[str, str] = {}
+    for each in backends:
+        other = kinds.setdefault(kind(known(each)), each)
+        if other != each:
+            raise ConfigError(f"{masked(other)!r} and {masked(each)!r} are both {kind(each)}; run one after the other")
+    return list(kinds.values())
+
+
 @contextmanager
 def store(backend: str, folder: Path) -> Iterator[Store]:
     """The store called ``backend``, started on free ports and gone afterwards, or the one behind a URL.
@@ -107,7 +122,7 @@ def store(backend: str, folder: Path) -> Iterator[Store]:
     Raises ConfigError, naming the next step, if there is no such name or its server is not on this machine.
     """
     if "://" in known(backend):
-        yield Store(backend.partition("://")[0], backend)
+        yield Store(kind(backend), backend)
     elif backend == "sqlite":
         yield Store(backend, "sqlite://" + quote(str(folder / "locks.db")))
     else:

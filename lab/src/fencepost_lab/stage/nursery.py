@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ class Nursery:
         self._early: dict[int, int] = {}
         self._pipes: list[asyncio.BaseTransport] = []
 
-    async def fork(self, words: list[str], environment: dict[str, str]) -> Forked:
-        """Run ``fencepost WORDS`` in a process group of its own."""
+    async def fork(self, words: list[str], environment: dict[str, str], namespaces: Sequence[str] = ()) -> Forked:
+        """Run ``fencepost WORDS`` in a process group of its own, and in these namespaces (``Network.namespaces``)."""
         async with self._gate:
             if self._channel is None:
                 await self._open()
@@ -95,7 +96,7 @@ class Nursery:
             said = os.fdopen(ours_out, "rb")
             reader = asyncio.StreamReader()
             self._started = loop.create_future()
-            order = json.dumps({"words": words, "environment": environment}).encode()
+            order = json.dumps({"words": words, "environment": environment, "namespaces": namespaces}).encode()
             try:
                 with self._errors.open("ab") as errors:
                     socket.send_fds(channel, [order], [theirs_in, theirs_out, errors.fileno()])
@@ -182,7 +183,7 @@ def main() -> None:
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asks
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
     _preload({})
     ours = os.getpid()
     while True:
@@ -199,6 +200,7 @@ def main() -> None:
             pid = os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
+                _enter(libc, order["namespaces"])
                 if prctl := getattr(libc, "prctl", None):
                     prctl(_PDEATHSIG, signal.SIGKILL)
                     if os.getppid() != ours:
@@ -214,6 +216,16 @@ def main() -> None:
             channel.sendall(json.dumps({"started": pid}).encode() + b"\n")
 
 
+def _enter(libc: ctypes.CDLL, namespaces: list[str]) -> None:
+    """Move this process, which has no thread yet, into namespaces; it ends if it may not."""
+    for path in namespaces:
+        descriptor = os.open(path, os.O_RDONLY)
+        if libc.setns(descriptor, 0):
+            print(f"cannot enter {path}: {os.strerror(ctypes.get_errno())}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os.close(descriptor)
+
+
 def _reap(channel: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -226,9 +238,12 @@ _NEEDED = {
         "fencepost.cli.app",
         "fencepost.cli.resource",
         "fencepost.resource.serve",
+        "fencepost_lab.cli.fleet",
         "fencepost_lab.cli.worker",
+        "fencepost_lab.stage.member",
         "fencepost_lab.stage.narrate",
         "fencepost_lab.stage.worker",
+        "typer._adapters",  # what typer imports when a command line is parsed: a quarter of a second
     ),
     "postgresql": ("psycopg", "fencepost.guards.postgres", "fencepost.guards.column"),
     "s3": ("boto3", "fencepost.guards.s3"),

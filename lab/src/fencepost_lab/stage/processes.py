@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,12 +19,14 @@ from fencepost.driver import boottime
 from fencepost.errors import FencepostError
 from fencepost_lab.history.format import decode
 from fencepost_lab.servers.freeze import is_stopped
+from fencepost_lab.servers.processes import HOST
 from fencepost_lab.stage.nursery import Forked, Nursery
 from fencepost_lab.stage.worker import Fact
 
 T = TypeVar("T")
 
 _WORKER = ("worker", "--json", "--steps", "--metrics", "off")
+_MEMBER = ("fleet", "work", "--json", "--orders", "--metrics", "off")
 _PATIENCE = 60.0  # seconds that a step may take, on however slow a machine, before something is wrong
 
 
@@ -163,12 +165,15 @@ class Processes:
         self._nursery = Nursery(self._errors)
         self._stores = 0
 
-    async def resource(self, *, fence: bool) -> str:
-        """Start a resource service; its address."""
+    async def resource(
+        self, *, fence: bool, store: Path | None = None, host: str = HOST, namespaces: Sequence[str] = ()
+    ) -> str:
+        """Start a resource service, with its values in a file of its own unless ``store`` is one; its address."""
         self._stores += 1
-        store = self.folder / f"resource-{self._stores}.db"
-        words = ("resource", "--json", "--port", "0", "--fence", "on" if fence else "off", "--store", str(store))
-        process = await self._start(*words)
+        store = store or self.folder / f"resource-{self._stores}.db"
+        switch = "on" if fence else "off"
+        words = ("resource", "--json", "--host", host, "--port", "0", "--fence", switch, "--store", str(store))
+        process = await self._start(*words, namespaces=namespaces)
         try:
             async with asyncio.timeout(_PATIENCE):
                 said = await process.stdout.readline()
@@ -190,14 +195,23 @@ class Processes:
         process = await self._start(*words, FENCEPOST_URL=backend, FENCEPOST_RESOURCE=resource)
         return await StepWorker(name, process, tell, self._errors).prepared()
 
+    async def member(self, group: str, *options: str, backend: str, namespaces: Sequence[str] = ()) -> Forked:
+        """A worker of a group, which takes orders on stdin and tells lines of a history on stdout."""
+        return await self._start(*_MEMBER, group, *options, namespaces=namespaces, FENCEPOST_URL=backend)
+
     async def workers(self, names: str, tell: Callable[[Fact], None], *options: str, backend: str) -> list[StepWorker]:
         """Workers that differ in nothing but their one-letter names."""
         return await together(*(self.worker(name, tell, *options, backend=backend) for name in names))
 
-    async def _start(self, *command: str, **environment: str) -> Forked:
+    @property
+    def complaints(self) -> str:
+        """The end of what the processes complained about."""
+        return told(self._errors) if self._errors.exists() else ""
+
+    async def _start(self, *command: str, namespaces: Sequence[str] = (), **environment: str) -> Forked:
         # A group of its own: Ctrl-C is for this process, and what a worker starts ends with it. If this process is
         # killed, it ends too.
-        process = await self._nursery.fork(list(command), environment)
+        process = await self._nursery.fork(list(command), environment, namespaces)
         self._processes.append(process)
         return process
 

@@ -17,7 +17,7 @@ from fencepost_lab.faults.disk import own_mounts
 from fencepost_lab.torture import slices
 from fencepost_lab.torture.faults import CATALOGUE
 from fencepost_lab.torture.plan import CONTROLS, DEFAULT_TTL, STORES, TTLS, Plan
-from fencepost_lab.torture.registers import WEAKENED
+from fencepost_lab.torture.registers import KINDS, WEAKENED
 from fencepost_lab.torture.slices import Progress, Result
 
 _SLICE = 4000
@@ -71,7 +71,8 @@ class Campaign:
             faults=self.faults,
             staging=self.staging,
             workers=self.workers,
-            locks=max(2, self.workers * 3 // 5),
+            # More locks than workers: with fewer, most workers wait for one whose holder is paused.
+            locks=max(2, self.workers * 3 // 2),
             ttl=ttl,
         )
 
@@ -86,6 +87,12 @@ def controls(plan: Plan) -> tuple[list[str], dict[str, str]]:
         can.append("noholder")
     if redis:
         can += ["noseq", "redis-py", "set-nx"]
+    if plan.guard:
+        kind = plan.guard.partition(":")[0]
+        can = [each for each in can if each in KINDS[kind].weakest or each not in WEAKENED]
+        return [each for each in CONTROLS if each in can], {
+            each: f"a guard of kind {kind} cannot be weakened so" for each in CONTROLS if each not in can
+        }
     return [each for each in CONTROLS if each in can], {
         each: _why_not(each, plan.store) for each in CONTROLS if each not in can
     }
@@ -154,6 +161,7 @@ def _plans(campaign: Campaign, store: str, results: list[Result]) -> Iterator[Pl
             yield dataclasses.replace(
                 first,
                 control=control,
+                locks=max(2, campaign.workers * 3 // 5),  # few, so that somebody is always replaced
                 seed=campaign.seed + number,
                 operations=_CONTROL,
                 seconds=60.0,

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import sqlite3
@@ -45,6 +46,7 @@ from fencepost_lab.torture.site import Site
 Proof = dict[str, Any]
 
 _HOUR = 3600.0
+_STUCK = 300.0  # seconds that no lease of a slice lasts, nor anything that is kept of one
 
 
 class NotNow(Exception):
@@ -129,7 +131,7 @@ class Fault:
         return ""
 
 
-_WORDS = {"proxies": "network", "clocks": "clocks", "client_clock": "client clock"}
+_WORDS = {"client_clock": "client clock"}
 _REDIS = frozenset({"redis", "redlock", "redis+cluster", "redis+sentinel"})
 
 
@@ -219,7 +221,7 @@ def _failover(stage: Stage, *, lagging: bool) -> Proof:
             there.execute_command("REPLICAOF", "NO", "ONE")
         there.config_set("masterauth", "")
     stage.record.note("failover", names[replica.port], lag=lag)
-    master.args = ["--repl-diskless-sync-delay", "0", "--save", "", "--replicaof", HOST, str(replica.port)]
+    master.args = group.options(replica)
     master.start()
     stage.record.note("restart", who)
     wait_until(group.agreed, timeout=30, poll=0.05)
@@ -306,6 +308,8 @@ def restore(stage: Stage) -> Proof:
         return _restore_postgres(stage)
     if store == "consul":
         return _restore_consul(stage)
+    if store in ("etcd", "zookeeper"):
+        return _restore_all(stage)
     name, server = stage.server()
     here, kept = server.folder / "appendonlydir", server.folder / "kept"
     shutil.rmtree(kept, ignore_errors=True)
@@ -376,6 +380,54 @@ def _restore_consul(stage: Stage) -> Proof:
             raise NotNow(f"Consul answered {answer.status}")
     stage.record.note("lose", name, how="snapshot")
     return {"who": name, "bytes": len(snapshot)}
+
+
+def _restore_all(stage: Stage) -> Proof:
+    """All servers are put back to a copy of their disks, which was made while they were off."""
+    site = stage.site
+    before = _position(site)
+    _off(stage)
+    for server in site.servers.values():
+        shutil.rmtree(server.folder / "kept", ignore_errors=True)
+        shutil.copytree(server.folder / "data", server.folder / "kept")
+    _on(stage)
+    stage.last(1.0, 3.0)
+    newest = _position(site)
+    _off(stage)
+    for server in site.servers.values():
+        shutil.rmtree(server.folder / "data")
+        (server.folder / "kept").rename(server.folder / "data")
+    stage.record.note("lose", site.store, how="snapshot")
+    _on(stage)
+    now = _position(site)
+    if not before <= now < newest:
+        raise NotNow(f"it is at {now}, and was at {before} before the copy, at {newest} before the restore")
+    return {"who": site.store, "at": newest, "back to": now}
+
+
+def _off(stage: Stage) -> None:
+    for name, server in stage.site.servers.items():
+        server.kill()
+        stage.record.note("kill", name, signal="SIGKILL")
+
+
+def _on(stage: Stage) -> None:
+    for server in stage.site.servers.values():
+        server.launch()
+    for name, server in stage.site.servers.items():
+        server.wait_ready()
+        stage.record.note("restart", name)
+
+
+def _position(site: Site) -> int:
+    """How many changes the store has seen: etcd's revision, ZooKeeper's zxid."""
+    server = next(iter(site.servers.values()))
+    if site.store == "etcd":
+        return int(http_json(server.port, "POST", "/v3/maintenance/status", "{}")["header"]["revision"])
+    found = re.search(rb"Zxid: 0x([0-9a-f]+)", ask(server.port, b"srvr"))
+    if found is None:
+        raise NotNow("ZooKeeper does not tell its zxid")
+    return int(found[1], 16)
 
 
 # The network.
@@ -493,7 +545,30 @@ def drop(stage: Stage) -> Proof:
 
 def clock_jump(stage: Stage) -> Proof:
     name = stage.dice.choice(sorted(stage.site.clocks))
-    return _jump(stage, name, stage.site.clocks[name])
+    proof = _jump(stage, name, stage.site.clocks[name])
+    _break_stuck(stage)
+    return proof
+
+
+def _break_stuck(stage: Stage) -> None:
+    """As an operator does whose server's clock was set back: free what is held until the clock comes there again.
+
+    A store that notes the instant at which a lease ends keeps it so long if its holder died before it renewed it.
+    """
+    stage.over.wait(2 * stage.plan.ttl)
+    names = [name for key in stage.plan.keys for name in (key, f"{key}/leader", f"{key}/shared")]
+    with fencepost.connect(stage.site.direct, ttl=max(5.0, stage.plan.ttl)) as locks:
+        for name in names:
+            status = locks.status(name)
+            if status is not None and status.remaining > _STUCK:
+                locks.break_lock(name)
+                stage.record.note("break", name, remaining=status.remaining)
+    if stage.site.store == "redlock":  # a minority holds nothing, but its keys stay
+        for _, server in _masters(stage):
+            with _client(server) as client:
+                for key in client.scan_iter(match="*torture/*", count=1000):
+                    if client.pttl(key) > 1000 * _STUCK:
+                        client.delete(key)
 
 
 def client_clock(stage: Stage) -> Proof:
@@ -839,8 +914,8 @@ _CATALOGUE = (
         "an older snapshot is put back",
         restore,
         "state",
-        frozenset({"sqlite", "redis", "redlock", "redis+cluster", "postgres", "consul"}),
-        "not built: its restore stops all servers and starts them from a snapshot",
+        frozenset({"sqlite", "redis", "redlock", "redis+cluster", "postgres", "consul", "etcd", "zookeeper"}),
+        "it keeps nothing on disk here",
         loses=True,
     ),
     Fault("partition", "nothing passes, either way", partition, "network", needs="proxies"),

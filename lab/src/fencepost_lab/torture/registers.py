@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote, urlsplit
 
 from fencepost.address import masked
-from fencepost.errors import BackendError, ConfigError, ReplayMismatch, StaleToken
+from fencepost.errors import BackendError, ConfigError, Refused, ReplayMismatch, StaleToken, refusal
 from fencepost.lease import Access
-from fencepost.rule import Stamp
+from fencepost.rule import Stamp, Verdict
 from fencepost_lab.servers import http_json
 
 Json: TypeAlias = dict[str, Any]
@@ -415,6 +416,154 @@ class Etcd(Register):
         self._guard.close()
 
 
+class Blobs(Register):
+    """Values that are one piece of bytes each: all writes that were made, a line for each.
+
+    So a write that overwrites another one unread also takes it out of the journal, where it is missed.
+    """
+
+    weakest: tuple[str, ...] = ("off", "writes")
+
+    def __init__(self, guard: str = "full") -> None:
+        super().__init__(guard)
+        self._lines: dict[str, list[str]] = {}
+        """What each value was when it was last read or written here."""
+
+    @abstractmethod
+    def _load(self, key: str, access: Access | None) -> bytes | None:
+        """Enter if there is an access, and read, in one step."""
+
+    @abstractmethod
+    def _save(self, key: str, access: Access | None, data: bytes) -> None:
+        """Admit if there is an access, and write, in one step."""
+
+    def _read(self, key: str, access: Access | None) -> Seen:
+        lines = self._lines[key] = (self._load(key, access) or b"").decode().splitlines()
+        return Seen(len(lines), Entry.decode(lines[-1]).value) if lines else Seen(0, 0)
+
+    def _write(self, key: str, access: Access | None, entry: Entry) -> None:
+        lines = [*self._lines.get(key, [])[: max(0, entry.base)], entry.encode()]
+        self._save(key, access, "\n".join(lines).encode())
+        self._lines[key] = lines
+
+    def journal(self, key: str) -> list[Entry]:
+        return [Entry.decode(line) for line in (self._load(key, None) or b"").splitlines()]
+
+
+class _Compared(Blobs):
+    """Behind a guard that compares and swaps."""
+
+    _guard: Any
+
+    def _load(self, key: str, access: Access | None) -> bytes | None:
+        found: bytes | None = self._guard.peek(key) if access is None else self._guard.read(key, access)
+        return found
+
+    def _save(self, key: str, access: Access | None, data: bytes) -> None:
+        # Where the guard is off it judges nothing, whatever it is given.
+        self._guard.write(key, data, Stamp(1) if access is None else access)
+
+    def mark(self, key: str) -> Stamp | None:
+        found: Stamp | None = self._guard.mark(key)
+        return found
+
+    def raise_mark(self, key: str, to: int) -> None:
+        self._guard.raise_mark(key, to=to)
+
+
+class File(_Compared):
+    """A folder of this host: each value is a file."""
+
+    kind = "file"
+
+    def __init__(self, address: str, guard: str = "full") -> None:
+        super().__init__(guard)
+        from fencepost.guards import FileGuard
+        from fencepost.guards.policy import Policy
+
+        self._guard = FileGuard(address, policy=Policy("off") if guard == "off" else None)
+
+
+class S3(_Compared):
+    """A bucket, as boto3 finds it; or http://HOST:PORT/BUCKET of a store that speaks S3's protocol."""
+
+    kind = "s3"
+
+    def __init__(self, address: str, guard: str = "full") -> None:
+        super().__init__(guard)
+        from fencepost.guards import S3Guard
+        from fencepost.guards.policy import Policy
+        from fencepost_lab.servers.objects import s3_client
+
+        parts = urlsplit(address)
+        bucket = parts.path.strip("/")
+        if not bucket or (parts.scheme and not parts.netloc):
+            raise ConfigError(f"s3:BUCKET or s3:http://HOST:PORT/BUCKET, not {masked(address)!r}")
+        if parts.scheme:
+            client = s3_client(f"{parts.scheme}://{parts.netloc}", timeout=5 * _PATIENCE)
+        else:
+            import boto3
+
+            client = boto3.client("s3")
+        self._guard = S3Guard(client, bucket, prefix="torture/", policy=Policy("off") if guard == "off" else None)
+
+
+class Http(Blobs):
+    """A ``fencepost resource``, by its URL."""
+
+    kind = "http"
+    weakest = ()  # its rule is the service's own
+
+    def __init__(self, address: str, guard: str = "full") -> None:
+        super().__init__(guard)
+        parts = urlsplit(address)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(f"http:http://HOST:PORT, not {masked(address)!r}")
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=2 * _PATIENCE)
+
+    def _ask(self, method: str, key: str, access: Access | None, data: bytes | None = None) -> http.client.HTTPResponse:
+        try:
+            headers = {} if access is None else dict(access.headers)
+            self._connection.request(method, "/r/" + quote(key, safe=""), data, headers)
+            answer = self._connection.getresponse()
+            self._body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            why = f"the service did not answer: {error}"
+            raise BackendError(why, backend="http", ambiguous=method == "PUT") from error
+        if verdict := answer.headers.get("X-Fence-Verdict"):
+            seen = answer.headers.get("X-Fence-Mark")
+            offer = None if access is None else access.stamp
+            raise refusal(Verdict(verdict), key, offer, Stamp(int(seen)) if seen else None)
+        if answer.status == 400:
+            raise ConfigError(self._body.decode(errors="replace"))
+        if answer.status not in (200, 404):
+            why = f"the service answered {answer.status}: {self._body[:200]!r}"
+            raise BackendError(why, backend="http", ambiguous=method == "PUT" and answer.status >= 500)
+        return answer
+
+    def _load(self, key: str, access: Access | None) -> bytes | None:
+        return self._body if self._ask("GET", key, access).status == 200 else None
+
+    def _save(self, key: str, access: Access | None, data: bytes) -> None:
+        self._ask("PUT", key, access, data)
+
+    def mark(self, key: str) -> Stamp | None:
+        """Its token; the service tells neither seq nor holder."""
+        token = int(self._ask("GET", key, None).headers.get("X-Fence-Mark") or 0)
+        return Stamp(token) if token else None
+
+    def raise_mark(self, key: str, to: int) -> None:
+        try:
+            self._ask("GET", key, Access(key, Stamp(to, 0)))
+        except Refused as refused:
+            if refused.seen is None or refused.seen < to:  # such as a token beyond its ceiling
+                raise BackendError(f"the service refuses: {refused}", backend="http", ambiguous=False) from refused
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 def _text(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
@@ -423,7 +572,7 @@ def _decoded(found: Json) -> Entry:
     return Entry.decode(base64.b64decode(found["value"]))
 
 
-KINDS: dict[str, type[Register]] = {"sqlite": SQLite, "postgres": Postgres, "redis": Redis, "etcd": Etcd}
+KINDS: dict[str, type[Register]] = {each.kind: each for each in (SQLite, Postgres, Redis, Etcd, Http, File, S3)}
 
 
 def register(spec: str, guard: str = "full") -> Register:

@@ -15,7 +15,8 @@ from fencepost_lab.faults.clock import Clock, ClockedPostgres, ClockedRedis
 from fencepost_lab.faults.disk import SmallDisk
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.faults.record import Faults
-from fencepost_lab.servers import QUICK_ETCD, Cluster, Consul, Etcd, EtcdCluster, Redis, ZooKeeper
+from fencepost_lab.servers import HOST, QUICK_ETCD, Cluster, Consul, Etcd, EtcdCluster, Redis, Resource, ZooKeeper
+from fencepost_lab.servers.objects import ObjectStore, s3_client
 from fencepost_lab.servers.processes import Missing
 from fencepost_lab.servers.redis_groups import Member, RedisCluster, Watched
 from fencepost_lab.servers.server import Server, StartFailed
@@ -58,23 +59,39 @@ class Site:
         return command if self.client_clock is None else self.client_clock.wrap(command)
 
 
-class _Fronted(Member):
-    """A member of a Redis Cluster that tells everybody the address of a proxy."""
+class _Announcing(Redis):
+    """A Redis that tells everybody the address of a proxy."""
 
     proxy: Proxy | None = None
     faults: Faults | None = None
 
-    def command(self) -> list[str]:
+    def front(self) -> Proxy:
+        """The proxy; made when the port is known."""
         if self.proxy is None:
             self.proxy = Proxy(self.port, who=f"port {self.port}", faults=self.faults)
-        announced = ("--cluster-announce-port", str(self.proxy.port), "--cluster-announce-bus-port", str(self.ports[1]))
-        return [*super().command(), *announced, *_AOF]
+        return self.proxy
 
     def close(self) -> None:
         super().close()
         if self.proxy is not None:
             self.proxy.__exit__()
             self.proxy = None
+
+
+class _Fronted(_Announcing, Member):
+    """A member of a Redis Cluster behind a proxy."""
+
+    def command(self) -> list[str]:
+        port = str(self.front().port)
+        announced = ("--cluster-announce-port", port, "--cluster-announce-bus-port", str(self.ports[1]))
+        return [*super().command(), *announced, *_AOF]
+
+
+class _Replicated(_Announcing):
+    """A server under Sentinel behind a proxy, also for its replica and the sentinels."""
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--replica-announce-ip", HOST, "--replica-announce-port", str(self.front().port)]
 
 
 @contextlib.contextmanager
@@ -95,7 +112,10 @@ def _foreign(plan: Plan) -> Site:
 
 def _finish(made: Site, plan: Plan, folder: Path, faults: Faults, stack: ExitStack) -> None:
     if plan.guard:
-        made.guard = plan.guard
+        made.guard_proxies.clear()
+        made.guard = made.direct_guard = plan.guard
+        if plan.guard in STARTED:
+            STARTED[plan.guard](made, folder, faults, stack)
     elif not made.guard:
         made.guard = f"sqlite:{folder / 'values.db'}"
     made.direct = made.direct or made.url
@@ -132,6 +152,27 @@ def _values_in_redis(made: Site, faults: Faults, stack: ExitStack) -> None:
     proxy = stack.enter_context(Proxy(server.port, who="values", faults=faults))
     made.guard_proxies["values"] = proxy
     made.guard, made.direct_guard = f"redis:redis://{proxy.address}/0", f"redis:{server.url}"
+
+
+def _values_over_http(made: Site, folder: Path, faults: Faults, stack: ExitStack) -> None:
+    server = stack.enter_context(Resource(args=["--timeout", "10m"]))
+    proxy = made.guard_proxies["values"] = stack.enter_context(Proxy(server.port, who="values", faults=faults))
+    made.guard, made.direct_guard = f"http:http://{proxy.address}", f"http:{server.url}"
+
+
+def _values_in_files(made: Site, folder: Path, faults: Faults, stack: ExitStack) -> None:
+    made.guard = made.direct_guard = f"file:{folder / 'values'}"
+
+
+def _values_in_objects(made: Site, folder: Path, faults: Faults, stack: ExitStack) -> None:
+    store = stack.enter_context(ObjectStore())
+    s3_client(store.url).create_bucket(Bucket="torture")
+    proxy = made.guard_proxies["values"] = stack.enter_context(Proxy(store.port, who="values", faults=faults))
+    made.guard, made.direct_guard = f"s3:http://{proxy.address}/torture", f"s3:{store.url}/torture"
+
+
+STARTED = {"http": _values_over_http, "file": _values_in_files, "s3": _values_in_objects}
+"""The kinds of guards that are started where no address is given."""
 
 
 def _sqlite(plan: Plan, folder: Path, faults: Faults, stack: ExitStack) -> Site:
@@ -189,13 +230,24 @@ def _redis_cluster(plan: Plan, folder: Path, faults: Faults, stack: ExitStack) -
 
 def _redis_sentinel(plan: Plan, folder: Path, faults: Faults, stack: ExitStack) -> Site:
     made = Site("redis+sentinel", "", "")
-    made.group = stack.enter_context(Watched(args=("--save", "")))
-    made.servers = {"a": made.group.servers[0], "b": made.group.servers[1]}
+
+    def make(args: list[str]) -> Redis:
+        each = _Replicated(args=args)
+        each.faults = faults
+        return each
+
+    def port(server: Redis) -> int:
+        assert isinstance(server, _Replicated)
+        return server.front().port
+
+    made.group = stack.enter_context(Watched(args=("--save", ""), make=make, port=port))
+    made.servers = dict(zip("ab", made.group.servers, strict=True))
+    made.proxies = {name: each.front() for name, each in made.servers.items() if isinstance(each, _Replicated)}
     made.url = made.direct = made.group.url
     made.without["lost-tail"] = made.without["restore"] = (
         "it is started without a file here; a lagging failover loses more"
     )
-    made.without["network"] = "the sentinels tell clients the servers' own addresses, so no proxy is in between"
+    made.without["duplicate"] = "what a master sends its replica goes through the same proxies, and is said once"
     _values_in_redis(made, faults, stack)
     return made
 
@@ -259,5 +311,9 @@ def checked(store: str, guard: str) -> None:
     """ConfigError if there is no such store or kind of guard."""
     if "://" not in store and store not in _BUILD:
         raise ConfigError(f"there is no store {store!r}; name one of {', '.join(_BUILD)}, all, or give a URL")
-    if guard and guard.partition(":")[0] not in KINDS:
-        raise ConfigError(f"--guard is KIND:ADDRESS, with a kind of {', '.join(KINDS)}")
+    if guard and guard not in STARTED and (guard.partition(":")[0] not in KINDS or ":" not in guard):
+        raise ConfigError(
+            f"--guard is KIND:ADDRESS, with a kind of {', '.join(KINDS)}; or {', '.join(STARTED)} alone, to start one"
+        )
+    if guard in STARTED and "://" in store:
+        raise ConfigError(f"--guard {guard} is started for a store of ours; name the address of yours: {guard}:...")

@@ -17,6 +17,7 @@ from typing import Any
 import fencepost
 from fencepost.driver import boottime
 from fencepost.errors import FencepostError
+from fencepost.rule import Stamp
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import FORMAT, Line, decode, encode
@@ -184,7 +185,7 @@ def _history(
     accesses: list[Line] = []
     for key in plan.keys:
         for name in (key, f"{key}/leader"):
-            accesses += _journal(plan, name, values.journal(name), told)
+            accesses += _journal(plan, name, values.journal(name), told, None if plan.control else values.mark(name))
     # Sorting keeps the order of those that have one instant: what a client sent first, then what came of it.
     told = sorted([*told, *accesses], key=lambda line: float(line["t"]))
     last = told[-1]["t"]
@@ -224,7 +225,6 @@ def promises(plan: Plan, chosen: Menu) -> list[str]:
 
 
 _GRACE = 5.0  # seconds that a client on a busy machine may take to notice what happened
-_LATE = 0.2  # seconds that a busy machine takes between an event and the line that tells of it
 
 
 def _marked(line: Line) -> Line:
@@ -245,8 +245,7 @@ def _recorded(told: list[Line]) -> None:
             leases.setdefault(line["holder"], []).append(line)
     for lines in leases.values():
         first, *renewals = sorted(lines, key=lambda line: (line["ev"], line["until"]))
-        if first["until"] < first["t"] <= first["until"] + _LATE:
-            first["t"] = first["until"]
+        first["t"] = min(first["t"], first.get("got", first["t"]))
         for line, before in zip(renewals, [first, *renewals], strict=False):
             line["t"] = min(line["t"], before["until"] - (line["left"] or 0.0))
         first["t"] = min(first["t"], *(line["t"] for line in renewals), first["t"])
@@ -259,17 +258,23 @@ def _lines(path: Path) -> Iterable[Line]:
                 yield decode(text)
 
 
-def _journal(plan: Plan, key: str, journal: list[Entry], told: list[Line]) -> list[Line]:
+def _journal(plan: Plan, key: str, journal: list[Entry], told: list[Line], mark: Stamp | None) -> list[Line]:
     """What the values' own journal says: each write after the one before it, and the enters where they belong.
 
     An enter comes before the first write with a larger stamp, for it would have been refused after that. Each access
     was made after it was sent, and after the access before it: the earliest instant of which both are true is noted.
-    ``_overtaken`` finds those that had been answered by then.
+    ``_overtaken`` finds those that had been answered by then. An enter without an answer was made if the mark is its.
     """
     mine = [line for line in told if line.get("key") == key]
     sent = {_stamp(line): line["asked"] for line in mine if line["ev"] == "wrote"}
     granted = {line["holder"]: line["t"] for line in told if line["ev"] == "acquired" and line["lock"] == key}
-    entered = [line for line in mine if line["ev"] == "read" and "version" in line and not plan.control]
+    entered = [
+        line
+        for line in mine
+        if line["ev"] == "read"
+        and not plan.control
+        and ("version" in line or (mark is not None and line["outcome"] == "unknown" and line["token"] == mark.token))
+    ]
     enters = deque(sorted(entered, key=lambda line: (line["token"], line["seq"])))
     found: list[Line] = []
     t = 0.0

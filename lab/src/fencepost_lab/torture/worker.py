@@ -347,15 +347,16 @@ class Worker:
 
     def _got(self, key: str, lease: Any, asked: float, **more: Any) -> bool:
         """Note a lease before anything is done under it."""
-        if boottime() >= lease.deadline:
+        got = boottime()
+        if got >= lease.deadline:
             # The answer took nearly the whole ttl, and what little was left is over by now.
             self.diary.write("failed", who=self.who, lock=key, asked=asked, why="over on arrival")
             self.counts["over on arrival"] += 1
             self._give_back(lease)
             return False
         facts = self._facts(key, lease)
-        until = self.diary.instant(lease.deadline)
-        self.diary.write("acquired", **facts, ttl=lease.ttl, asked=asked, until=until, **more)
+        until, got = self.diary.instant(lease.deadline), self.diary.instant(got)
+        self.diary.write("acquired", **facts, ttl=lease.ttl, asked=asked, got=got, until=until, **more)
         self._leases[lease.holder] = {**facts, "lease": lease}
         return True
 

@@ -5,9 +5,10 @@
     backend     the contract: Redis, Cluster, Sentinel
       |
       +-- topology    which servers there are: one, Sentinel's master, a cluster's masters
-      |     +-- nodes       one server: its connections and its listener
-      |           +-- pool        threads: a pool of sockets
-      |           +-- stream      asyncio: one pipelined stream, `reply` its futures
+      |     +-- nodes       one server, and threads: its connections and its listener
+      |     |     +-- pool        a pool of sockets
+      |     +-- task_node   one server, and asyncio; a blocking program does not load it
+      |           +-- stream      one pipelined stream, `driver.reply` its futures
       |                 +-- connection  addresses, TLS, greeting, errors
       +-- calls       run a script, load it again if the server forgot it
       |     +-- scripts     the files in lua/, put together; key names, cluster slots, packed requests

@@ -1,14 +1,16 @@
 """What a Redis URL may say: servers, database, credentials, TLS, timeouts and options."""
 
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost.address import Address, choice, flag, seconds, secure, tls_context
 from fencepost.backends.redis.connection import Dial, Endpoint, pack
 from fencepost.backends.redis.scripts import Script
 from fencepost.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
 
 _LONGEST_GAP = 10.0
 
@@ -29,7 +31,7 @@ class Options:
     timeout: float
     """Seconds within which a server that is well has answered. No request of ours blocks in the server."""
     connect_timeout: float
-    tls: ssl.SSLContext | None
+    tls: "ssl.SSLContext | None"
 
 
 def _number(text: str) -> int:
@@ -98,19 +100,20 @@ def options(address: Address) -> Options:
 _SECURE = {"redlock": "redlocks", "valkey": "valkeys"}
 
 
-def _tls(address: Address, options: Mapping[str, Any]) -> ssl.SSLContext | None:
+def _tls(address: Address, options: Mapping[str, Any]) -> "ssl.SSLContext | None":
     if "tls" in address.given:
-        context: ssl.SSLContext | None = address.given["tls"]
-        return context
+        return address.given["tls"]  # type: ignore[no-any-return]
     wanted = secure(options) or "verify" in options
     if not address.scheme.startswith(("rediss", "valkeys", "redlocks")):
         if wanted:
             raise ConfigError(f"{address.scheme}:// does not use TLS; {_SECURE.get(address.scheme, 'rediss')}:// does")
         return None
+    from ssl import CERT_NONE
+
     context = tls_context(address.scheme, options)
     if not options.get("verify", True):
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+        context.verify_mode = CERT_NONE
     return context
 
 

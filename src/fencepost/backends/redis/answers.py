@@ -6,6 +6,7 @@ from typing import Any
 from hiredis import PushNotification
 
 from fencepost.address import is_host
+from fencepost.rule import MAX_TOKEN
 
 Fits = Callable[[Any], bool]
 """Whether a reply, which is no error, can be the answer."""
@@ -31,15 +32,24 @@ def _digits(reply: Any) -> bool:
     return reply.__class__ is bytes and reply.isdigit() and len(reply) <= 20  # as 2^64 has
 
 
+def _token(reply: Any) -> bool:
+    return _digits(reply) and 0 < int(reply) <= MAX_TOKEN
+
+
 def _stamped(reply: Any) -> bool:
     """A token, and a time."""
+    return reply.__class__ is list and len(reply) == 2 and _token(reply[0]) and _number(reply[1])
+
+
+def _counted(reply: Any) -> bool:
+    """The last token, 0 if there was none, and a time."""
     return reply.__class__ is list and len(reply) == 2 and _digits(reply[0]) and _number(reply[1])
 
 
 def _taken(reply: Any) -> bool:
     if reply.__class__ is list:
         return _stamped(reply) or (len(reply) == 3 and all(map(_number, reply)))
-    return _digits(reply) or (reply.__class__ is int and -2 <= reply <= 0)
+    return _token(reply) or (reply.__class__ is int and -2 <= reply <= 0)
 
 
 def _released(reply: Any) -> bool:
@@ -77,8 +87,8 @@ SCRIPTS: Mapping[str, Fits] = {
     "status": _seen,
     "bump": _bit,
     "prune": _number,
-    "plain_take": lambda reply: _digits(reply) or (_number(reply) and reply == 0),
-    "redlock_take": lambda reply: _stamped(reply) or _number(reply),
+    "plain_take": lambda reply: _token(reply) or (_number(reply) and reply == 0),
+    "redlock_take": lambda reply: _counted(reply) or _number(reply),
     "redlock_keep": _bit,
     "redlock_leave": _bit,
 }

@@ -1,6 +1,6 @@
 """Locks in Redis or Valkey: one server, the master that Sentinel names, or a cluster."""
 
-import secrets
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,10 @@ from fencepost.backends.redis import doctor
 from fencepost.backends.redis.address import Options, dial, options
 from fencepost.backends.redis.answers import answers_for
 from fencepost.backends.redis.calls import Calls
-from fencepost.backends.redis.connection import Denied, refusal
+from fencepost.backends.redis.connection import Denied, astray, refusal
 from fencepost.backends.redis.inspect import View
-from fencepost.backends.redis.nodes import Node, cannot_listen
-from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.nodes import Node, Transport, cannot_listen
 from fencepost.backends.redis.scripts import KEEP, Keys, Layout, Requests, kept, remains, scripts
-from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Masters, Single, fixed, sentinel
 from fencepost.backends.redis.waiters import LocalQueue, Waiter, Waiters
 from fencepost.driver import Driver
@@ -157,6 +155,9 @@ class Redis(Backend):
                     await node.listen()
                     transport = await node.ready()
                     joins = True
+                elif not joins and reply not in (0, -2):
+                    # Who does not join neither stands in the queue nor finds it full.
+                    raise BackendError(f"Redis: {astray()}", backend=self.scheme, ambiguous=True)
                 elif reply != -1 or not await self._prune(name, node, keys):
                     break
         except (BackendError, ConfigError) as error:
@@ -222,7 +223,7 @@ class Redis(Backend):
         name: str,
         holder: str,
         entry: str,
-        earlier: Pool | Stream | None = None,
+        earlier: Transport | None = None,
         late: bool = False,
         token: str = "",
     ) -> str | None:
@@ -399,7 +400,7 @@ class Redis(Backend):
                     answers[item.at] = error
                     failed = None if isinstance(error, Denied) else error
 
-    async def _hand_over(self, name: str, keys: Keys, node: Node, transport: Pool | Stream, own: str) -> bool:
+    async def _hand_over(self, name: str, keys: Keys, node: Node, transport: Transport, own: str) -> bool:
         """Release a lock that others of this process wait for: the answer says which of them got it."""
         sent = self.driver.now()
         request = self._requests.release(keys, own, node.channel)
@@ -585,7 +586,7 @@ def _kept(waiter: Waiter) -> str:
 
 
 def _channel() -> str:
-    return f"fencepost.{secrets.token_hex(8)}"
+    return f"fencepost.{os.urandom(8).hex()}"
 
 
 def _entry(node: Node, holder: str, ttl: float, limit: int | None) -> str:

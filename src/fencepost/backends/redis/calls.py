@@ -7,10 +7,8 @@ from hiredis import ReplyError
 
 from fencepost.backends.redis import answers
 from fencepost.backends.redis.connection import ELSEWHERE, LATER, Dial, cause, pack, refusal
-from fencepost.backends.redis.nodes import Node
-from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.nodes import Node, Transport
 from fencepost.backends.redis.scripts import Script
-from fencepost.backends.redis.stream import Stream
 from fencepost.backends.redis.topology import Single
 from fencepost.driver import Driver
 from fencepost.errors import BackendError
@@ -26,11 +24,11 @@ class Calls:
         self._dial = dial
         self.nodes = nodes
 
-    async def transport(self, key: str) -> Pool | Stream:
+    async def transport(self, key: str) -> Transport:
         """A connection to the server that has ``key``."""
         return await (await self.nodes.at(key)).ready()
 
-    async def run(self, script: Script, keys: Sequence[str], *args: Any, transport: Pool | Stream | None = None) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], *args: Any, transport: Transport | None = None) -> Any:
         """A script's answer, over ``transport`` if that is to be the first to be asked; BackendError if it has none."""
         request = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
         reply = await (transport or await self.transport(keys[0])).call(request, script.fits)

@@ -2,10 +2,9 @@
 
 import re
 import socket
-import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from hiredis import ProtocolError, ReplyError, pack_command
 
@@ -16,6 +15,9 @@ from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience
 from fencepost.driver.sockets import connect, keep_alive, limit
 from fencepost.errors import BackendError
+
+if TYPE_CHECKING:
+    import ssl
 
 Endpoint = tuple[str, int | None]
 """Host and port, or the path of a Unix socket and None."""
@@ -46,7 +48,7 @@ class Dial:
     user: str | None
     password: str | None = field(repr=False)
     db: int
-    tls: ssl.SSLContext | None
+    tls: "ssl.SSLContext | None"
     connect_timeout: float
     timeout: float
     opening: tuple[bytes, ...] = field(default=(), repr=False)

@@ -8,8 +8,7 @@ from fencepost.backend import Finding
 from fencepost.backends.redis import answers
 from fencepost.backends.redis.address import Options
 from fencepost.backends.redis.connection import pack, spell
-from fencepost.backends.redis.pool import Pool
-from fencepost.backends.redis.stream import Stream
+from fencepost.backends.redis.nodes import Transport
 
 _CONFIG = (
     "maxmemory-policy",
@@ -22,7 +21,7 @@ _CONFIG = (
 )
 
 
-async def examine(transport: Pool | Stream, options: Options) -> list[Finding]:
+async def examine(transport: Transport, options: Options) -> list[Finding]:
     """Read a server's settings and say what each means for locks."""
     requests = [pack(("INFO",)), *(pack(("CONFIG", "GET", key)) for key in _CONFIG)]
     reply, *settings = await transport.calls(requests, [answers.text, *([answers.table] * len(_CONFIG))])

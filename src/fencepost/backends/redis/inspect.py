@@ -1,5 +1,6 @@
 """The locks of a Redis as anybody sees them, and their end by force."""
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -9,9 +10,10 @@ from fencepost.backend import Status
 from fencepost.backends.redis.answers import scanned
 from fencepost.backends.redis.calls import Calls
 from fencepost.backends.redis.connection import pack, refusal
-from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.nodes import Transport
 from fencepost.backends.redis.scripts import Layout, Scripts, owner, remains
-from fencepost.backends.redis.stream import Stream
+
+_AT_ONCE = 100  # locks that one round trip asks for
 
 
 class View:
@@ -30,12 +32,26 @@ class View:
 
     async def all(self, prefix: str) -> list[Status]:
         """The held locks whose names begin with ``prefix``, by name."""
-        names: set[str] = set()
+        found: dict[str, Status | None] = {}
         for node in await self._calls.nodes.all():
-            names.update(await held(await node.ready(), self._layout, prefix, self._scheme))
-        found = [await self.one(name) for name in sorted(names)]
+            transport = await node.ready()
+            names = sorted(set(await held(transport, self._layout, prefix, self._scheme)))
+            for first in range(0, len(names), _AT_ONCE):
+                some = names[first : first + _AT_ONCE]
+                found |= zip(some, await self._several(some, transport), strict=True)
         # Without a prefix of our own, a key that is not one of ours is anybody's.
-        return [each for each in found if each and (each.token or self._layout.prefix)]
+        return [each for _, each in sorted(found.items()) if each and (each.token or self._layout.prefix)]
+
+    async def _several(self, names: Sequence[str], transport: Transport) -> list[Status | None]:
+        """Locks of one server, asked for in one round trip."""
+        script = self._scripts.status
+        asked = [(keys.lock, keys.queue) for keys in map(self._layout.keys, names)]
+        requests = [pack(("EVALSHA", script.sha, len(keys), *keys)) for keys in asked]
+        replies = await transport.calls(requests, [script.fits] * len(requests))
+        return [
+            _seen(name, await self._calls.again(reply, script, keys, ()) if reply.__class__ is ReplyError else reply)
+            for name, keys, reply in zip(names, asked, replies, strict=True)
+        ]
 
     async def break_lock(self, name: str) -> Status | None:
         """Hand the lock on by force; the hold that this ended."""
@@ -62,7 +78,7 @@ def _seen(name: str, reply: Any) -> Status | None:
     return Status(name, holder, token, lives, waiters)
 
 
-async def held(transport: Pool | Stream, layout: Layout, prefix: str, scheme: str) -> list[str]:
+async def held(transport: Transport, layout: Layout, prefix: str, scheme: str) -> list[str]:
     """The names of the locks under ``prefix`` that somebody holds at this server."""
     pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in layout.prefix + prefix) + "*"
     names: list[str] = []

@@ -1,7 +1,6 @@
 """Blocking connections: hiredis packs and parses, nothing else stands between us and the socket."""
 
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ class Socket:
         "_recv",
         "_send",
         "_timeout",
+        "_tls",
         "endpoint",
         "raw",
     )
@@ -58,6 +58,7 @@ class Socket:
             self._limit = dial.timeout if self.raw.gettimeout() is None else 0.0  # else Python keeps the time itself
             self._send = self.raw.sendall
             self._poll = poller()
+            self._tls: Any = None if dial.tls is None else self.raw
             self._poll.register(self.raw, READABLE)
             dial.welcomed(endpoint, self.calls(dial.greeting(secret), dial.greets()), secret)
         except BaseException as error:
@@ -153,7 +154,7 @@ class Socket:
         # Not by a recv() that does not wait: with gevent's sockets every recv() does.
         if self.raw.fileno() < 0:  # another thread has closed it meanwhile, and its number may be another's by now
             return False
-        return not (self._poll.poll(0) or (isinstance(self.raw, ssl.SSLSocket) and self.raw.pending()))
+        return not (self._poll.poll(0) or (self._tls is not None and self._tls.pending()))
 
 
 class Pool:

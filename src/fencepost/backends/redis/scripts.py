@@ -2,12 +2,12 @@
 
 import functools
 import hashlib
+import pkgutil
 import re
 from binascii import crc_hqx
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.resources import files
 from math import ceil
 from typing import NamedTuple
 
@@ -64,20 +64,24 @@ def build(
     Parts are inlined late so that the fast path parses as little Lua as possible; ``variants`` says which files have a
     part, ``numbers`` what stands for ``$name`` in them. A ``source`` is a script that answers a number.
     """
-    folder = files("fencepost.backends.redis") / "lua"
-
-    def part(name: str) -> str:
-        return (folder / f"{name}.lua").read_text("utf-8")
 
     def parts(needs: re.Match[str]) -> str:
         names = [name for need in needs[1].split(", ") for name in variants.get(need, need).split(", ")]
-        return "".join(part(name) for name in names)
+        return "".join(map(_part, names))
 
-    text = _NEEDS.sub(parts, source or part(name))
+    text = _NEEDS.sub(parts, source or _part(name))
     for placeholder, value in (numbers or {}).items():
         text = text.replace(f"${placeholder}", str(value))
     fits = SCRIPTS[name] if source is None else number
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), fits)
+
+
+@functools.cache
+def _part(name: str) -> str:
+    # Not by importlib.resources, which loads tempfile, shutil and zipfile for it.
+    found = pkgutil.get_data("fencepost.backends.redis", f"lua/{name}.lua")
+    assert found is not None, "a package is loaded by something that can read it"
+    return found.decode()
 
 
 _TURN = 2  # of three parts of the time that a lock is busy, two are its waiters' and one is a gap

@@ -12,10 +12,9 @@ from fencepost.address import is_host
 from fencepost.backends.redis import answers
 from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import Dial, Endpoint, Locate, pack, refusal, spell
-from fencepost.backends.redis.nodes import Hear, Lost, Node, TaskNode, ThreadNode
+from fencepost.backends.redis.nodes import Hear, Lost, Node, ThreadNode
 from fencepost.backends.redis.pool import Socket
 from fencepost.backends.redis.scripts import SLOTS, slot
-from fencepost.backends.redis.stream import Stream
 from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError
 
@@ -30,6 +29,8 @@ Remap = Callable[[tuple[str, int]], tuple[str, int]]
 async def ask(driver: Driver, dial: Dial, endpoint: Endpoint, request: bytes, fits: Fits) -> Any:
     """Send a request over a connection of its own."""
     if not driver.blocking:
+        from fencepost.backends.redis.stream import Stream
+
         stream = await Stream.connect(dial, endpoint, lambda push: None, lambda stream: None)
         try:
             return await stream.call(request, fits)
@@ -45,12 +46,20 @@ async def ask(driver: Driver, dial: Dial, endpoint: Endpoint, request: bytes, fi
         connection.raw.close()
 
 
+def kind(driver: Driver) -> type[Node]:
+    """The nodes for threads, or for asyncio, which a blocking program does not load."""
+    if driver.blocking:
+        return ThreadNode
+    from fencepost.backends.redis.task_node import TaskNode
+
+    return TaskNode
+
+
 class Single:
     """One server, or whatever ``locate`` finds."""
 
     def __init__(self, driver: Driver, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
-        kind = ThreadNode if driver.blocking else TaskNode
-        node: Node = kind(dial, locate, channel, hear, lost)
+        node = kind(driver)(dial, locate, channel, hear, lost)
         self._driver = driver
         self._forgotten = -inf
         self.only: Node | None = node
@@ -166,12 +175,10 @@ class Masters(Single):
     def _node_at(self, endpoint: Endpoint) -> Node:
         node = self._by_endpoint.get(endpoint)
         if node is None:
-            kind = ThreadNode if self._driver.blocking else TaskNode
-
             # A cluster repeats what is published to all its nodes, so each of them has a channel of its own.
             channel = f"{self._channel}@{spell(endpoint).replace(':', '.')}"
             node = self._by_endpoint.setdefault(
-                endpoint, kind(self._dial, fixed(endpoint), channel, self._hear, self._lost)
+                endpoint, kind(self._driver)(self._dial, fixed(endpoint), channel, self._hear, self._lost)
             )
             node.failed = self._failed
         return node

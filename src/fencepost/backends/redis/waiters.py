@@ -13,10 +13,8 @@ from typing import Any
 
 from fencepost.backends.redis.answers import texts
 from fencepost.backends.redis.connection import Denied
-from fencepost.backends.redis.nodes import Node
-from fencepost.backends.redis.pool import Pool
+from fencepost.backends.redis.nodes import Node, Transport
 from fencepost.backends.redis.scripts import Keys
-from fencepost.backends.redis.stream import Stream
 from fencepost.driver import Driver, Signal
 from fencepost.driver.timer import Timers
 from fencepost.errors import BackendError
@@ -103,7 +101,7 @@ class Waiters:
         self.queues: dict[str, LocalQueue] = {}
         """By the name of the lock; only while somebody here waits for it."""
         self.waiters: dict[str, Waiter] = {}
-        self.asking: dict[str, tuple[Pool | Stream, str]] = {}
+        self.asking: dict[str, tuple[Transport, str]] = {}
         """Holders whose request is under way: the connection it went over, and its entry for the queue."""
 
     def join(

@@ -171,7 +171,7 @@ class Redlock(Polling):
                 of_one = await doctor.examine(await member.node.ready(), self.options)
             except BackendError as error:
                 of_one = [Finding("risk", str(error), "one more that is down brings it closer to no majority")]
-            findings += [dataclasses.replace(each, what=f"{spell(member.endpoint)}: {each.what}") for each in of_one]
+            findings += [each._replace(what=f"{spell(member.endpoint)}: {each.what}") for each in of_one]
         encrypted = self._dial.tls is not None
         return findings + exposure.examine(self.address, encrypted=encrypted, remedy="use redlocks://")
 

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from fencepost.backends.redis.answers import Fits
 from fencepost.backends.redis.connection import Dial, Endpoint
-from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
+from fencepost.backends.redis.nodes import Node, ThreadNode
 from fencepost.backends.redis.pool import Pool, Socket
 from fencepost.backends.redis.stream import Stream
+from fencepost.backends.redis.task_node import TaskNode
 from fencepost.credentials import LONGEST, Secret
 from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible

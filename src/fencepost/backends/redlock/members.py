@@ -9,9 +9,9 @@ from hiredis import ReplyError
 
 from fencepost.backends.redis.answers import Fits, pong
 from fencepost.backends.redis.connection import LATER, Dial, Endpoint, cause, pack, refusal, spell
-from fencepost.backends.redis.nodes import Node, TaskNode, ThreadNode
+from fencepost.backends.redis.nodes import Node
 from fencepost.backends.redis.scripts import Script, build, scripts
-from fencepost.backends.redis.topology import fixed
+from fencepost.backends.redis.topology import fixed, kind
 from fencepost.backends.redlock.broadcast import ask, connect
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
@@ -83,12 +83,11 @@ class Members:
     """All nodes of one URL."""
 
     def __init__(self, driver: Driver, dial: Dial, endpoints: Sequence[Endpoint]) -> None:
-        kind = ThreadNode if driver.blocking else TaskNode
         self._driver = driver
         self._dial = dial
         self._closed = False
         self.all = [
-            Member(kind(dial, fixed(endpoint), "", lambda node, push: None, lambda node: None), endpoint)
+            Member(kind(driver)(dial, fixed(endpoint), "", lambda node, push: None, lambda node: None), endpoint)
             for endpoint in endpoints
         ]
         self._looks = {

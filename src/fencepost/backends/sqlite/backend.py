@@ -63,6 +63,8 @@ class SQLite(Backend):
         if address.hosts not in ((), ((".", None),)) or address.user:
             raise ConfigError("an SQLite URL names a file, not a host: sqlite:///abs/path.db or sqlite:rel.db")
         path = "." + address.path if address.hosts else address.path
+        if "\0" in path:
+            raise ConfigError("the path of an SQLite URL contains %00, which no file's name can")
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
         self._file = File((Path(path) if path else state_file("locks.db")).absolute(), options.get("busy", 10.0))
         # Those who reach the file by a link find the same mailboxes.

@@ -39,6 +39,9 @@ The leader counts a session's time from the last ping that it was told of, and n
 nothing was sent for a third of the timeout: that is what is left here, so that a deadline is not late.
 """
 
+_HOPELESS = 5.0  # seconds, at least, for which all servers turn a client away before it asks for another session
+_PAUSE = 3.0  # longer than between two attempts to connect
+
 DOUBTFUL = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
 
@@ -157,6 +160,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     on_beat: Callable[[], None] = staticmethod(lambda: None)
     on_over: Callable[[], None] = staticmethod(lambda: None)
     _due = 0.0
+    _turned_away = (0.0, 0.0)
+    """When servers began to close each connection without an answer, and when one did so last."""
 
     def start(self) -> None:
         try:
@@ -227,9 +232,28 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> Any:
         if not isinstance(request, Connect):
             return super()._invoke(timeout, request, xid)
-        answer = super()._invoke(min(timeout, self.handler.limit), request, xid)
+        try:
+            answer = super()._invoke(min(timeout, self.handler.limit), request, xid)
+        except ConnectionDropped as error:
+            if request.last_zxid_seen and self._hopeless():
+                raise SessionExpiredError from error
+            raise
+        self._turned_away = (0.0, 0.0)
         self.granted = answer[0].time_out / 1000
         return answer
+
+    def _hopeless(self) -> bool:
+        """Whether servers have turned us away for so long that this session is over, and another one is needed.
+
+        A server that was put back to a backup refuses a client that has seen later changes than it has, however
+        often it asks. All leases of the session are over by now.
+        """
+        now = boottime()
+        since, last = self._turned_away
+        if now > last + _PAUSE:  # there was no server meanwhile, and that is another matter
+            since = now
+        self._turned_away = since, now
+        return now - since > max(_HOPELESS, 2 * self.granted)
 
 
 class Session:

@@ -1,0 +1,105 @@
+"""A server as asyncio code sees it."""
+
+import asyncio
+
+from hiredis import ReplyError
+
+from fencepost.backends.redis.answers import pong
+from fencepost.backends.redis.connection import Denied, pack
+from fencepost.backends.redis.nodes import Node, cannot_listen
+from fencepost.backends.redis.stream import Stream
+from fencepost.credentials import Secret
+from fencepost.errors import BackendError
+
+
+class TaskNode(Node):
+    """One connection, for requests and messages both."""
+
+    transport: Stream | None
+    _listens = False
+    _opening: "asyncio.Task[Stream] | None" = None
+    _keeper: "asyncio.Task[None] | None" = None
+
+    @property
+    def listening(self) -> bool:
+        return self.transport is not None and self.transport.listening != ""
+
+    def at_hand(self) -> Stream | None:
+        transport = self.transport
+        return (
+            transport
+            if transport is not None and transport.open and transport.loop is asyncio._get_running_loop()
+            else None
+        )
+
+    async def ready(self, secret: Secret | None = None) -> Stream:
+        if (transport := self.at_hand()) is not None:
+            return transport
+        if self._opening is None or self._opening.get_loop() is not asyncio.get_running_loop():
+            # Not the caller's to cancel: others wait for the same connection.
+            self._opening = asyncio.create_task(self._open(secret), name="fencepost-redis-connect")
+        return await asyncio.shield(self._opening)
+
+    async def _open(self, secret: Secret | None) -> Stream:
+        try:
+            stream = await Stream.connect(
+                self.dial, await self.locate(), lambda push: self.hear(self, push), self._dropped, secret
+            )
+            self.transport = stream
+            if self._listens:
+                stream.listen(self.channel)
+            self._keeper = asyncio.create_task(self._keep(stream), name="fencepost-redis-connection")
+            return stream
+        except BackendError:
+            self.failed(self)
+            raise
+        finally:
+            self._opening = None
+
+    async def _keep(self, stream: Stream) -> None:
+        """Close the connection when the event loop ends, should nobody have done so."""
+        try:
+            await stream.gone()
+        except asyncio.CancelledError:
+            # Those who wait are cancelled too: what they clean up goes first.
+            await asyncio.sleep(0.05)
+            try:
+                await stream.call(pack(("PING",)), pong)
+            except BackendError:
+                pass
+            stream.close()
+            await stream.gone()
+
+    def _dropped(self, stream: Stream) -> None:
+        if self.transport is stream:
+            self.transport = None
+            self.failed(self)
+            self.lost(self)
+
+    async def listen(self) -> None:
+        self._listens = True
+        stream = await self.ready()
+        stream.listen(self.channel)
+        if stream.refused is not None:  # that may have changed
+            answer = await stream.subscribe(self.channel)
+            if answer.__class__ is ReplyError:
+                raise cannot_listen(self.dial, answer, Denied, ambiguous=False)
+
+    def close(self) -> None:
+        super().close()
+        self.transport = None
+
+    async def end(self) -> None:
+        opening = self._opening
+        self.close()
+        if opening is not None and opening.get_loop() is asyncio.get_running_loop():
+            opening.cancel()
+            await asyncio.wait([opening])
+        if self._keeper is not None and self._keeper.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([self._keeper])
+
+    def forked(self) -> None:
+        if self.transport is not None:
+            self.transport.forked()
+        self.transport = self._opening = self._keeper = None
+        self._listens = False
