@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fencepost.address import parse
-from fencepost.errors import FencepostError
+from fencepost.errors import BackendError, FencepostError
 from fencepost.sync import connect
 from fencepost_lab.contend.recorder import Recorder
 from fencepost_lab.experiments import Settings
@@ -20,7 +20,7 @@ from fencepost_lab.gen.run import Order, lay
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.report.units import span
-from fencepost_lab.servers import EtcdCluster
+from fencepost_lab.servers import EtcdCluster, wait_until
 from fencepost_lab.stage.processes import Unexpected
 
 if TYPE_CHECKING:
@@ -82,37 +82,40 @@ def leases(outcome: Outcome, settings: Settings, context: Context, cluster: Etcd
         time.sleep(settings["etcd_quiet"])
         quiet = bystander.between(begin, time.monotonic())
         with Keeping(cluster.url, seed=SEED, ttl=settings["etcd_ttl"]) as keeping:
-            steps = _ramp(settings, context, cluster, keeping, bystander)
-            most = _burst(settings, context, cluster, keeping)
+            steps, broke = _ramp(settings, context, cluster, keeping, bystander)
+            most = {} if broke else _burst(settings, context, cluster, keeping)
+        if broke:
+            most = _recover(settings, context, cluster, steps)
         storm = _outage(settings, context, cluster, bystander)
-    outcome.figures["etcd_leases"] = {"members": settings["etcd_members"], "steps": steps, "most": most, "quiet": quiet}
+    outcome.figures["etcd_leases"] = {
+        "members": settings["etcd_members"],
+        "steps": steps,
+        "broke": broke,
+        "most": most,
+        "quiet": quiet,
+    }
     outcome.figures["etcd_outage"] = storm
-    _add_claims(outcome, steps, most, storm, settings)
+    _add_claims(outcome, steps, broke, most, storm, settings)
     outcome.tables += [_ramp_table(steps, most, settings), _outage_table(steps, quiet, storm, settings)]
     outcome.plots += [_ramp_plot(steps, settings), _outage_plot(storm, settings)]
 
 
 def _ramp(
     settings: Settings, context: Context, cluster: EtcdCluster, keeping: Keeping, bystander: Bystander
-) -> list[dict[str, Any]]:
-    """Until the keep-alives no longer come in time, or the last number is reached."""
+) -> tuple[list[dict[str, Any]], str]:
+    """Until something breaks, and what that is, or until the last number is reached."""
     ttl, steps = settings["etcd_ttl"], list[dict[str, Any]]()
     empty = max(look(member)["memory"] for member in cluster.members)
     for count in settings["etcd_leases"]:
         context.say(f"{count:,} leases in etcd, kept alive")
-        there = told = 0
-
-        def laid(start: int, more: Laid) -> None:
-            nonlocal there, told
-            there = (there or start) + more.locks
-            if there - told >= _TOLD:
-                keeping.keep(there)
-                told = there
-
         begin = time.monotonic()
-        done = lay(_patient(cluster), Order(keys=count, seed=SEED, ttl=ttl), told=laid)
+        try:
+            rate = _lay(settings, cluster, keeping, count, SEED)
+        except BackendError as error:
+            if not steps:
+                raise
+            return steps, f"{count:,} leases could not be granted: {error}"
         granted = time.monotonic()
-        keeping.keep(count)
         time.sleep(ttl / 6)  # the last ones are due in the middle of what is measured
         # Each lease is due once in this time, whenever it was granted.
         first, before = keeping.keep(count), [look(member) for member in cluster.members]
@@ -125,7 +128,7 @@ def _ramp(
                 "leases": count,
                 "locks": _locks(cluster),
                 "live": [each["granted"] - each["revoked"] for each in after],
-                "granted_per_second": done.rate,
+                "granted_per_second": rate,
                 "needed_per_second": count / (ttl / 3),
                 "reached_per_second": (last.answered - first.answered) / seconds,
                 "late": last.late,
@@ -142,8 +145,46 @@ def _ramp(
             }
         )
         if not _kept(steps[-1], settings):
-            break
-    return steps
+            late, lost = steps[-1]["late"], steps[-1]["lost"]
+            return (
+                steps,
+                f"{count:,} leases were not kept alive: {lost:,} were lost, keep-alives were {late:.1f} s late",
+            )
+    return steps, ""
+
+
+def _lay(settings: Settings, cluster: EtcdCluster, keeping: Keeping, count: int, seed: int) -> float:
+    """Lay the first locks of a seed, and have them kept from the moment they are there; how many a second."""
+    there = told = 0
+
+    def laid(start: int, more: Laid) -> None:
+        nonlocal there, told
+        there = (there or start) + more.locks
+        if there - told >= _TOLD:
+            keeping.keep(there)
+            told = there
+
+    done = lay(_patient(cluster), Order(keys=count, seed=seed, ttl=settings["etcd_ttl"]), told=laid)
+    keeping.keep(count)
+    return done.rate
+
+
+def _recover(
+    settings: Settings, context: Context, cluster: EtcdCluster, steps: list[dict[str, Any]]
+) -> dict[str, float]:
+    """After the ramp broke: once the locks are gone, lay and keep as many of another seed as were kept before."""
+    context.say("the leases of the ramp expire")
+    if not wait_until(lambda: _locks(cluster) == 0, timeout=_gone_within(settings, steps[-1]["leases"]), poll=0.5):
+        raise Unexpected(f"{_locks(cluster):,} leases did not expire")
+    count = max((step["leases"] for step in steps if _kept(step, settings)), default=settings["etcd_leases"][0])
+    with Keeping(cluster.url, seed=SEED + 1, ttl=settings["etcd_ttl"]) as keeping:
+        _lay(settings, cluster, keeping, count, SEED + 1)
+        return _burst(settings, context, cluster, keeping)
+
+
+def _gone_within(settings: Settings, leases: int) -> float:
+    """Seconds after which leases that nobody keeps must be gone, on however slow a machine."""
+    return float(2 * settings["etcd_ttl"] + leases / 100 + 60)
 
 
 def _burst(settings: Settings, context: Context, cluster: EtcdCluster, keeping: Keeping) -> dict[str, float]:
@@ -184,7 +225,7 @@ def _outage(settings: Settings, context: Context, cluster: EtcdCluster, bystande
     back = time.monotonic()
     context.say("etcd is back; its leases expire")
     samples: list[tuple[float, int]] = []
-    deadline = back + 2 * settings["etcd_ttl"] + before / 100 + 60
+    deadline = back + _gone_within(settings, before)
     while not samples or samples[-1][1]:
         samples.append((time.monotonic() - started, _locks(cluster)))
         if time.monotonic() > deadline:
@@ -226,21 +267,16 @@ def _locks(cluster: EtcdCluster) -> int:
 def _add_claims(
     outcome: Outcome,
     steps: list[dict[str, Any]],
+    broke: str,
     most: dict[str, float],
     storm: dict[str, Any],
     settings: Settings,
 ) -> None:
-    kept, last, ttl = [step for step in steps if _kept(step, settings)], steps[-1], settings["etcd_ttl"]
-    limit = (
+    kept, ttl = [step for step in steps if _kept(step, settings)], settings["etcd_ttl"]
+    limit = broke or (
         f"the ramp ends there, and this is no limit: it answers {most['per_second']:,.0f} keep-alives a second, enough "
         f"for {most['per_second'] * ttl / 3:,.0f} leases"
     )
-    if last not in kept:
-        limit = (
-            f"with {last['leases']:,} it answered {last['reached_per_second']:,.0f} of the "
-            f"{last['needed_per_second']:,.0f} keep-alives a second that are due, {last['late']:.1f} s late, and "
-            f"{last['lost']:,} leases were lost"
-        )
     outcome.claim(
         "etcd: a lock with a lease of its own stays as long as the lease is kept alive in time",
         # The bystander has a lease, too.
