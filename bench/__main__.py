@@ -51,7 +51,8 @@ def main() -> int:
         const=page.COMMITTED,
         type=Path,
         metavar="FILE.json",
-        help=f"exit 1 when a figure is more than {page.WORSE - 1:.0%} worse than in FILE.json (docs/speed.json)",
+        help=f"exit 1 when a figure is more than {100 * (page.WORSE - 1):.0f} percent worse than in FILE.json "
+        "(docs/speed.json)",
     )
     parser.add_argument("--aims", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--list", action="store_true", help="name the benches and stop")

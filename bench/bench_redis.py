@@ -64,7 +64,7 @@ def quiet() -> Iterator[Redis]:
         yield server
 
 
-@bench("redis: acquire + release, blocking, vs the limit", aim=1.25, iterations=300, rounds=25)
+@bench("redis: acquire + release, blocking, vs the limit", aim=1.15, iterations=300, rounds=25)
 def uncontended() -> Iterator[Sides]:
     with quiet() as server, fencepost.connect(server.url, ttl=TTL) as locks:
 
@@ -74,7 +74,7 @@ def uncontended() -> Iterator[Sides]:
         yield {"fencepost": cycle, "raw socket, two EVALSHA": raw_cycle(server.port)}
 
 
-@bench("redis: acquire + release, blocking, vs redis-py", aim=1 / 1.3, iterations=300, rounds=25)
+@bench("redis: acquire + release, blocking, vs redis-py", aim=0.7, iterations=300, rounds=25)
 def uncontended_peer() -> Iterator[Sides]:
     with quiet() as server, fencepost.connect(server.url, ttl=TTL) as locks:
         client = redis.Redis(port=server.port)
@@ -223,7 +223,7 @@ def uncontended_asyncio_core() -> Iterator[Sides]:
         yield from one_after_another()
 
 
-@bench("redis: 256 tasks x 8, each its own lock, vs redis-py", aim=1 / 12, iterations=1, rounds=15)
+@bench("redis: 256 tasks x 8, each its own lock, vs redis-py", aim=0.105, iterations=1, rounds=15)
 def distinct() -> Iterator[Sides]:
     names = [f"lock {number}" for number in range(256)]
     packed = {name: raw_requests(name) for name in names}

@@ -1,13 +1,20 @@
 """The embedded default, against what SQLite itself takes for two write transactions."""
 
+from __future__ import annotations
+
+import multiprocessing
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import fencepost
-from bench.harness import Sides, bench
+from bench.harness import Sides, bench, fact
 
 
 def _bare(path: Path, synchronous: str = "NORMAL", page: int = 4096, table: str = "") -> sqlite3.Connection:
@@ -53,3 +60,37 @@ def durable() -> Iterator[Sides]:
         closing(_bare(Path(folder) / "bare.db", "FULL")) as bare,
     ):
         yield {"fencepost": lambda: locks.acquire("bench").release(), "bare": lambda: _pair(bare)}
+
+
+def _contend(url: str, seconds: float, ready: Barrier, done: Queue[int]) -> None:
+    with fencepost.connect(url) as locks:
+        locks.acquire("other").release()  # opens the file
+        ready.wait()
+        sections, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            locks.acquire("hot").release()
+            sections += 1
+    done.put(sections)
+
+
+def hot(processes: int, seconds: float = 3.0) -> float:
+    """Microseconds for each section of a lock that so many processes want all of the time."""
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Barrier(processes), context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (f"sqlite://{folder}/locks.db", seconds, ready, done)
+        crowd = [context.Process(target=_contend, args=arguments) for _ in range(processes)]
+        for each in crowd:
+            each.start()
+        sections: int = sum(done.get() for _ in crowd)
+        for each in crowd:
+            each.join()
+    return 1e6 * seconds / sections
+
+
+for _processes in (4, 64):
+    fact(
+        f"sqlite: microseconds for a section of a hot lock, {_processes} processes",
+        aim=400,
+        quick=partial(hot, _processes, 0.5),
+    )(partial(hot, _processes))

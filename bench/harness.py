@@ -16,11 +16,12 @@ Setup = Callable[[], Iterator[Sides]]
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A registered measurement: `aim` is the ratio to the baseline that the first side should not exceed."""
+    """A registered measurement: `aims` are the ratios to the baseline that sides, by name, should not exceed."""
 
     name: str
     sides: Callable[[], AbstractContextManager[Sides]]
-    aim: float | None
+    aims: Mapping[str, float] | float | None
+    """A number alone is for the first side."""
     iterations: int
     rounds: int
 
@@ -46,14 +47,16 @@ class Result:
 registry: list[Bench] = []
 
 
-def bench(name: str, *, aim: float | None = None, iterations: int = 200, rounds: int = 30) -> Callable[[Setup], Setup]:
+def bench(
+    name: str, *, aim: Mapping[str, float] | float | None = None, iterations: int = 200, rounds: int = 30
+) -> Callable[[Setup], Setup]:
     """Register a generator that sets up, yields its Sides once, and cleans up after itself.
 
     `iterations` calls of one side make a round; there are `rounds` rounds of every side.
     """
 
     def register(setup: Setup) -> Setup:
-        registry.append(Bench(name=name, sides=contextmanager(setup), aim=aim, iterations=iterations, rounds=rounds))
+        registry.append(Bench(name=name, sides=contextmanager(setup), aims=aim, iterations=iterations, rounds=rounds))
         return setup
 
     return register
@@ -98,8 +101,9 @@ def measure(
             for name in order.sample(names, len(names)):
                 spent[name].append(_round(sides[name], subject.iterations, clock))
     baseline = spent[names[-1]]
+    aims = subject.aims if isinstance(subject.aims, Mapping) else {names[0]: subject.aims}
     results = []
-    for position, name in enumerate(names):
+    for name in names:
         ratios = sorted(own / base for own, base in zip(spent[name], baseline, strict=True))
         tenth = len(ratios) // 10
         results.append(
@@ -110,7 +114,7 @@ def measure(
                 ratio=statistics.median(ratios),
                 low=ratios[tenth],
                 high=ratios[-1 - tenth],
-                aim=subject.aim if position == 0 else None,
+                aim=aims.get(name),
             )
         )
     return results

@@ -35,7 +35,7 @@ Measured on {cores} cores with Python {python}; {peers}.
 def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[dict[str, Any]]) -> None:
     """Write the page."""
     head = HEAD.format(command=command, cores=os.cpu_count(), python=platform.python_version(), peers=_peers())
-    parts = [head]
+    parts = [head, _missed(results, facts)]
     for name, sides in groupby(results, key=lambda result: result.bench):
         parts.append(_table(name, ("side", "times", "10th .. 90th", "aim"), map(_row, sides)))
     if counted := [_counted(fact) for fact in facts]:
@@ -44,6 +44,17 @@ def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[d
     figures = {_name(asdict(result)): round(result.ratio, 4) for result in results}
     figures |= {_name(fact): float(f"{fact['value']:.4g}") for fact in facts}
     path.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def _missed(results: Sequence[Result], facts: Sequence[Mapping[str, Any]]) -> str:
+    """Aims that were missed, and where the other side is ahead: what a reader should see first."""
+    rows = [
+        [f"{each.bench}: {each.side}", f"{each.ratio:.2f}", f"{each.aim:.3g}"] for each in results if each.met is False
+    ]
+    rows += [[str(fact["bench"]), f"{fact['value']:.3g}", f"{fact['aim']:g}"] for fact in facts if not fact["met"]]
+    if not rows:
+        return "Every aim was met.\n"
+    return _table("Missed aims", ("what", "found", "aim, at most"), rows)
 
 
 def read(path: Path, refuse: Callable[[str], object]) -> Figures:

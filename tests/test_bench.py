@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import bench_redis_many, page
+from bench import __main__, bench_redis_many, page
 from bench.harness import Bench, Sides, bench, measure, registry
 from fencepost.backend import Hold, Renewal
 from fencepost.backends.redis.backend import Redis
@@ -109,3 +109,11 @@ def test_a_figure_that_got_worse_by_more_than_a_tenth_is_named(tmp_path: Path) -
     assert page.worse(before, now) == ["worse: a: ours is 1.12, and was 1"]
     with pytest.raises(OSError, match="No such file"):
         page.read(tmp_path / "none.json", lambda why: None)
+
+
+def test_its_help_can_be_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 0
+    assert "more than 10 percent worse" in " ".join(capsys.readouterr().out.split())
