@@ -19,7 +19,7 @@ help: ## Show this help
 demo: .venv/demo.stamp ## Watch a paused holder corrupt a resource, then be refused
 	@.venv/bin/fencepost demo $(ARGS)
 
-test: setup servers ## Run every test against real servers (STORE=redis: one store; ARGS="-k name": what you name)
+test: setup servers ## Run the tests against real servers (STORE=redis: one store; ARGS="-k name": what you name)
 	@scripts/test $(if $(STORE),--store "$(STORE)") $(ARGS)
 
 experiments: setup servers ## The lab's experiments and torture from end to end, at their smallest size

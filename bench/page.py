@@ -25,7 +25,7 @@ HEAD = """\
 
 Written by `{command}`; do not edit. Each table is one bench: its sides ran interleaved in one run, after a
 warm-up, and **times** is the median over the rounds of a side's time to that of the last side, with the 10th and 90th
-percentile: at 0.5 it is twice as fast. An aim is for the first side; one that was missed says so.
+percentile: at 0.5 it is twice as fast. An aim that was missed says so.
 [bench/README.md](../bench/README.md) tells how it is measured.
 
 Measured on {cores} cores with Python {python}; {peers}.
