@@ -30,6 +30,8 @@ from tests.backends.zookeeper.tools import LONG, end_session, kazoo
 from tests.harness.certificate import self_signed
 from tests.harness.descriptors import few_descriptors, no_descriptors
 from tests.harness.isolated import isolated
+from tests.harness.scripted import CLOSE, TWICE, Fault, Scripted
+from tests.harness.scripted import ZooKeeper as Dialect
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until
@@ -79,6 +81,23 @@ def test_a_server_that_was_put_back_to_a_backup_is_used_again(
         proxy.heal()
         assert locks.acquire("x", timeout=PATIENCE).release()
         assert session.era == 1, "under another session"
+
+
+@pytest.mark.parametrize("fault", [TWICE, CLOSE], ids=str)
+def test_what_is_asked_because_a_connection_was_lost_is_answered_by_the_next(server: ZooKeeper, fault: Fault) -> None:
+    with (
+        Scripted(server.port, Dialect) as proxy,
+        fencepost.connect(f"zookeeper://{proxy.address}/next-{fault}", ttl=LONG) as locks,
+    ):
+        locks.acquire("x")
+        [session] = backend(locks)._sessions.values()
+        again: list[Reply] = []
+        proxy.plan(fault, "sync", 1)
+        session.send(Sync("/"))
+        lost = session.send(Sync("/"), lambda _: again.append(session.send(Sync("/"))))
+        until(lambda: again and again[0].done, "it is answered")
+        assert lost.error is not None, "the connection was lost"
+        assert again[0].error is None
 
 
 def test_a_lost_session_is_told_at_once(server: ZooKeeper) -> None:

@@ -22,7 +22,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect, Create2, Sync
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 
 from fencepost.backends.zookeeper.address import Settings
 from fencepost.driver import Driver, Signal, boottime, run
@@ -203,6 +203,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
             self.trouble = str(error)
             raise
 
+    def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
+        pending = self.client._pending
+        if pending and pending[0][2] != header.xid:
+            # Kazoo fails that request before it drops the connection: who asked again at once would ask in vain.
+            raise ConnectionDropped(f"the server answered request {header.xid} once more, or one that nobody made")
+        return super()._read_response(header, buffer, offset)
+
     def _read_socket(self, read_timeout: float) -> Any:
         try:
             return super()._read_socket(read_timeout)
@@ -256,6 +263,23 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return now - since > max(_HOPELESS, 2 * self.granted)
 
 
+class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
+    """Fails what was asked before the connection was lost, and nothing that is asked because of that."""
+
+    def _notify_pending(self, state: str) -> None:
+        error = {KeeperState.AUTH_FAILED: AuthFailedError, KeeperState.EXPIRED_SESSION: SessionExpiredError}.get(
+            state, ConnectionLoss
+        )
+        lost = []
+        while self._pending:
+            lost.append(self._pending.popleft()[1])
+        while self._queue:
+            lost.append(self._queue.popleft()[1])
+        for reply in lost:
+            if reply is not None:  # nobody waits for the answer to a close
+                reply.set_exception(error())
+
+
 class Session:
     """One session, kept alive by kazoo; after a loss kazoo opens another one, under a new ``era``."""
 
@@ -273,7 +297,7 @@ class Session:
         self._waiting: set[Signal] = set()
         self._watching: dict[str, set[Callable[[], None]]] = {}
         self._watch_gate = threading.Lock()
-        self._client = KazooClient(
+        self._client = _Client(
             hosts=settings.hosts,
             timeout=timeout,
             handler=_Handler(min(max(timeout / 6, 1.0), 5.0)),
