@@ -121,7 +121,7 @@ def test_a_static_page_plays_while_python_loads_then_runs_everything_itself(
         browser.open(f"{url}#s={link([held], backend='zookeeper')}&t=3")
         wait_words(browser, "#enginewords", "Loading Python into this page")
         assert "Your link opens then" in browser.text("#enginewords")
-        assert browser.run("return document.querySelector('#story').value") == "gc-pause"
+        browser.wait("document.querySelector('#story').value === 'gc-pause'")  # it is fetched meanwhile
         assert browser.run("return document.querySelector('#cards fieldset').disabled") is True
         browser.wait("Number(document.querySelector('#loading').value) > 0.2")
         browser.wait("document.querySelector('#clock').innerText > '0.1'")
@@ -185,6 +185,17 @@ def test_a_file_that_is_missing_is_said_and_the_recordings_play(browser: Browser
         wait_words(browser, "#enginewords", "Python could not be started in this page")
         assert browser.text("#load") == "Load Python"
         browser.complaints()  # the browser itself tells of the missing file
+
+
+def test_without_its_recording_the_page_says_so_and_no_button_fails(browser: Browser, tmp_path: Path) -> None:
+    export(tmp_path / "site", recorded=True)
+    shutil.rmtree(tmp_path / "site" / "data" / "traces")
+    with static_server(tmp_path / "site") as url:
+        browser.open(url)
+        wait_words(browser, "#error", "404")
+        for button in ("play", "start", "finish", "next", "back", "closer", "wider", "whole", "json", "svg"):
+            browser.click(f"#{button}")
+        assert not [said for said in browser.complaints() if "Failed to load resource" not in said]
 
 
 def test_whole_numbers_and_floats_of_a_scenario_give_the_same_trace() -> None:

@@ -89,6 +89,7 @@ function save(name, type, body) {
 }
 
 export function saveJSON() {
+  if (!state.model) return;
   const kept = state.scenario ?? { history: state.model.given };
   save("fencepost-scenario.json", "application/json", `${JSON.stringify(kept, null, 1)}\n`);
 }

@@ -138,7 +138,7 @@ function setUp() {
   byId("more").open = innerWidth > 860;
   click("play", toggle);
   click("start", () => seek(0));
-  click("finish", () => seek(state.model.until));
+  click("finish", () => seek(Infinity));
   click("next", () => seek(panels.neighbour(1)));
   click("back", () => seek(panels.neighbour(-1)));
   click("closer", () => timeline.zoom(0.5));

@@ -125,7 +125,7 @@ function pick(name) {
 /** The time of the event before or after now; the ends if there is none. */
 export function neighbour(direction) {
   const at = indexAt(records, state.t);
-  if (direction > 0) return records[at + 1]?.t ?? state.model.until;
+  if (direction > 0) return records[at + 1]?.t ?? Infinity;
   const earlier = records.findLast((record) => record.t < state.t - 1e-9);
   return earlier?.t ?? 0;
 }

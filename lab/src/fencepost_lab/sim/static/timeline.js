@@ -220,6 +220,7 @@ export function move() {
 }
 
 export function zoom(factor) {
+  if (!state.model) return;
   const now = state.span ?? state.model.until;
   const next = factor === 0 ? null : Math.max(0.05, now * factor);
   state.span = next !== null && next >= state.model.until ? null : next;
