@@ -1,8 +1,10 @@
-"""The embedded stores: a waiter whose event loop was closed blocks nobody; if it was stopped, for its ttl."""
+"""A waiter whose event loop was closed blocks nobody; if it was stopped, for its ttl; and connections like that."""
 
 import asyncio
+import gc
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import fencepost
 from fencepost import aio, driver, sync
 from fencepost.backend import Hold
 from fencepost.backends.sqlite import mailbox
+from fencepost_lab.servers.processes import HOST
 from tests.harness.forsaken import forsake, stopped
 from tests.harness.threads import Background, background
 from tests.harness.waiting import PATIENCE, run, until, until_async
@@ -186,3 +189,34 @@ def test_it_does_not_fill_the_queue_nor_keep_sharers_out(tmp_path: Path) -> None
         assert behind.result().release()
     for each in left:
         run(each.close())
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://{0}?connect_timeout=200ms", "redlock://{0},{1},{2}?node_timeout=200ms", "etcd://{0}?tls=1&timeout=200ms"],
+    ids=["redis", "redlock", "etcd"],
+)
+def test_a_connection_that_nobody_waits_for_any_more_fails_without_a_word(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def cancelled(*addresses: str) -> None:
+        locks = aio.connect(url.format(*addresses))
+        asking = asyncio.create_task(locks.try_acquire("a"))
+
+        def connecting() -> set[asyncio.Task[object]]:
+            return {task for task in asyncio.all_tasks() if task.get_name().endswith("-connect")}
+
+        await until_async(connecting, "it connects", watching=[asking])
+        opening = connecting()
+        asking.cancel()
+        await asyncio.wait([asking])
+        await asyncio.wait(opening)  # it is not the caller's to cancel
+        await locks.close()
+
+    gc.collect()
+    caplog.clear()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(3)]
+        run(cancelled(*(f"{HOST}:{each.getsockname()[1]}" for each in silent)))
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

@@ -14,6 +14,7 @@ from fencepost.compat import filelock
 from fencepost.errors import StaleToken
 from fencepost.events import Event
 from fencepost.guards.memory import MemoryGuard
+from tests.harness.logs import logged
 
 KINDS = pytest.mark.parametrize(
     ("old", "new"),
@@ -96,7 +97,7 @@ def test_a_token_file_that_cannot_be_written_costs_the_token_only(
         for _ in range(2):
             with filelock.FileLock(tmp_path / "a.lock") as lock:
                 assert lock.lease is None
-    assert len(caplog.records) == 1
+    assert len(logged(caplog)) == 1
     assert (tmp_path / "target").read_text() == "precious"
 
 

@@ -22,6 +22,7 @@ from fencepost.hooks.instruments import measure
 from fencepost_lab.servers import HOST
 from fencepost_lab.servers import Redis as Server
 from tests.harness.child import Child
+from tests.harness.logs import logged
 from tests.harness.servers import Endpoint
 from tests.harness.waiting import run, until
 
@@ -151,7 +152,7 @@ def test_a_user_that_may_not_mint_gets_the_lock_without_a_token(
                     with Lock(limited, "app:a", timeout=5) as lock:
                         assert lock.lease is None
                         assert lock.owned()
-            assert [record.levelname for record in caplog.records] == ["ERROR"]
+            assert [record.levelname for record in logged(caplog)] == ["ERROR"]
             assert "'\\x1ftoken'" in caplog.text
             with Own(limited, "app:a", timeout=5) as lock:
                 assert lock.lease is not None

@@ -18,6 +18,7 @@ from fencepost.fleet import Partition, Partitions
 from fencepost.fleet.plan import member as member_lock
 from tests.harness.interrupts import Interrupter
 from tests.harness.isolated import in_fork, isolated
+from tests.harness.logs import logged
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until, until_async
 
@@ -206,7 +207,7 @@ def test_failing_work_and_callbacks_are_logged_and_tried_again(
     mine = Partitions(connect(), "orders", 2, revoke=lambda partition: fail("revoke", partition))
     with caplog.at_level(logging.ERROR, "fencepost"):
         mine.run(work)
-    said = [record.message for record in caplog.records]
+    said = [record.message for record in logged(caplog)]
     assert any("the work on orders/0 failed" in line for line in said)
     assert any("orders/0 was not revoked cleanly" in line for line in said)
     assert not any("orders/1" in line for line in said)

@@ -15,6 +15,7 @@ from fencepost.guards.memory import MemoryGuard
 from fencepost.guards.policy import Policy, current_policy, default_policy, position
 from fencepost.lease import Access
 from fencepost.rule import MAX_TOKEN, Stamp, Verdict
+from tests.harness.logs import logged
 
 
 def guarded(mode: Any, **options: Any) -> tuple[MemoryGuard[str], Policy, list[Event]]:
@@ -228,7 +229,7 @@ def test_a_default_policy_holds_for_guards_made_before_and_in_every_thread(caplo
             _stale(guard)
     with pytest.raises(StaleToken):
         _stale(guard)
-    assert [record.message.split("mode ")[1] for record in caplog.records] == [
+    assert [record.message.split("mode ")[1] for record in logged(caplog)] == [
         "shadow, by default_policy()",
         "off, by default_policy()",
     ]
@@ -243,7 +244,7 @@ def test_the_environment_names_the_default_policy(
     with pytest.raises(StaleToken):
         _stale(MemoryGuard[str](policy=Policy()))
     assert "mode shadow, by $FENCEPOST_POLICY" in caplog.text
-    assert len(caplog.records) == 1
+    assert len(logged(caplog)) == 1
 
 
 @pytest.mark.usefixtures("unset")

@@ -23,6 +23,7 @@ from fencepost.resource.ledger import SqliteLedger
 from fencepost.resource.mode import ModeFile
 from fencepost.resource.store import Store, opener
 from fencepost.rule import Stamp
+from tests.harness.logs import logged
 from tests.harness.resource import Service
 from tests.harness.threads import background
 from tests.harness.waiting import run, until
@@ -229,7 +230,7 @@ def test_a_file_has_the_mode_and_what_it_says_wrong_changes_nothing(
         assert later() == "canary:10%"
         file.write_text("strict")
         assert later() == "strict"
-    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    said = [record.getMessage().partition(":")[0] for record in logged(caplog)]
     assert said == [
         "the service goes from mode shadow to canary",
         *["the service stays in mode canary"] * 3,

@@ -11,6 +11,7 @@ from fencepost import address, registry
 from fencepost.address import Address
 from fencepost.driver.threads import Blocking
 from fencepost.errors import ConfigError
+from tests.harness.logs import logged
 
 
 def test_a_plain_url_is_taken_apart() -> None:
@@ -211,10 +212,10 @@ def test_the_embedded_default_is_told_once_and_not_where_it_is_meant(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     registry.warn_of_default.cache_clear()
     fencepost.connect("sqlite:").close()
-    assert caplog.records == []
+    assert logged(caplog) == []
     for _ in range(3):
         fencepost.connect().close()
-    (record,) = caplog.records
+    (record,) = logged(caplog)
     assert record.levelname == "WARNING"
     assert "exclude nobody on other hosts" in record.message
 

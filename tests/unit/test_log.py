@@ -7,12 +7,13 @@ import pytest
 from fencepost.events import Event, Kind
 from fencepost.hooks.log import Log
 from fencepost.rule import Verdict
+from tests.harness.logs import logged
 
 
 def test_a_record_carries_the_facts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "fencepost.events"):
         Log()(Event(kind="acquired", name="thing", source="redis", token=7, holder="ann", seconds=0.5))
-    (record,) = caplog.records
+    (record,) = logged(caplog)
     assert record.getMessage() == "acquired 'thing' source=redis token=7 holder=ann seconds=0.5"
     facts = vars(record)["fencepost"]
     assert (facts["kind"], facts["name"], facts["token"]) == ("acquired", "thing", 7)
@@ -36,14 +37,14 @@ def test_what_goes_wrong_is_louder(
 ) -> None:
     with caplog.at_level(logging.DEBUG, "fencepost.events"):
         Log()(Event(kind=kind, name="thing", source="redis", verdict=verdict, enforced=enforced))
-    assert [record.levelno for record in caplog.records] == [level]
+    assert [record.levelno for record in logged(caplog)] == [level]
 
 
 def test_a_holder_cannot_forge_a_field_or_a_line(caplog: pytest.LogCaptureFixture) -> None:
     holder = "ann verdict=admit\u2028\u202e\nacquired"
     with caplog.at_level(logging.DEBUG, "fencepost.events"):
         Log()(Event(kind="decision", name="a\u2028b", source="http", token=7, holder=holder, verdict=Verdict.STALE))
-    (record,) = caplog.records
+    (record,) = logged(caplog)
     assert record.getMessage() == (
         "decision 'a\\u2028b' source=http token=7 holder='ann verdict=admit\\u2028\\u202e\\nacquired' verdict=stale"
     )

@@ -20,6 +20,19 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+def shared(job: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """A task that any number of callers wait for, by ``joined``; if none does any more, it may fail unseen."""
+    task = asyncio.create_task(job, name=name)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+async def joined(task: asyncio.Task[T]) -> T:
+    """What a shared task comes to; who is cancelled here leaves it to the others."""
+    await asyncio.wait([task])
+    return task.result()
+
+
 class TaskSignal:
     """A Signal for asyncio code, which other threads may set as well."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fencepost.address import masked, parse
+from fencepost.driver.tasks import joined, shared
 from fencepost.errors import ConfigError, Refused
 from fencepost.events import Event, Hook, Hooks
 from fencepost.guards.judgement import Judgement
@@ -146,9 +147,8 @@ class Store:
     async def check(self) -> None:
         """Return if the store can be read and written. Those that ask at the same time share one look at it."""
         if self._checking is None or self._checking.done():
-            self._checking = asyncio.ensure_future(self._look())
-            self._checking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(self._checking)
+            self._checking = shared(self._look(), "fencepost-resource-check")
+        await joined(self._checking)
 
     def close(self) -> None:
         """Finish what was asked before, then disconnect."""

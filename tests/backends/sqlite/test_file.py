@@ -8,6 +8,7 @@ import pytest
 import fencepost
 from fencepost.backends.sqlite.file import File
 from fencepost.errors import BackendError
+from tests.harness.logs import logged
 
 
 def test_whose_file_it_is_is_judged_as_of_one_moment(tmp_path: Path) -> None:
@@ -34,4 +35,4 @@ def test_a_file_that_cannot_be_made_is_the_only_thing_that_is_said(
     with fencepost.connect(url) as locks, pytest.raises(BackendError, match="taken") as failed:
         locks.acquire("job", timeout=1)
     assert not failed.value.ambiguous
-    assert caplog.text == "", "nothing was acquired, so there is nothing to clean up"
+    assert logged(caplog) == [], "nothing was acquired, so there is nothing to clean up"

@@ -11,6 +11,7 @@ from fencepost.backends.etcd.dial import Dial
 from fencepost.backends.etcd.link import Link
 from fencepost.backends.etcd.pool import Pool, Socket
 from fencepost.backends.etcd.status import cannot_connect
+from fencepost.driver.tasks import joined, shared
 from fencepost.errors import BackendError, ConfigError
 
 
@@ -91,12 +92,10 @@ class Channels:
         opening = self._openings.get((member, loop))
         if opening is None:
             # Not the caller's to cancel: others wait for the same connection.
-            opening = self._openings[member, loop] = loop.create_task(
-                self._open(member, timeout), name="fencepost-etcd-connect"
-            )
+            opening = self._openings[member, loop] = shared(self._open(member, timeout), "fencepost-etcd-connect")
         try:
             async with asyncio.timeout(timeout):
-                return await asyncio.shield(opening)
+                return await joined(opening)
         except TimeoutError:
             raise cannot_connect("no answer in time") from None
 

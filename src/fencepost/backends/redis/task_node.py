@@ -9,6 +9,7 @@ from fencepost.backends.redis.connection import Denied, pack
 from fencepost.backends.redis.nodes import Node, cannot_listen
 from fencepost.backends.redis.stream import Stream
 from fencepost.credentials import Secret
+from fencepost.driver.tasks import joined, shared
 from fencepost.errors import BackendError
 
 
@@ -37,8 +38,8 @@ class TaskNode(Node):
             return transport
         if self._opening is None or self._opening.get_loop() is not asyncio.get_running_loop():
             # Not the caller's to cancel: others wait for the same connection.
-            self._opening = asyncio.create_task(self._open(secret), name="fencepost-redis-connect")
-        return await asyncio.shield(self._opening)
+            self._opening = shared(self._open(secret), "fencepost-redis-connect")
+        return await joined(self._opening)
 
     async def _open(self, secret: Secret | None) -> Stream:
         try:

@@ -17,6 +17,7 @@ from fencepost.driver import run
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.reply import Reply
 from fencepost.driver.sockets import READABLE, poller
+from fencepost.driver.tasks import shared
 from fencepost.errors import BackendError
 
 Asked = Sequence[tuple[Node, Endpoint, Sequence[bytes], Sequence[Fits]]]
@@ -205,7 +206,7 @@ async def _streams(
     if isinstance(secret, BackendError):
         return [connection or secret for connection in connections]
     opening = {
-        asyncio.ensure_future(nodes[index].ready(secret)): index
+        shared(nodes[index].ready(secret), "fencepost-redlock-connect"): index
         for index, connection in enumerate(connections)
         if connection is None
     }
