@@ -206,7 +206,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
         pending = self.client._pending
         if pending and pending[0][2] != header.xid:
-            # Kazoo fails that request before it drops the connection: who asked again at once would ask in vain.
+            # Kazoo fails that request before it drops the connection, and with it all that is asked in between.
             raise ConnectionDropped(f"the server answered request {header.xid} once more, or one that nobody made")
         return super()._read_response(header, buffer, offset)
 
