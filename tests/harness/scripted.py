@@ -553,7 +553,8 @@ def _stream(frame: bytes) -> int:
 class GrpcScripted(Plan):
     """A proxy that speaks gRPC, so that it can refuse a call, or answer it with another message.
 
-    A label is the method's name, and the operations of a transaction: "Txn put range". A stream's answer is its first.
+    A label is the method's name, and the operations of a transaction: "Txn put range"; "Txns" for one that is
+    made of others. A stream's answer is its first.
     """
 
     def __init__(self, target: int) -> None:
@@ -626,6 +627,8 @@ def _method(path: str, request: bytes = b"") -> str:
     if name != "Txn":
         return name
     operations = [str(each.WhichOneof("request")) for each in etcd_pb2.TxnRequest.FromString(request).success]
+    if set(operations) == {"None"}:
+        return "Txns"
     return " ".join([name, *(each.removeprefix("request_") for each in operations)])
 
 

@@ -209,6 +209,32 @@ class TxnResponse(_message.Message):
     responses: _containers.RepeatedCompositeFieldContainer[ResponseOp]
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., succeeded: _Optional[bool] = ..., responses: _Optional[_Iterable[_Union[ResponseOp, _Mapping]]] = ...) -> None: ...
 
+class InnerRequest(_message.Message):
+    __slots__ = ("request_txn",)
+    REQUEST_TXN_FIELD_NUMBER: _ClassVar[int]
+    request_txn: TxnRequest
+    def __init__(self, request_txn: _Optional[_Union[TxnRequest, _Mapping]] = ...) -> None: ...
+
+class InnerResponse(_message.Message):
+    __slots__ = ("response_txn",)
+    RESPONSE_TXN_FIELD_NUMBER: _ClassVar[int]
+    response_txn: TxnResponse
+    def __init__(self, response_txn: _Optional[_Union[TxnResponse, _Mapping]] = ...) -> None: ...
+
+class NestedRequest(_message.Message):
+    __slots__ = ("success",)
+    SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    success: _containers.RepeatedCompositeFieldContainer[InnerRequest]
+    def __init__(self, success: _Optional[_Iterable[_Union[InnerRequest, _Mapping]]] = ...) -> None: ...
+
+class NestedResponse(_message.Message):
+    __slots__ = ("header", "responses")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    responses: _containers.RepeatedCompositeFieldContainer[InnerResponse]
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., responses: _Optional[_Iterable[_Union[InnerResponse, _Mapping]]] = ...) -> None: ...
+
 class LeaseGrantRequest(_message.Message):
     __slots__ = ("TTL", "ID")
     TTL_FIELD_NUMBER: _ClassVar[int]

@@ -179,6 +179,60 @@ class Consul(Polling):
             self._expiry.offer(holder, self.driver.now() + left)
             raise
 
+    async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
+        answers: list[bool | BackendError | None] = [False] * len(holds)
+        mine = [(at, hold) for at, hold in enumerate(holds) if self._mine(hold.name, hold.holder, hold.token)]
+        failed: BackendError | None = None
+        for start in range(0, len(mine), BATCH // 2):  # each is two operations
+            batch = mine[start : start + BATCH // 2]
+            if failed is None:
+                failed = await self._release_together(batch, answers)
+            else:
+                for at, _ in batch:
+                    answers[at] = None
+        return answers
+
+    async def _release_together(
+        self, batch: Sequence[tuple[int, Hold]], answers: list[bool | BackendError | None]
+    ) -> BackendError | None:
+        """Release these, and note the answers; why Consul did not answer, if so."""
+        owned = [(hold.holder, self._held[hold.holder]) for _, hold in batch]
+        try:
+            removed = await ask_apart(self._remove_all, owned, lambda error: isinstance(error, Forbidden))
+            for (at, hold), answer in zip(batch, removed, strict=True):
+                # What was not as it was locked is looked at by itself: an earlier release may have got no answer.
+                answers[at] = answer or await self.release(hold.name, hold.holder, hold.token)
+        except BaseException as error:
+            for (at, _), (holder, held) in zip(batch, owned, strict=True):
+                if self._held.get(holder) is held:
+                    held.unconfirmed = True
+                    self._sessions.doom(held.session)
+                    answers[at] = error if isinstance(error, BackendError) else None
+            if isinstance(error, BackendError):
+                return error
+            raise
+        return None
+
+    async def _remove_all(self, owned: Sequence[tuple[str, _Held]]) -> list[bool]:
+        """Remove the keys of holds, by holder; False for each that is no longer as it was locked."""
+        left = dict(owned)
+        while left:
+            outcome = await self._http.transact(
+                *(each for held in left.values() for each in self._removal(held.name, held.index))
+            )
+            if not outcome.failed:
+                break
+            order = list(left)
+            for index in outcome.failed:
+                left.pop(order[index // 2], None)
+        in_time = {}
+        for holder, held in left.items():
+            in_time[holder] = self._expiry.cancel(holder)
+            if self._held.get(holder) is held:
+                del self._held[holder]
+            self._sessions.give_back(held.session)
+        return [in_time.get(holder, False) for holder, _ in owned]
+
     async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
         now, held = self.driver.now(), self._mine(name, holder, token)
         if held is None:
@@ -337,10 +391,12 @@ class Consul(Polling):
 
     async def _remove(self, name: str, index: int) -> bool:
         """Remove the key if it is as it was locked: no lock leaves anything behind."""
+        return not (await self._http.transact(*self._removal(name, index))).failed
+
+    def _removal(self, name: str, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         key = self._key(name)
         # The check is for a key that is gone already, which a delete-cas alone calls a success.
-        checks = {"Verb": "check-index", "Key": key, "Index": index}
-        return not (await self._http.transact(checks, {"Verb": "delete", "Key": key})).failed
+        return {"Verb": "check-index", "Key": key, "Index": index}, {"Verb": "delete", "Key": key}
 
     async def _look(self, name: str, index: int, wait: float) -> Answer:
         """The key; with an ``index``, once it is no longer as it was then, or ``wait`` seconds have passed."""

@@ -13,7 +13,7 @@ from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.channels import Channels
 from fencepost.backends.etcd.doctor import examine
 from fencepost.backends.etcd.keeper import Contender, Session
-from fencepost.backends.etcd.methods import RANGE, TXN, LeaseGone, Outage, Sent
+from fencepost.backends.etcd.methods import RANGE, TXN, TXNS, LeaseGone, Outage, Sent
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
@@ -339,6 +339,56 @@ class Etcd(Backend):
         held = self.driver.now() < contender.deadline
         self._sessions.leave(contender)
         return answer.succeeded or (sent.doubtful and held)
+
+    async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
+        answers: list[bool | BackendError | None] = [False] * len(holds)
+        mine = [(at, contender) for at, hold in enumerate(holds) if (contender := self._own(hold)) is not None]
+        failed: BackendError | None = None
+        for start in range(0, len(mine), _BATCH):
+            batch = mine[start : start + _BATCH]
+            if failed is None:
+                failed = await self._release_together(batch, answers)
+            else:
+                for at, _ in batch:
+                    answers[at] = None
+        return answers
+
+    async def _release_together(
+        self, batch: Sequence[tuple[int, Contender]], answers: list[bool | BackendError | None]
+    ) -> BackendError | None:
+        """Release these, and note the answers; why nobody answered, if so."""
+        try:
+            found = await ask_apart(self._delete, [contender for _, contender in batch], _refused)
+        except BaseException as error:
+            for at, contender in batch:
+                self._doom(contender)
+                answers[at] = error if isinstance(error, BackendError) else None
+            if isinstance(error, BackendError):
+                return error
+            raise
+        for (at, contender), answer in zip(batch, found, strict=True):
+            answers[at] = answer
+            if isinstance(answer, BackendError):
+                self._doom(contender)
+        return None
+
+    async def _delete(self, contenders: Sequence[Contender]) -> list[bool]:
+        """Delete the keys of holds: whether each was one until now."""
+        sent = Sent()
+        removals = [keys.remove(each.key, each.value, each.revision) for each in contenders]
+        answer = await self._rpc.call(TXNS, keys.together(removals), sent=sent)
+        now = self.driver.now()
+        for each in contenders:
+            self._sessions.leave(each)
+        return [
+            inner.response_txn.succeeded or (sent.doubtful and now < each.deadline)
+            for each, inner in zip(contenders, answer.responses, strict=True)
+        ]
+
+    def _doom(self, contender: Contender) -> None:
+        """Have the key of a hold deleted as soon as that can be done, unless it is gone already."""
+        if self._sessions.find(contender.holder) is contender:
+            self._sessions.doom(contender)
 
     async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
         now, contender = self.driver.now(), self._own(Hold(name, holder, token, seconds))

@@ -190,6 +190,11 @@ def remove(key: bytes, value: bytes = b"", revision: int = 0, lock: str = "") ->
     return pb.TxnRequest(compare=compare, success=success)
 
 
+def together(requests: Sequence[pb.TxnRequest]) -> pb.NestedRequest:
+    """Many transactions as one, each under its own conditions. No two of them may change the same key."""
+    return pb.NestedRequest(success=[pb.InnerRequest(request_txn=each) for each in requests])
+
+
 def present(keys: list[tuple[bytes, int]]) -> pb.TxnRequest:
     """Count each key, 0 or 1, if it was made at its revision."""
     return pb.TxnRequest(

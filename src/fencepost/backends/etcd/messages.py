@@ -119,6 +119,26 @@ class TxnResponse(Message):
     responses: Annotated[Sequence[ResponseOp], 3] = ()
 
 
+# A transaction of transactions, which etcd has as one operation of a transaction more; each has its own conditions.
+
+
+class InnerRequest(Message):
+    request_txn: Annotated[TxnRequest, 4] = TxnRequest()
+
+
+class InnerResponse(Message):
+    response_txn: Annotated[TxnResponse, 4] = TxnResponse()
+
+
+class NestedRequest(Message):
+    success: Annotated[Sequence[InnerRequest], 2] = ()
+
+
+class NestedResponse(Message):
+    header: Annotated[ResponseHeader, 1] = ResponseHeader()
+    responses: Annotated[Sequence[InnerResponse], 3] = ()
+
+
 # Lease
 
 

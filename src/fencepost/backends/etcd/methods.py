@@ -40,10 +40,19 @@ def _stamped(_: Any, answer: Any) -> bool:
 
 
 def _each_answered(request: pb.TxnRequest, answer: pb.TxnResponse) -> bool:
+    return bool(answer.header.revision) and _all_answered(request, answer)
+
+
+def _all_answered(request: pb.TxnRequest, answer: pb.TxnResponse) -> bool:
     done, answers = request.failure if request.compare and not answer.succeeded else request.success, answer.responses
-    if not answer.header.revision or len(answers) != len(done):
+    return len(answers) == len(done) and all(map(_answered, done, answers))
+
+
+def _each_of_them_answered(request: pb.NestedRequest, answer: pb.NestedResponse) -> bool:
+    asked, answers = request.success, answer.responses
+    if not answer.header.revision or len(answers) != len(asked):
         return False
-    return all(map(_answered, done, answers))
+    return all(_all_answered(one.request_txn, other.response_txn) for one, other in zip(asked, answers, strict=True))
 
 
 def _answered(each: pb.RequestOp, found: pb.ResponseOp) -> bool:
@@ -56,6 +65,7 @@ def _answered(each: pb.RequestOp, found: pb.ResponseOp) -> bool:
 
 RANGE = Method[pb.RangeRequest, pb.RangeResponse]("/etcdserverpb.KV/Range", pb.RangeResponse, _stamped)
 TXN = Method[pb.TxnRequest, pb.TxnResponse]("/etcdserverpb.KV/Txn", pb.TxnResponse, _each_answered)
+TXNS = Method[pb.NestedRequest, pb.NestedResponse](TXN.path, pb.NestedResponse, _each_of_them_answered)
 GRANT = Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse](
     "/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse, lambda _, answer: answer.ID != 0 and answer.TTL > 0
 )

@@ -109,7 +109,7 @@ class Redlock(Polling):
             self._unasked.discard(holder)
             if holder not in self._unsettled:
                 return
-        self._majority(await self._give_up(name, holder, "*"))
+        self._majority((await self._give_up([(name, holder, "*")]))[0])
 
     async def renew(self, holds: Sequence[Hold]) -> Sequence[Renewal]:
         calls = [
@@ -141,13 +141,21 @@ class Redlock(Polling):
         return BackendError(what, backend=self.scheme, ambiguous=True)
 
     async def release(self, name: str, holder: str, token: int) -> bool:
-        said = await self._give_up(name, holder, token)
+        answer = self._released(name, (await self._give_up([(name, holder, token)]))[0])
+        if isinstance(answer, BackendError):
+            raise answer
+        return answer
+
+    async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
+        said = await self._give_up([(hold.name, hold.holder, hold.token) for hold in holds])
+        return [self._released(hold.name, answers) for hold, answers in zip(holds, said, strict=True)]
+
+    def _released(self, name: str, said: dict[Member, Any]) -> bool | BackendError:
+        """What a release was answered, altogether."""
         if waiter := self._standing.get(name):
             waiter.set()
         answer = self._renewal([reply for reply in said.values() if not isinstance(reply, BackendError)])
-        if answer is Renewal.UNKNOWN:
-            raise self._undecided(said.values())
-        return answer is Renewal.RENEWED
+        return self._undecided(said.values()) if answer is Renewal.UNKNOWN else answer is Renewal.RENEWED
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         names = {name} if name is not None else await self._names(prefix)
@@ -221,7 +229,7 @@ class Redlock(Polling):
         if silent:
             nodes.owe(self._leave(name, holder, attempt, undone, _GONE), silent)
         if answered := [member for member in granted if member not in silent]:
-            await nodes.tell(self._leave(name, holder, attempt, undone, 0), answered)
+            await nodes.tell([self._leave(name, holder, attempt, undone, 0)], answered)
         lacking = nodes.lacking(errors) if len(errors) > len(nodes.all) - nodes.quorum else None
         if lacking is None or not lacking.ambiguous:
             self._unsettled.discard(holder)
@@ -240,11 +248,14 @@ class Redlock(Polling):
         keys = self.layout.keys(name)
         return Call(node_scripts().leave, (keys.lock, _gone(keys, holder)), (holder, attempt, token, refused))
 
-    async def _give_up(self, name: str, holder: str, token: int | str) -> dict[Member, Any]:
-        """End a holder for good, everywhere."""
-        refused = _GONE if holder in self._unsettled else 0
-        said = await self._nodes.tell(self._leave(name, holder, _EVERY, token, refused))
-        self._unsettled.discard(holder)
+    async def _give_up(self, holds: Sequence[tuple[str, str, int | str]]) -> list[dict[Member, Any]]:
+        """End holders for good, everywhere: each has a lock's name, itself, and the token that it holds it under."""
+        calls = [
+            self._leave(name, holder, _EVERY, token, _GONE if holder in self._unsettled else 0)
+            for name, holder, token in holds
+        ]
+        said = await self._nodes.tell(calls)
+        self._unsettled.difference_update(holder for _, holder, _ in holds)
         return said
 
     def _majority(self, said: dict[Member, Any]) -> None:

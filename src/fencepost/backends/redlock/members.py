@@ -156,16 +156,22 @@ class Members:
         heard = await self.ask([call], members)
         return {member: said if isinstance(said, BackendError) else said[0] for member, said in heard.items()}
 
-    async def tell(self, call: Call, members: Sequence[Member] | None = None) -> dict[Member, Any]:
-        """The same, seen through: who does not answer is told as soon as it does."""
+    async def tell(self, calls: Sequence[Call], members: Sequence[Member] | None = None) -> list[dict[Member, Any]]:
+        """What each said to each of the scripts, seen through: who does not answer is told as soon as it does."""
         try:
-            said = await self.one(call, members)
+            heard = await self.ask(calls, members)
         except GeneratorExit:
             raise  # no loop is left to run anything in
         except BaseException:
-            self.owe(call, self.all if members is None else members)
+            for call in calls:
+                self.owe(call, self.all if members is None else members)
             raise
-        self.owe(call, [member for member, reply in said.items() if isinstance(reply, BackendError)])
+        said = [
+            {member: each if isinstance(each, BackendError) else each[index] for member, each in heard.items()}
+            for index in range(len(calls))
+        ]
+        for call, replies in zip(calls, said, strict=True):
+            self.owe(call, [member for member, reply in replies.items() if isinstance(reply, BackendError)])
         return said
 
     def owe(self, call: Call, members: Iterable[Member]) -> None:

@@ -201,21 +201,77 @@ class ZooKeeper(Backend):
         contender = self._held(name, holder, token)
         if contender is None:
             return await self._release_again(name, holder, token)
-        path, contender.ended = contender.path, True
-        in_time = self._expiry.cancel(holder)
+        [answer] = await self._release_together(contender.session, [contender])
+        if isinstance(answer, BackendError):
+            raise answer
+        return answer
+
+    async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
+        answers: list[bool | BackendError | None] = [None] * len(holds)
+        asked: dict[Session, list[tuple[int, Contender]]] = {}
+        for at, (name, holder, token, _) in enumerate(holds):
+            contender = self._held(name, holder, token)
+            if contender is not None:
+                asked.setdefault(contender.session, []).append((at, contender))
+                continue
+            try:
+                answers[at] = await self._release_again(name, holder, token)
+            except BackendError as error:
+                answers[at] = error
+        for session, batch in asked.items():
+            era = session.era
+            found = await self._release_together(session, [contender for _, contender in batch])
+            for (at, _), answer in zip(batch, found, strict=True):
+                answers[at] = answer
+            lost = [each for each in batch if isinstance(was := answers[each[0]], BackendError) and was.ambiguous]
+            for at in await self._release_once_more(session, era, lost):
+                answers[at] = True
+        return answers
+
+    async def _release_once_more(self, session: Session, era: int, lost: Sequence[tuple[int, Contender]]) -> list[int]:
+        """Delete the nodes of holds whose release got no answer; which of them are gone, by this or by that."""
+        if not lost:
+            return []
         try:
-            [deleted] = await contender.session.ask(Delete(path, -1))
-            there = not isinstance(deleted.error, NoNodeError)
-            if there:
-                deleted.get()
-        except BaseException:
-            if in_time:
-                for oldest in list(self._unconfirmed)[:-_UNCONFIRMED]:
-                    self._unconfirmed.pop(oldest, None)
-                self._unconfirmed[holder] = contender
-            raise
-        self._dropped(contender, True)
-        return in_time and there
+            await session.ready()
+            deleted = await session.ask(*(Delete(contender.path, -1) for _, contender in lost))
+        except BackendError:
+            return []
+        gone = []
+        for (at, contender), reply in zip(lost, deleted, strict=True):
+            if reply.era == era and (reply.error is None or isinstance(reply.error, NoNodeError)):
+                self._unconfirmed.pop(contender.holder, None)
+                self._dropped(contender, True)
+                gone.append(at)
+        return gone
+
+    async def _release_together(self, session: Session, contenders: Sequence[Contender]) -> list[bool | BackendError]:
+        """Delete the nodes of holds of one session: whether each was one until now, or why nobody knows."""
+        unsure: dict[str, Contender] = {}
+        in_time = []
+        for each in contenders:
+            each.ended = True
+            in_time.append(self._expiry.cancel(each.holder))
+            if in_time[-1]:
+                unsure[each.holder] = each
+        try:
+            deleted = await session.ask(*(Delete(each.path, -1) for each in contenders))
+            answers: list[bool | BackendError] = []
+            for each, reply, soon in zip(contenders, deleted, in_time, strict=True):
+                there = not isinstance(reply.error, NoNodeError)
+                if there and reply.error is not None:
+                    answers.append(session.failure(reply.error))
+                    continue
+                unsure.pop(each.holder, None)
+                self._dropped(each, True)
+                answers.append(soon and there)
+            return answers
+        except BackendError as error:
+            return [error] * len(contenders)
+        finally:
+            self._unconfirmed.update(unsure)
+            for oldest in list(self._unconfirmed)[:-_UNCONFIRMED]:
+                self._unconfirmed.pop(oldest, None)
 
     async def _release_again(self, name: str, holder: str, token: int) -> bool:
         """Confirm a release whose answer was lost; True if its node is gone, and its session did not expire."""
