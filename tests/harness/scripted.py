@@ -424,7 +424,7 @@ class Postgres(Dialect):
 def _statement(unit: bytes) -> str:
     if b"PREPARE " in unit:
         return "PREPARE"
-    found = re.search(rb"\bfencepost\.(\w+)\(", unit) or re.search(rb"\x00(take|release)\x00", unit)
+    found = re.search(rb"\bfencepost\.(\w+)\(", unit) or re.search(rb"\x00(take|release|hand_over)\x00", unit)
     return (found or re.findall(rb"([A-Za-z]\w+)", unit[5:]))[1 if found else 0].decode()
 
 

@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 import fencepost
+from fencepost import sync
 from fencepost.backends.postgres import listener
 from fencepost.backends.postgres.backend import Postgres as Backend
 from fencepost.backends.postgres.listener import Listener
@@ -18,7 +21,9 @@ from tests.backends.postgres.tools import LONG, aside, session, started
 from tests.backends.redis.waiters import Waiters
 from tests.harness.forsaken import forsake
 from tests.harness.pgbouncer import PgBouncer
-from tests.harness.threads import waiters_of
+from tests.harness.scripted import CLOSE, SWALLOW, Fault, Scripted
+from tests.harness.scripted import Postgres as Dialect
+from tests.harness.threads import known_to_wait, waiters_of
 from tests.harness.waiting import PATIENCE, run, until
 
 
@@ -39,14 +44,18 @@ def calls(server: Postgres) -> dict[str, int]:
     return {function: int(count) for function, count in (line.split("|") for line in said.splitlines())}
 
 
+def behind(server: Postgres, proxy: Scripted) -> str:
+    return server.url.replace(server.address, proxy.address)
+
+
 def listening(server: Postgres) -> int:
     """How many processes listen."""
     return int(server.psql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"))
 
 
-@pytest.mark.parametrize("count", [50, 200])
+@pytest.mark.parametrize(("count", "clients"), [(50, 1), (50, 2), (200, 1)])
 def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
-    server: Postgres, name: str, count: int, news: list[str], monkeypatch: pytest.MonkeyPatch
+    server: Postgres, name: str, count: int, clients: int, news: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doubtful: list[str] = []
     doubt = Listener._doubt
@@ -68,30 +77,57 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
 
     monkeypatch.setattr(Backend, "_ask", ask_and_count)
     before = calls(server)
-    served: list[str] = []
+    served: list[tuple[str, sync.Locks]] = []
     gate = threading.Lock()
-    with fencepost.connect(server.url, ttl=LONG) as locks:
-        holder = locks.acquire(name)
+    with ExitStack() as stack:
+        several = [stack.enter_context(fencepost.connect(server.url, ttl=LONG)) for _ in range(clients)]
+        holder = several[0].acquire(name)
 
-        def pass_on() -> None:
+        def pass_on(locks: sync.Locks) -> None:
             lease = locks.acquire(name)
             with gate:
-                served.append(lease.holder)
+                served.append((lease.holder, locks))
             assert lease.release()
 
-        tasks = [aside(pass_on) for _ in range(count)]
-        waiters = waiters_of(locks, name, count)
+        tasks = [aside(pass_on, several[number % clients]) for number in range(count)]
+        waiters = waiters_of(several[0], name, count)
+        until(lambda: sum(map(known_to_wait, several)) == count, "all of them wait")
         assert holder.release()
         for task in tasks:
             task.result(PATIENCE)
-    assert served == list(waiters), "0 inversions"
-    assert sorted(unlabelled(each)[0] for each in news) == sorted(waiters), "one message for each hand-over"
+    assert [each for each, _ in served] == list(waiters), "0 inversions"
+    ways = pairwise([(holder.holder, several[0]), *served])
+    abroad = [each for (_, sender), (each, receiver) in ways if receiver is not sender]
+    assert sorted(unlabelled(each)[0] for each in news) == sorted(abroad), "a message for each that leaves its client"
+    assert bool(abroad) == (clients > 1)
     after = calls(server)
-    spent = {function: after[function] - before.get(function, 0) for function in ("take", "release")}
+    functions = ("take", "release", "hand_over")
+    spent = {function: after.get(function, 0) - before.get(function, 0) for function in functions}
     # One request each, and one more from each of those who came before this process could hear, or who were not in line
     # at one of its beats. What failed, as when the server of a busy machine does not answer in time, is asked again.
     assert count + 1 <= spent["take"] <= 2 * count + 1 + len(doubtful) + len(failures), (doubtful, failures)
-    assert spent["release"] == count + 1
+    assert spent["release"] + spent["hand_over"] == count + 1
+    assert spent["hand_over"] >= count / 2
+
+
+@pytest.mark.parametrize("fault", [CLOSE, SWALLOW], ids=str)
+def test_an_answer_that_was_to_tell_of_a_hand_over_and_is_lost_costs_the_next_waiter_no_time(
+    server: Postgres, name: str, fault: Fault
+) -> None:
+    with Scripted(server.port, Dialect) as proxy, fencepost.connect(behind(server, proxy), ttl=LONG) as locks:
+        holder = locks.acquire(name)
+        waiter = aside(locks.acquire, name)
+        until(lambda: known_to_wait(locks) == 1, "it waits")
+        proxy.plan(fault, "hand_over", 1)
+        with pytest.raises(BackendError):
+            holder.release()
+        assert proxy.happened
+        if fault is SWALLOW:  # the server has not heard of it
+            assert not waiter.done()
+            assert holder.release()
+        asked = proxy.seen["beat"]
+        assert waiter.result(PATIENCE).release()
+        assert proxy.seen["beat"] == asked, "before the listener looks whether it is still in line"
 
 
 def test_waiters_of_killed_processes_are_skipped_at_once(server: Postgres, name: str) -> None:

@@ -78,7 +78,7 @@ def test_who_holds_and_who_waits_is_still_there(server: Postgres, schema: str) -
         assert revision(server, schema) == ""
         reader = aside(locks.shared("one").acquire)
         assert len(waiters_of(locks, "one", 2)) == 2
-        assert revision(server, schema) == "4"
+        assert revision(server, schema) == "5"
         assert old.renew("one", "holder", token)
         assert old.release("one", "holder", token)
         holder, second, waiters = old.status("one")
@@ -138,7 +138,7 @@ def test_many_upgrade_at_once_while_others_are_at_work(server: Postgres, schema:
     stop.set()
     assert all(worker.result(PATIENCE) > 0 for worker in workers)
     assert len(set(shares)) == 8
-    assert revision(server, schema) == "4"
+    assert revision(server, schema) == "5"
 
 
 def test_who_was_granted_the_old_tables_may_use_the_new_ones(server: Postgres, schema: str) -> None:

@@ -67,8 +67,9 @@ class Postgres(Backend):
         clock="the server's wall clock; the holder counts its own deadline on its own clock",
         token="one kept row per lock: the larger of the last token + 1 and the server's time in microseconds, read "
         "while the row is locked",
-        wakeup="NOTIFY to the session of the next waiter alone, which looks its grant up; besides, one waiter of "
-        "each process asks whenever the holder's deadline passes",
+        wakeup="the answer to the release, if the next waiter is in the same process, or else NOTIFY to its session "
+        "alone, which looks the grant up; besides, one waiter of each process asks whenever the holder's deadline "
+        "passes",
         shared=True,
     )
 
@@ -84,11 +85,12 @@ class Postgres(Backend):
         self._take = Call.of(self._schema, "take", 5, _TAKEN)
         self._take_share = Call.of(self._schema, "take_share", 6, _TAKEN)
         self._release = Call.of(self._schema, "release", 3, "[tf]")
+        self._hand_over = Call.of(self._schema, "hand_over", 4, r"[tf]( \S+ \d+ \d+ \d+)?")
         self._links = Links(
             Target(address, self._patience),
             driver,
             schema=self._schema,
-            calls=(self._take, self._take_share, self._release),
+            calls=(self._take, self._take_share, self._release, self._hand_over),
             limit=options.get("pool", 8),
             patience=self._patience,
         )
@@ -246,7 +248,20 @@ class Postgres(Backend):
         return [Renewal.RENEWED if index in renewed else Renewal.LOST for index in range(1, len(holds) + 1)]
 
     async def release(self, name: str, holder: str, token: int) -> bool:
-        return await self._links.call(self._release, name, holder, str(token)) == "t"
+        process = self._listener.id
+        if process is None or not self._queues.busy(name):
+            return await self._links.call(self._release, name, holder, str(token)) == "t"
+        sent = self.driver.now()
+        try:
+            answer = await self._links.call(self._hand_over, name, holder, str(token), str(process))
+        except BaseException:
+            self._listener.doubt(name)  # one of those who wait here may hold the lock now, and nobody tells it
+            raise
+        held, *now_held = (answer or "").split()
+        if now_held:
+            next_holder, *numbers = now_held
+            self._listener.deliver(sent, name, next_holder, *map(int, numbers))
+        return held == "t"
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
         rows = await self._links.rows(f"SELECT * FROM {self._schema}.held(%s, %s)", name, prefix, kinds=_HELD)

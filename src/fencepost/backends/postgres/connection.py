@@ -22,7 +22,7 @@ from fencepost.driver.interrupts import interruptible
 from fencepost.driver.scope import patience as within
 from fencepost.errors import BackendError, ConfigError
 
-_VERSION, _REVISION = 1, 4
+_VERSION, _REVISION = 1, 5
 _NO_SCHEMA = (errors.InvalidSchemaName, errors.UndefinedFunction)
 OURS = frozenset(
     {

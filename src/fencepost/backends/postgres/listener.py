@@ -135,6 +135,28 @@ class Listener:
     def forget(self, holder: str) -> None:
         self._waiters.pop(holder, None)
 
+    def deliver(self, asked: float, name: str, holder: str, token: int, expires: int, clock: int) -> None:
+        """A lock's holder, which may be one of ours, and its deadline, which all others have to mind.
+
+        The server's clock may have been set since a waiter joined, so it is read with each answer.
+        """
+        self.clocks = asked, clock
+        left = (expires - clock) / 1e6
+        if waiter := self._waiters.get(holder):
+            waiter.grant = token, asked, left
+            waiter.signal.set()
+        else:
+            self._mind(name, asked + left)
+
+    def _mind(self, name: str, overdue: float) -> None:
+        for waiter in self._waiters.copy().values():
+            if waiter.name == name:
+                waiter.mind(overdue)
+
+    def doubt(self, name: str) -> None:
+        """Have those look after their entries who wait for this lock."""
+        self._doubt([holder for holder, waiter in self._waiters.copy().items() if waiter.name != name])
+
     def close(self) -> None:
         """Stop hearing, and wait for that."""
         with self._service.gate:
@@ -261,7 +283,7 @@ class Listener:
                 asked = self._now()
                 grant = await self._granted.make(link, (waiter.name, waiter.holder), prepared=True)
                 if grant is not None:
-                    self._deliver(asked, waiter.name, waiter.holder, *map(int, grant.split()))
+                    self.deliver(asked, waiter.name, waiter.holder, *map(int, grant.split()))
                 continue
             alone = [waiter for waiter in waiters if waiter.limit is None]
             for table, some in (("lock", alone), ("share", [each for each in waiters if each.limit is not None])):
@@ -271,7 +293,7 @@ class Listener:
                     asked = self._now()
                     rows = link.execute(f"{what} WHERE name = ANY(%s) AND holder = ANY(%s)", which)
                     for row in rows.fetchall():
-                        self._deliver(asked, *row)
+                        self.deliver(asked, *row)
 
     def _drop_abandoned(self, link: BlockingLink) -> None:
         """Leave the queues for waiters whose event loop is closed: waking them does nothing, so they block others."""
@@ -293,25 +315,7 @@ class Listener:
                 [names, names, list(waiters)],
             )
             for row in rows.fetchall():
-                self._deliver(asked, *row)
-
-    def _deliver(self, asked: float, name: str, holder: str, token: int, expires: int, clock: int) -> None:
-        """A lock's holder, which may be one of ours, and its deadline, which all others have to mind.
-
-        The server's clock may have been set since a waiter joined, so it is read with each answer.
-        """
-        self.clocks = asked, clock
-        left = (expires - clock) / 1e6
-        if waiter := self._waiters.get(holder):
-            waiter.grant = token, asked, left
-            waiter.signal.set()
-        else:
-            self._mind(name, asked + left)
-
-    def _mind(self, name: str, overdue: float) -> None:
-        for waiter in self._waiters.copy().values():
-            if waiter.name == name:
-                waiter.mind(overdue)
+                self.deliver(asked, *row)
 
     def _doubt(self, queued: Collection[str] = ()) -> None:
         """Have those look after their entries who are not known to be queued."""

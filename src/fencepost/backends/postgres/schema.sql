@@ -1,4 +1,4 @@
--- fencepost's locks in Postgres, schema version 1, revision 4.
+-- fencepost's locks in Postgres, schema version 1, revision 5.
 --
 -- The backend runs this by itself on first use, in one transaction, and again where it finds an earlier revision:
 -- it makes what is not there yet, and replaces every function. Where its role may not do that, the owner of
@@ -69,7 +69,7 @@ END $$;
 -- The version is what a program must know, the revision what it may use besides: programs made for an earlier
 -- revision go on working with a later one.
 CREATE OR REPLACE FUNCTION fencepost.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
-CREATE OR REPLACE FUNCTION fencepost.revision() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 4';
+CREATE OR REPLACE FUNCTION fencepost.revision() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 5';
 
 -- Microseconds since 1970.
 CREATE OR REPLACE FUNCTION fencepost.us(instant timestamptz) RETURNS bigint LANGUAGE sql STABLE AS
@@ -157,7 +157,9 @@ END $$;
 -- Give a lock, whose row is locked and whose holder is gone, to its first live waiter, and tell it so;
 -- or else leave it free. One who shares takes those behind it along, and a lock that still has sharers takes more.
 -- The others mind the deadline that they know: one that is earlier is told to them.
-CREATE OR REPLACE FUNCTION fencepost.hand_on(_lock fencepost.lock) RETURNS fencepost.lock LANGUAGE plpgsql AS $$
+-- A waiter of the process _mine, whose row then says who it is, is not notified: that process has the answer to this.
+CREATE OR REPLACE FUNCTION fencepost.hand_on(_lock fencepost.lock, _mine bigint)
+RETURNS fencepost.lock LANGUAGE plpgsql AS $$
 DECLARE
     _next fencepost.waiter;
     _gone bigint := 0;
@@ -175,7 +177,7 @@ BEGIN
         ) RETURNING * INTO _next;
         EXIT WHEN NOT FOUND;
         _gone := _gone + 1;
-        IF fencepost.alive(_next.process) THEN
+        IF _next.process = _mine OR fencepost.alive(_next.process) THEN
             IF _next.share IS NOT NULL THEN
                 _lock.waiters := _lock.waiters - _gone;
                 RETURN fencepost.admit(fencepost.seat(_lock, _next.holder, _next.ttl, _next.process), _known);
@@ -184,10 +186,12 @@ BEGIN
                 SET token = fencepost.mint(token, floor), holder = _next.holder, waiters = waiters - _gone,
                     expires = clock_timestamp() + _next.ttl * interval '1 second'
                 WHERE name = _lock.name RETURNING * INTO _lock;
-            PERFORM pg_notify(
-                'fencepost_' || _next.process,
-                concat_ws(' ', _next.holder, _lock.token, fencepost.us(_lock.expires), _lock.name)
-            );
+            IF _next.process IS DISTINCT FROM _mine THEN
+                PERFORM pg_notify(
+                    'fencepost_' || _next.process,
+                    concat_ws(' ', _next.holder, _lock.token, fencepost.us(_lock.expires), _lock.name)
+                );
+            END IF;
             IF _lock.waiters > 0 AND _lock.expires < _known THEN
                 PERFORM fencepost.hasten(_lock);
             END IF;
@@ -197,6 +201,11 @@ BEGIN
     UPDATE fencepost.lock SET holder = NULL, waiters = 0, expires = clock_timestamp()
         WHERE name = _lock.name RETURNING * INTO _lock;
     RETURN _lock;
+END $$;
+
+CREATE OR REPLACE FUNCTION fencepost.hand_on(_lock fencepost.lock) RETURNS fencepost.lock LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN fencepost.hand_on(_lock, NULL);
 END $$;
 
 -- Join the queue of a lock, whose row is locked, unless one has a place there; answers as take() does.
@@ -350,6 +359,28 @@ BEGIN
     _held := _lock.expires > clock_timestamp();
     PERFORM fencepost.hand_on(_lock);
     RETURN _held;
+END $$;
+
+-- The same, for a process that has waiters of the lock itself: 't' or 'f', and after it, if somebody holds the lock
+-- alone now, its holder, its token, when it expires, and the clock.
+CREATE OR REPLACE FUNCTION fencepost.hand_over(_name text, _holder text, _token bigint, _process bigint)
+RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    _lock fencepost.lock;
+    _held text;
+BEGIN
+    SELECT * INTO _lock FROM fencepost.lock WHERE name = _name AND holder = _holder AND token = _token FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN CASE WHEN fencepost.part(_name, _holder, _token) THEN 't' ELSE 'f' END;
+    END IF;
+    _held := CASE WHEN _lock.expires > clock_timestamp() THEN 't' ELSE 'f' END;
+    _lock := fencepost.hand_on(_lock, _process);
+    IF coalesce(_lock.holder, '') = '' THEN
+        RETURN _held;
+    END IF;
+    RETURN concat_ws(
+        ' ', _held, _lock.holder, _lock.token, fencepost.us(_lock.expires), fencepost.us(clock_timestamp())
+    );
 END $$;
 
 CREATE OR REPLACE FUNCTION fencepost.leave(_name text, _holder text) RETURNS void LANGUAGE plpgsql AS $$
