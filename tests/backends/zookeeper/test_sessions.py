@@ -93,11 +93,26 @@ def test_what_is_asked_because_a_connection_was_lost_is_answered_by_the_next(ser
         [session] = backend(locks)._sessions.values()
         again: list[Reply] = []
         proxy.plan(fault, "sync", 1)
-        session.send(Sync("/"))
-        lost = session.send(Sync("/"), lambda _: again.append(session.send(Sync("/"))))
+        with session._connection._write_sock.gate:  # both are queued before the first is answered
+            session.send(Sync("/"))
+            lost = session.send(Sync("/"), lambda _: again.append(session.send(Sync("/"))))
         until(lambda: again and again[0].done, "it is answered")
         assert lost.error is not None, "the connection was lost"
         assert again[0].error is None
+
+
+def test_any_number_of_requests_can_be_made_while_there_is_no_connection(server: ZooKeeper) -> None:
+    with Proxy(server.port) as proxy, fencepost.connect(f"zookeeper://{proxy.address}/any", ttl=LONG) as locks:
+        locks.acquire("x")
+        [session] = backend(locks)._sessions.values()
+        proxy.cut()
+        proxy.drop()
+        until(lambda: not session.connected, "the client has noticed")
+        asked = background(lambda: [session.send(Sync("/")) for _ in range(1000)])
+        replies = asked.result(PATIENCE)
+        proxy.heal()
+        until(lambda: replies[-1].done, "it is connected again")
+        assert all(reply.done and reply.error is None for reply in replies)
 
 
 def test_a_lost_session_is_told_at_once(server: ZooKeeper) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from math import inf
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import ConnectionLoss, NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
 from fencepost.address import Address
@@ -26,6 +26,7 @@ from fencepost.lease import Grant
 
 _log = logging.getLogger("fencepost")
 _USUAL = 15.0  # the ttl of a session that only looks
+_AGAIN = 2.0  # seconds for a connection to be back, and again for its answers, when holds are released on closing
 _UNCONFIRMED = 1000  # so many releases without an answer are remembered at most, for those that try again
 
 
@@ -219,34 +220,42 @@ class ZooKeeper(Backend):
             except BackendError as error:
                 answers[at] = error
         for session, batch in asked.items():
-            era = session.era
-            found = await self._release_together(session, [contender for _, contender in batch])
-            for (at, _), answer in zip(batch, found, strict=True):
-                answers[at] = answer
-            lost = [each for each in batch if isinstance(was := answers[each[0]], BackendError) and was.ambiguous]
-            for at in await self._release_once_more(session, era, lost):
-                answers[at] = True
+            try:
+                await self._release_batch(session, batch, answers)
+            except BackendError as error:  # it does not answer: those of the other sessions are not asked for
+                for at, _ in batch:
+                    answers[at] = error
+                break
         return answers
 
-    async def _release_once_more(self, session: Session, era: int, lost: Sequence[tuple[int, Contender]]) -> list[int]:
-        """Delete the nodes of holds whose release got no answer; which of them are gone, by this or by that."""
+    async def _release_batch(
+        self, session: Session, batch: Sequence[tuple[int, Contender]], answers: list[bool | BackendError | None]
+    ) -> None:
+        """Release holds of one session; those whose answers went with the connection once more, if it is back soon."""
+        era = session.era
+        found = await self._release_together(session, [contender for _, contender in batch])
+        for (at, _), answer in zip(batch, found, strict=True):
+            answers[at] = answer
+        lost = [(at, each) for at, each in batch if self._unconfirmed.get(each.holder) is each]
         if not lost:
-            return []
+            return
         try:
-            await session.ready()
-            deleted = await session.ask(*(Delete(contender.path, -1) for _, contender in lost))
+            await session.ready(_AGAIN)
+            deleted = await session.ask(*(Delete(each.path, -1) for _, each in lost), within=_AGAIN)
         except BackendError:
-            return []
-        gone = []
-        for (at, contender), reply in zip(lost, deleted, strict=True):
-            if reply.era == era and (reply.error is None or isinstance(reply.error, NoNodeError)):
-                self._unconfirmed.pop(contender.holder, None)
-                self._dropped(contender, True)
-                gone.append(at)
-        return gone
+            return
+        for (at, each), reply in zip(lost, deleted, strict=True):
+            # While its session lives, nobody but its holder or an operator removes its node: the earlier request did.
+            if reply.era == era and reply.done and (reply.error is None or isinstance(reply.error, NoNodeError)):
+                self._unconfirmed.pop(each.holder, None)
+                self._dropped(each, True)
+                answers[at] = True
 
     async def _release_together(self, session: Session, contenders: Sequence[Contender]) -> list[bool | BackendError]:
-        """Delete the nodes of holds of one session: whether each was one until now, or why nobody knows."""
+        """Delete the nodes of holds of one session: whether each was one until now, or why nobody knows.
+
+        BackendError if there is no answer in time.
+        """
         unsure: dict[str, Contender] = {}
         in_time = []
         for each in contenders:
@@ -259,15 +268,13 @@ class ZooKeeper(Backend):
             answers: list[bool | BackendError] = []
             for each, reply, soon in zip(contenders, deleted, in_time, strict=True):
                 there = not isinstance(reply.error, NoNodeError)
-                if there and reply.error is not None:
-                    answers.append(session.failure(reply.error))
+                if not reply.done or (there and reply.error is not None):
+                    answers.append(session.failure(reply.error or ConnectionLoss()))
                     continue
                 unsure.pop(each.holder, None)
                 self._dropped(each, True)
                 answers.append(soon and there)
             return answers
-        except BackendError as error:
-            return [error] * len(contenders)
         finally:
             self._unconfirmed.update(unsure)
             for oldest in list(self._unconfirmed)[:-_UNCONFIRMED]:

@@ -1,10 +1,12 @@
 """A ZooKeeper session: kazoo's connection, whose answers reach blocking and asyncio code alike."""
 
 import logging
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -106,12 +108,55 @@ def sets(signal: Signal) -> Callable[[Reply], None]:
     return lambda reply: signal.set()
 
 
+class _Bell:
+    """Wakes kazoo's connection thread, which takes it for both ends of a pair of sockets.
+
+    Kazoo writes a byte for each request, and reads one for each that it sends, which it does only while it is
+    connected: a few hundred requests would fill a real pair and block who makes the next, maybe that thread itself.
+    Here a byte is under way for as long as there are requests, and none is counted.
+    """
+
+    def __init__(self, here: socket.socket, there: socket.socket, queued: Callable[[], bool]) -> None:
+        self._here, self.there = here, there
+        for each in (here, there):
+            each.setblocking(False)
+        self._queued = queued
+        self.gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
+        self.rung = False
+
+    def fileno(self) -> int:
+        return self._here.fileno()
+
+    def send(self, data: bytes) -> int:
+        with self.gate:
+            if not self.rung:
+                self.there.send(data)
+                self.rung = True  # in this order: what is cut off in between wakes once too often, and not never again
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        """Called for each request that was sent: the bell rings on while there are others."""
+        with self.gate:
+            if self._queued():
+                return b"\0"
+            self.rung = False
+            with suppress(BlockingIOError):
+                return self._here.recv(64)
+            return b""
+
+    def close(self) -> None:
+        self._here.close()
+        self.there.close()
+
+
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Calls back on the connection's own thread: our callbacks set signals and send, they never wait."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
         self.limit = limit
+        self.queued: Callable[[], bool] = lambda: False
+        """Whether requests wait to be sent."""
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
         return super().create_connection(*args, **options | {"timeout": min(options["timeout"], self.limit)})
@@ -132,6 +177,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
+
+    def create_socket_pair(self) -> "tuple[_Bell, _Bell]":
+        here, there = super().create_socket_pair()
+        try:
+            bell = _Bell(here, there, lambda: self.queued())
+        except BaseException:  # for example, out of memory
+            here.close()
+            there.close()
+            raise
+        return bell, bell
 
     def dispatch_callback(self, callback: Any) -> None:
         try:
@@ -263,13 +318,36 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return now - since > max(_HOPELESS, 2 * self.granted)
 
 
+_ENDED = {
+    KeeperState.AUTH_FAILED: AuthFailedError,
+    KeeperState.CLOSED: ConnectionClosedError,
+    KeeperState.EXPIRED_SESSION: SessionExpiredError,
+}
+
+
 class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
     """Fails what was asked before the connection was lost, and nothing that is asked because of that."""
 
+    def _call(self, request: object, reply: Reply) -> bool:
+        """As kazoo's, but that it never waits, and that a request which fails here is not queued."""
+        if (error := _ENDED.get(self._state)) is not None:
+            reply.set_exception(error())
+            return False
+        bell = self._connection._write_sock
+        try:
+            # Without a call of ours, which could fail in between: what is queued has to be sent.
+            with bell.gate:
+                self._queue.append((request, reply))
+                if not bell.rung:
+                    bell.there.send(b"\0")
+                    bell.rung = True
+        except (AttributeError, OSError):  # it was closed meanwhile
+            reply.set_exception(ConnectionClosedError())
+            return False
+        return True
+
     def _notify_pending(self, state: str) -> None:
-        error = {KeeperState.AUTH_FAILED: AuthFailedError, KeeperState.EXPIRED_SESSION: SessionExpiredError}.get(
-            state, ConnectionLoss
-        )
+        error = ConnectionLoss if state == KeeperState.CLOSED else _ENDED.get(state, ConnectionLoss)
         lost = []
         while self._pending:
             lost.append(self._pending.popleft()[1])
@@ -297,10 +375,11 @@ class Session:
         self._waiting: set[Signal] = set()
         self._watching: dict[str, set[Callable[[], None]]] = {}
         self._watch_gate = threading.Lock()
+        handler = _Handler(min(max(timeout / 6, 1.0), 5.0))
         self._client = _Client(
             hosts=settings.hosts,
             timeout=timeout,
-            handler=_Handler(min(max(timeout / 6, 1.0), 5.0)),
+            handler=handler,
             connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": min(1.0, timeout / 6)},
             **settings.client,
         )
@@ -313,6 +392,7 @@ class Session:
         self._connection.on_beat = lambda: self.on_beat(self)
         self._connection.on_over = self._rouse
         self._client._connection = self._connection
+        handler.queued = lambda: bool(self._client._queue)
         self._client.add_listener(self._changed)
 
     def _authenticate(self) -> None:
@@ -375,12 +455,12 @@ class Session:
         for signal in self._waiting.copy():
             signal.set()
 
-    async def ready(self) -> None:
+    async def ready(self, within: float = inf) -> None:
         """Wait for the connection; BackendError, and nothing was asked, if it does not come."""
         if self._client.connected:
             return
         now = self._driver.now
-        allowed = patience(self._patience)
+        allowed = patience(min(self._patience, within))
         until = now() + allowed
         known = self._connection.unnamed  # it tries again by itself
         while not self._client.connected:
