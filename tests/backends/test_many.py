@@ -6,6 +6,12 @@ import secrets
 
 import pytest
 
+import fencepost
+from fencepost.backend import Hold
+from fencepost.backends.consul.backend import Consul
+from fencepost.backends.consul.http import Forbidden
+from fencepost.driver import run
+from fencepost.errors import BackendError
 from fencepost.events import Event
 from fencepost.lease import Reason
 from tests.conformance.faces import FACES, Client
@@ -91,7 +97,7 @@ async def test_a_request_that_fails_while_many_are_released_leaves_none(
     direct = Client("asyncio", server.url)
     with GrpcScripted(port) if scheme == "etcd" else Scripted(port, dialect) as proxy:
         client = Client(face, f"{scheme}://{proxy.address}")
-        leases = await acquired(client, prefix, 80)
+        leases = await acquired(client, prefix, 200)
         proxy.plan(fault, label, nth)
         await client.close()
         assert proxy.happened, "it failed in the middle"
@@ -102,3 +108,44 @@ async def test_a_request_that_fails_while_many_are_released_leaves_none(
         await until_async(free, "none is held any more")
     assert {lease.raw.reason for lease in leases} == {Reason.CLOSED}
     await direct.close()
+
+
+def test_what_was_released_stays_so_if_consul_fails_for_another_of_the_same_batch(consul_server: Endpoint) -> None:
+    port = int(consul_server.url.rpartition(":")[2].partition("/")[0])
+    prefix = f"some-{secrets.token_hex(6)}"
+    with (
+        Scripted(port, Http) as proxy,
+        fencepost.connect(f"consul://{proxy.address}", ttl=TTL) as locks,
+        fencepost.connect(consul_server.url) as other,
+    ):
+        leases = [locks.acquire(f"{prefix}/{each}") for each in range(3)]
+        assert other.break_lock(f"{prefix}/0")
+        # All three, those that are left, and then the first by itself.
+        proxy.plan(CLOSE, "PUT txn check-index", 3)
+        holds = [Hold(lease.name, lease._stored, lease.token, lease.ttl) for lease in leases]
+        answers = run(locks._core.backend.release_all(holds))
+        assert proxy.happened
+        assert isinstance(answers[0], BackendError)
+        assert answers[1:] == [True, True]
+        assert other.list(prefix) == []
+
+
+def test_what_consuls_acl_does_not_let_release_ends_with_its_session(
+    consul_server: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = f"refused-{secrets.token_hex(6)}"
+    with fencepost.connect(consul_server.url, ttl=TTL) as locks, fencepost.connect(consul_server.url) as other:
+        leases = [locks.acquire(f"{prefix}/{each}") for each in range(3)]
+        backend = locks._core.backend
+        assert isinstance(backend, Consul)
+        refused: list[object] = []
+
+        async def refuse(*operations: object, **query: object) -> None:
+            refused.append(operations)
+            raise Forbidden("its ACL refuses this", backend="consul", ambiguous=False)
+
+        monkeypatch.setattr(backend._http, "transact", refuse)
+        locks.close()
+        assert refused
+        assert {lease.reason for lease in leases} == {Reason.CLOSED}
+        assert other.list(prefix) == []

@@ -15,23 +15,28 @@ async def ask_apart(
     ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]],
     items: Sequence[T],
     refused: Callable[[BackendError], bool],
+    note: Callable[[T, R | BackendError], None] = lambda item, answer: None,
 ) -> list[R | BackendError]:
     """What ``ask`` answers for each of these, or why that one is refused.
 
-    As long as there is one among them that is refused, halves are asked for. Any other error is raised.
+    As long as there is one among them that is refused, halves are asked for. Any other error is raised; what was
+    answered before it is known to ``note``, which is called with each item and its answer.
     """
     answers: list[R | BackendError] = []
     parts, alone = [items] if items else [], 0
     while parts:
         part = parts.pop()
         try:
-            answers += await ask(part)
+            found: Sequence[R | BackendError] = await ask(part)
         except BackendError as error:
             if not refused(error):
                 raise
-            if len(part) == 1 or alone >= _ALONE:
-                answers += [error] * len(part)
-                alone += 1
-            else:
+            if len(part) > 1 and alone < _ALONE:
                 parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+                continue
+            found = [error] * len(part)
+            alone += 1
+        for item, answer in zip(part, found, strict=True):
+            note(item, answer)
+        answers += found
     return answers

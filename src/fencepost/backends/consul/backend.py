@@ -197,17 +197,29 @@ class Consul(Polling):
     ) -> BackendError | None:
         """Release these, and note the answers; why Consul did not answer, if so."""
         owned = [(hold.holder, self._held[hold.holder]) for _, hold in batch]
+        places = {hold.holder: at for at, hold in batch}
+
+        def note(each: tuple[str, _Held], answer: bool | BackendError) -> None:
+            holder, held = each
+            answers[places[holder]] = answer
+            if isinstance(answer, BackendError):
+                doubt(held)
+
+        def doubt(held: _Held) -> None:
+            held.unconfirmed = True
+            self._sessions.doom(held.session)
+
         try:
-            removed = await ask_apart(self._remove_all, owned, lambda error: isinstance(error, Forbidden))
-            for (at, hold), answer in zip(batch, removed, strict=True):
-                # What was not as it was locked is looked at by itself: an earlier release may have got no answer.
-                answers[at] = answer or await self.release(hold.name, hold.holder, hold.token)
+            await ask_apart(self._remove_all, owned, lambda error: isinstance(error, Forbidden), note)
+            for at, hold in batch:
+                if answers[at] is False:
+                    # It was not as it was locked, so it is looked at by itself: an earlier release may have done it.
+                    answers[at] = await self.release(hold.name, hold.holder, hold.token)
         except BaseException as error:
-            for (at, _), (holder, held) in zip(batch, owned, strict=True):
+            for holder, held in owned:
                 if self._held.get(holder) is held:
-                    held.unconfirmed = True
-                    self._sessions.doom(held.session)
-                    answers[at] = error if isinstance(error, BackendError) else None
+                    doubt(held)
+                    answers[places[holder]] = error if isinstance(error, BackendError) else None
             if isinstance(error, BackendError):
                 return error
             raise

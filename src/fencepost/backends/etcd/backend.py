@@ -357,19 +357,26 @@ class Etcd(Backend):
         self, batch: Sequence[tuple[int, Contender]], answers: list[bool | BackendError | None]
     ) -> BackendError | None:
         """Release these, and note the answers; why nobody answered, if so."""
+
+        async def delete(some: Sequence[tuple[int, Contender]]) -> list[bool]:
+            return await self._delete([contender for _, contender in some])
+
+        def note(each: tuple[int, Contender], answer: bool | BackendError) -> None:
+            at, contender = each
+            answers[at] = answer
+            if isinstance(answer, BackendError):
+                self._sessions.doom(contender)
+
         try:
-            found = await ask_apart(self._delete, [contender for _, contender in batch], _refused)
+            await ask_apart(delete, batch, _refused, note)
         except BaseException as error:
             for at, contender in batch:
-                self._doom(contender)
-                answers[at] = error if isinstance(error, BackendError) else None
+                if self._sessions.find(contender.holder) is contender:
+                    self._sessions.doom(contender)
+                    answers[at] = error if isinstance(error, BackendError) else None
             if isinstance(error, BackendError):
                 return error
             raise
-        for (at, contender), answer in zip(batch, found, strict=True):
-            answers[at] = answer
-            if isinstance(answer, BackendError):
-                self._doom(contender)
         return None
 
     async def _delete(self, contenders: Sequence[Contender]) -> list[bool]:
@@ -381,14 +388,9 @@ class Etcd(Backend):
         for each in contenders:
             self._sessions.leave(each)
         return [
-            inner.response_txn.succeeded or (sent.doubtful and now < each.deadline)
+            (inner.response_txn is not None and inner.response_txn.succeeded) or (sent.doubtful and now < each.deadline)
             for each, inner in zip(contenders, answer.responses, strict=True)
         ]
-
-    def _doom(self, contender: Contender) -> None:
-        """Have the key of a hold deleted as soon as that can be done, unless it is gone already."""
-        if self._sessions.find(contender.holder) is contender:
-            self._sessions.doom(contender)
 
     async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
         now, contender = self.driver.now(), self._own(Hold(name, holder, token, seconds))

@@ -127,7 +127,7 @@ class InnerRequest(Message):
 
 
 class InnerResponse(Message):
-    response_txn: Annotated[TxnResponse, 4] = TxnResponse()
+    response_txn: Annotated[TxnResponse | None, 4] = None
 
 
 class NestedRequest(Message):

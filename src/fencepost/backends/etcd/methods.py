@@ -52,7 +52,10 @@ def _each_of_them_answered(request: pb.NestedRequest, answer: pb.NestedResponse)
     asked, answers = request.success, answer.responses
     if not answer.header.revision or len(answers) != len(asked):
         return False
-    return all(_all_answered(one.request_txn, other.response_txn) for one, other in zip(asked, answers, strict=True))
+    return all(
+        inner.response_txn is not None and _all_answered(each.request_txn, inner.response_txn)
+        for each, inner in zip(asked, answers, strict=True)
+    )
 
 
 def _answered(each: pb.RequestOp, found: pb.ResponseOp) -> bool:
