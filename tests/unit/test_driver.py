@@ -5,6 +5,7 @@ import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
@@ -375,3 +376,28 @@ def test_the_end_of_an_event_loop_ends_background_work_too(caplog: pytest.LogCap
     assert not early.running
     assert not late.running
     assert not caplog.records
+
+
+async def test_an_error_that_several_waited_for_is_not_kept_by_its_own_frames() -> None:
+    class Broken(Exception):
+        pass
+
+    async def fail() -> None:
+        raise Broken
+
+    async def wait() -> "weakref.ref[Broken]":
+        try:
+            await tasks.joined(started[0])
+        except Broken as error:
+            return weakref.ref(error)
+        raise AssertionError("it fails")
+
+    started = [tasks.shared(fail(), "fails")]
+    gc.disable()
+    try:
+        found = [await wait() for _ in range(2)]
+        started.clear()
+        await asyncio.sleep(0)
+        assert [each() for each in found] == [None, None]
+    finally:
+        gc.enable()

@@ -1,5 +1,7 @@
 """The pause between one try and the next."""
 
+from collections.abc import Callable
+
 
 class Backoff:
     """Pauses that begin with ``first`` seconds and grow by ``factor`` up to ``longest``.
@@ -13,7 +15,12 @@ class Backoff:
         self._first = first
         self._longest = longest
         self._factor = factor
-        self._jitter = jitter
+        self._jitter: Callable[[float, float], float] | None = None
+        if jitter:
+            # Now, and not when it is needed: a process that is out of descriptors by then can import nothing.
+            from random import uniform
+
+            self._jitter = uniform
         self.pause = first
         """The next one, before jitter."""
 
@@ -21,11 +28,7 @@ class Backoff:
         """The pause to make now; the one after it is longer."""
         pause = self.pause
         self.pause = min(pause * self._factor, self._longest)
-        if not self._jitter:
-            return pause
-        from random import uniform  # few need it, and never in a hurry
-
-        return pause * uniform(0.5, 1.5)
+        return pause if self._jitter is None else pause * self._jitter(0.5, 1.5)
 
     def reset(self) -> None:
         """Begin with the first again: the last try went well."""

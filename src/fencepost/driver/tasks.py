@@ -30,7 +30,10 @@ def shared(job: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
 async def joined(task: asyncio.Task[T]) -> T:
     """What a shared task comes to; who is cancelled here leaves it to the others."""
     await asyncio.wait([task])
-    return task.result()
+    try:
+        return task.result()
+    finally:
+        del task  # or an error would keep itself alive, by the frame that it went through
 
 
 class TaskSignal:

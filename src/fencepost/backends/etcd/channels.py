@@ -88,16 +88,19 @@ class Channels:
     async def ready(self, member: int, timeout: float) -> Link:
         """The same, connected first where there is none; Failure if that takes longer than so many seconds."""
         self._check()
-        loop = asyncio.get_running_loop()
-        opening = self._openings.get((member, loop))
-        if opening is None:
-            # Not the caller's to cancel: others wait for the same connection.
-            opening = self._openings[member, loop] = shared(self._open(member, timeout), "fencepost-etcd-connect")
         try:
             async with asyncio.timeout(timeout):
-                return await joined(opening)
+                return await joined(self._connecting(member, timeout))
         except TimeoutError:
             raise cannot_connect("no answer in time") from None
+
+    def _connecting(self, member: int, timeout: float) -> "asyncio.Task[Link]":
+        """The attempt that is under way, not any caller's to cancel: others wait for the same connection."""
+        key = member, asyncio.get_running_loop()
+        opening = self._openings.get(key)
+        if opening is None or opening.done():
+            opening = self._openings[key] = shared(self._open(member, timeout), "fencepost-etcd-connect")
+        return opening
 
     async def _open(self, member: int, timeout: float) -> Link:
         loop = asyncio.get_running_loop()

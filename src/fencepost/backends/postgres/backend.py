@@ -254,13 +254,13 @@ class Postgres(Backend):
         sent = self.driver.now()
         try:
             answer = await self._links.call(self._hand_over, name, holder, str(token), str(process))
+            held, *now_held = (answer or "").split()
+            if now_held:
+                next_holder, *numbers = now_held
+                self._listener.deliver(sent, name, next_holder, *map(int, numbers))
         except BaseException:
             self._listener.doubt(name)  # one of those who wait here may hold the lock now, and nobody tells it
             raise
-        held, *now_held = (answer or "").split()
-        if now_held:
-            next_holder, *numbers = now_held
-            self._listener.deliver(sent, name, next_holder, *map(int, numbers))
         return held == "t"
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:

@@ -36,10 +36,14 @@ class TaskNode(Node):
     async def ready(self, secret: Secret | None = None) -> Stream:
         if (transport := self.at_hand()) is not None:
             return transport
-        if self._opening is None or self._opening.get_loop() is not asyncio.get_running_loop():
-            # Not the caller's to cancel: others wait for the same connection.
-            self._opening = shared(self._open(secret), "fencepost-redis-connect")
-        return await joined(self._opening)
+        return await joined(self._connecting(secret))
+
+    def _connecting(self, secret: Secret | None) -> "asyncio.Task[Stream]":
+        """The attempt that is under way, not any caller's to cancel: others wait for the same connection."""
+        opening = self._opening
+        if opening is None or opening.done() or opening.get_loop() is not asyncio.get_running_loop():
+            opening = self._opening = shared(self._open(secret), "fencepost-redis-connect")
+        return opening
 
     async def _open(self, secret: Secret | None) -> Stream:
         try:
