@@ -16,12 +16,13 @@ import pytest
 import fencepost
 from fencepost import aio, sync
 from fencepost.backends.sqlite import file as sqlite_file
+from fencepost.backends.sqlite.backend import SQLite
 from fencepost.backends.sqlite.queue import Queue
 from fencepost.driver import interrupts
 from fencepost.driver import run as driver_run
 from fencepost.driver.gate import Gate
 from fencepost.errors import BackendError, ConfigError
-from fencepost.lease import Reason
+from fencepost.lease import Grant, Reason
 from tests.conformance.faces import FACES, Client
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
@@ -81,6 +82,22 @@ def test_tokens_survive_the_kill_of_every_process(path: Path) -> None:
     assert len(set(seen)) == len(seen)
 
 
+def looks_of(locks: sync.Locks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The holders of these locks that wait, each time that one has looked at the file."""
+    backend = locks._core.backend
+    assert isinstance(backend, SQLite)
+    look, looked = backend._look, list[str]()
+
+    def look_and_note(name: str, holder: str, ttl: float, limit: int | None) -> Grant | float:
+        try:
+            return look(name, holder, ttl, limit)
+        finally:
+            looked.append(holder)
+
+    monkeypatch.setattr(backend, "_look", look_and_note)
+    return looked
+
+
 def _acquire_until_closed(locks: sync.Locks, name: str) -> None:
     with pytest.raises(ConfigError, match="closed"):
         locks.acquire(name)
@@ -89,8 +106,9 @@ def _acquire_until_closed(locks: sync.Locks, name: str) -> None:
 def test_a_reboot_frees_every_lock_and_keeps_the_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fencepost.connect(f"sqlite://{path}", ttl=60) as before:
         lease = before.acquire("held")
+        looks = looks_of(before, monkeypatch)
         waiter = background(lambda: _acquire_until_closed(before, "held"))
-        until(lambda: (s := before.status("held")) and s.waiters, "a waiter", watching=[waiter])
+        until(lambda: looks, "a waiter that has looked, and sleeps", watching=[waiter])
         monkeypatch.setattr(sqlite_file, "boot_id", lambda: "another boot")
         with fencepost.connect(f"sqlite://{path}", ttl=60) as after:
             assert after.status("held") is None

@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("fencepost")
 
+_WANTED = 1000  # so many locks are remembered as wanted, at most
 _LOOK = """SELECT token, expires, holder, EXISTS (SELECT 1 FROM waiter WHERE waiter.holder = ?)
     FROM lock WHERE name = ?"""
 _FREE = """DELETE FROM lock WHERE name = ? AND token = ? AND holder = ? AND expires > ?
@@ -72,6 +73,8 @@ class SQLite(Backend):
         self._mailbox = mailbox.Mailbox(self._file.path, self._folder, self._drop)
         self._sender = mailbox.Sender(self._folder)
         self._minders = Minders()
+        self._wanted: set[str] = set()
+        """Locks that somebody waited for when they were released last."""
         self._queue = Queue(self._file.path, self._folder, self._mailbox)
 
     # The contract
@@ -178,8 +181,7 @@ class SQLite(Backend):
         with self._file.writing() as db:
             since = self.driver.now()
             token = self._queue.grant(db, name, holder, since + ttl)
-            if not token:
-                self._queue.sweep(db, name, since, wakes)
+            if not token and self._queue.sweep(db, name, since, wakes):
                 token = self._queue.grant(db, name, holder, since + ttl)
             if not token:
                 # A waiter that joins the queue again may find that it was just handed the lock.
@@ -263,7 +265,7 @@ class SQLite(Backend):
         return self._take_share(name, holder, ttl, 2**62, limit)
 
     def _release(self, name: str, holder: str, token: int) -> bool:
-        if self._file.write(_FREE, name, token, holder, self.driver.now()):
+        if name not in self._wanted and self._file.write(_FREE, name, token, holder, self.driver.now()):
             return True
         wakes: Wakes = []
         with self._file.writing() as db:
@@ -281,8 +283,18 @@ class SQLite(Backend):
                 if row is None:
                     return False
                 self._queue.part(db, name, now, wakes)
+        self._note_wanted(name, bool(wakes))
         self._wake(wakes)
         return bool(now < row[0])
+
+    def _note_wanted(self, name: str, wanted: bool) -> None:
+        """Remember whether somebody waited for a lock: the next release need not try first whether nobody does."""
+        if not wanted:
+            self._wanted.discard(name)
+            return
+        if len(self._wanted) >= _WANTED:
+            self._wanted.clear()
+        self._wanted.add(name)
 
     def _leave(self, name: str, holder: str) -> str | None:
         wakes: Wakes = []

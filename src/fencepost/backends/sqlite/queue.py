@@ -15,6 +15,7 @@ from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
 
 SHARED = ""
+_SPAN = "SELECT (SELECT max(ticket) FROM waiter WHERE name = ?) - (SELECT min(ticket) FROM waiter WHERE name = ?)"
 _HEAD = "SELECT ticket, holder, ttl, mailbox, share FROM waiter WHERE name = ? ORDER BY ticket LIMIT 1"
 
 
@@ -65,14 +66,15 @@ class Queue:
             (name,),
         )
 
-    def sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
-        """Hand on what has expired."""
+    def sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> bool:
+        """Hand on what has expired; whether there was anything."""
         row = db.execute("SELECT holder FROM lock WHERE name = ? AND expires <= ?", (name, now)).fetchone()
         if row and row[0] == SHARED:
             db.execute("DELETE FROM share WHERE name = ? AND expires <= ?", (name, now))
             self.part(db, name, now, wakes)
         elif row:
             self.hand_over(db, name, now, wakes)
+        return row is not None
 
     def tidy(self, db: sqlite3.Connection, now: float, wakes: Wakes) -> None:
         """The same for all locks: most have no sharers and nobody queued, and go in one statement."""
@@ -146,17 +148,24 @@ class Queue:
         self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int, limit: int | None = None
     ) -> None:
         """Take the last place in the queue, unless this holder has one; QueueFull if so many live ones wait already."""
-        count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"
-        if db.execute(count, (name, holder)).fetchone()[0] >= queue:
+        if self._full(db, name, holder, queue):
             boxes = db.execute("SELECT DISTINCT mailbox FROM waiter WHERE name = ?", (name,)).fetchall()
             gone = [box for box in boxes if not alive(self._folder, box[0])]
             db.executemany("DELETE FROM waiter WHERE mailbox = ?", gone)
-            if db.execute(count, (name, holder)).fetchone()[0] >= queue:
+            if self._full(db, name, holder, queue):
                 raise QueueFull(name, queue)
         db.execute(
             "INSERT OR IGNORE INTO waiter (name, holder, ttl, mailbox, share) VALUES (?, ?, ?, ?, ?)",
             (name, holder, ttl, self._mailbox.open(), limit),
         )
+
+    def _full(self, db: sqlite3.Connection, name: str, holder: str, queue: int) -> bool:
+        """Whether so many others wait, counted only where there may be: no two have the same ticket."""
+        (span,) = db.execute(_SPAN, (name, name)).fetchone()
+        if (0 if span is None else span + 1) < queue:
+            return False
+        count = "SELECT count(*) FROM waiter WHERE name = ? AND holder != ?"
+        return bool(db.execute(count, (name, holder)).fetchone()[0] >= queue)
 
 
 class Minders(LocalQueues):
