@@ -3,16 +3,20 @@
 import signal
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fencepost
+from fencepost import BackendError
 from fencepost_lab.experiments import chosen
+from fencepost_lab.experiments import watching as ramps
 from fencepost_lab.experiments.context import Context
-from fencepost_lab.experiments.watching import watching
+from fencepost_lab.experiments.watching import Counts, Memory, watching
 from fencepost_lab.report.outcome import Outcome
+from fencepost_lab.stage.processes import Unexpected
 from tests.harness.child import Child
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE, until
 from tests.lab.command import as_claimed, held, lab, needs
 
 pytestmark = [pytest.mark.experiment, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -96,6 +100,46 @@ def test_a_waiter_costs_a_watch_and_a_hand_over_fires_one() -> None:
     assert [step["watches"] for step in steps] == [3, 12, 14]
     assert all(step["joining"]["sent"] and step["turns"]["requests"] for step in steps)
     assert {plot.name for plot in outcome.plots} == {"watching"}
+
+
+class Still:
+    """A store whose servers count nothing."""
+
+    url = "memory://still"
+
+    def counts(self) -> Counts:
+        return Counts(0, 0, 0, 0, 0)
+
+    def memory(self) -> Memory:
+        return Memory(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(Unexpected("nobody got it"), True), (BackendError("no answer", backend="etcd", ambiguous=True), False)],
+)
+async def test_a_ramp_ends_early_where_the_store_gives_up_and_fails_where_a_promise_is_broken(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, ends: bool
+) -> None:
+    done: list[int] = []
+
+    async def step(meter: object, crowd: object, more: list[object], waiting: int, settings: object) -> dict[str, Any]:
+        if waiting:
+            raise error
+        done.append(len(more))
+        return {"memory": {"resident": 0}}
+
+    monkeypatch.setattr(ramps, "_step", step)
+    settings = {"watch_idle": 0.0, "watch_waiters": [2, 4], "watch_apart": [], "watch_limit": PATIENCE}
+    ramp = ramps._ramp(Still(), settings, lambda what: None)
+    if ends:
+        with pytest.raises(Unexpected, match="nobody got it"):
+            await ramp
+    else:
+        found = await ramp
+        assert "no answer" in found["stopped"]
+        assert len(found["steps"]) == 1
+    assert done == [2]
 
 
 def test_entering_again_is_the_same_lease_and_its_loss_is_told_at_every_level(tmp_path: Path) -> None:

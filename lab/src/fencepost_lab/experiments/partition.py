@@ -105,8 +105,13 @@ async def _run_once(built: Processes, store: Store, ttl: float, how: Run, url: s
         await second.finish()
         await first.finish()
     sent = last if last["event"] == "heeded" else record.of("sent", worker="A")[-1]
-    if not link.held or taken["token"] <= held["token"]:
-        raise Unexpected(f"A was to be cut off and replaced: {link.held} bytes were held back, token {taken['token']}")
+    if not link.held:
+        raise Unexpected(
+            f"A sent nothing while it was cut off from {store.name}: it had lost its lease before, as happens on a "
+            f"machine that is too busy to renew {ttl:g} s in time; run it again with less beside it"
+        )
+    if taken["token"] <= held["token"]:
+        raise Unexpected(f"B was to replace A, and has token {taken['token']} after A's {held['token']}")
     report = record.check()
     return {
         "record": record,

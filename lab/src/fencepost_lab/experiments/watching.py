@@ -297,7 +297,7 @@ async def _ramp(meter: Meter, settings: Settings, say: Callable[[str], None]) ->
             try:
                 async with asyncio.timeout(settings["watch_limit"]):
                     step = await _step(meter, crowd, more, waiting, settings)
-            except (TimeoutError, BackendError, Unexpected) as error:
+            except (TimeoutError, BackendError) as error:
                 why = str(error) or f"not done within {settings['watch_limit']:g} s on this machine"
                 found["stopped"] = f"{what}: {why}"
                 break
