@@ -34,7 +34,8 @@ def row(result: Result) -> str:
     """One line of the table."""
     aim = "" if result.aim is None else f"  aim <= {result.aim:g}x: {'met' if result.met else 'MISSED'}"
     spread = f"[{result.low:.2f} .. {result.high:.2f}]"
-    return f"  {result.side:<32} {span(result.seconds):>10}  {result.ratio:>7.2f}x  {spread:<18}{aim}".rstrip()
+    cores = f"cores {result.client:.2f} + {result.servers:.2f}"
+    return f"  {result.side:<32} {span(result.seconds):>10}  {result.ratio:>7.2f}x  {spread:<18}{cores}{aim}".rstrip()
 
 
 def main() -> int:
@@ -89,7 +90,9 @@ def main() -> int:
     for subject in counted:
         value = subject.quick() if options.quick else subject.find()
         met = value <= subject.aim
-        found_facts.append({"bench": subject.name, "value": value, "aim": subject.aim, "met": met})
+        found_facts.append(
+            {"bench": subject.name, "value": value, "aim": subject.aim, "met": met, "bound": subject.bound}
+        )
         if not options.json:
             print(f"{subject.name}\n  {value:.3g}  aim <= {subject.aim:g}: {'met' if met else 'MISSED'}", flush=True)
     if options.page:

@@ -25,7 +25,9 @@ HEAD = """\
 
 Written by `{command}`; do not edit. Each table is one bench: its sides ran interleaved in one run, after a
 warm-up, and **times** is the median over the rounds of a side's time to that of the last side, with the 10th and 90th
-percentile: at 0.5 it is twice as fast. An aim that was missed says so.
+percentile: at 0.5 it is twice as fast. **client** and **servers** are how many cores the measuring process, and all
+that it has started, kept busy meanwhile: of {cores}, and a client of one event loop or thread has one. Where both are
+far from that, the side waits for wake-ups and the network. An aim that was missed says so.
 [bench/README.md](../bench/README.md) tells how it is measured.
 
 Measured on {cores} cores with Python {python}; {peers}.
@@ -37,7 +39,7 @@ def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[d
     head = HEAD.format(command=command, cores=os.cpu_count(), python=platform.python_version(), peers=_peers())
     parts = [head, _missed(results, facts)]
     for name, sides in groupby(results, key=lambda result: result.bench):
-        parts.append(_table(name, ("side", "times", "10th .. 90th", "aim"), map(_row, sides)))
+        parts.append(_table(name, ("side", "times", "10th .. 90th", "client", "servers", "aim"), map(_row, sides)))
     if counted := [_counted(fact) for fact in facts]:
         parts.append(_table("Counted", ("what", "found", "aim"), counted))
     path.write_text("\n".join(parts), encoding="utf-8")
@@ -49,12 +51,18 @@ def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[d
 def _missed(results: Sequence[Result], facts: Sequence[Mapping[str, Any]]) -> str:
     """Aims that were missed, and where the other side is ahead: what a reader should see first."""
     rows = [
-        [f"{each.bench}: {each.side}", f"{each.ratio:.2f}", f"{each.aim:.3g}"] for each in results if each.met is False
+        [f"{each.bench}: {each.side}", f"{each.ratio:.2f}", f"{each.aim:.3g}", _cores(each), each.bound]
+        for each in results
+        if each.met is False
     ]
-    rows += [[str(fact["bench"]), f"{fact['value']:.3g}", f"{fact['aim']:g}"] for fact in facts if not fact["met"]]
+    rows += [
+        [str(fact["bench"]), f"{fact['value']:.3g}", f"{fact['aim']:g}", "", str(fact["bound"])]
+        for fact in facts
+        if not fact["met"]
+    ]
     if not rows:
         return "Every aim was met.\n"
-    return _table("Missed aims", ("what", "found", "aim, at most"), rows)
+    return _table("Missed aims", ("what", "found", "aim, at most", "client and servers", "what bounds it"), rows)
 
 
 def read(path: Path, refuse: Callable[[str], object]) -> Figures:
@@ -88,7 +96,12 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 def _row(side: Result) -> list[str]:
     aim = "" if side.aim is None else f"at most {side.aim:.3g}: {_verdict(side.met)}"
-    return [side.side, f"{side.ratio:.2f}", f"{side.low:.2f} .. {side.high:.2f}", aim]
+    spread = f"{side.low:.2f} .. {side.high:.2f}"
+    return [side.side, f"{side.ratio:.2f}", spread, f"{side.client:.2f}", f"{side.servers:.2f}", aim]
+
+
+def _cores(side: Result) -> str:
+    return f"{side.client:.2f} and {side.servers:.2f}"
 
 
 def _counted(fact: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench import __main__, bench_redis_many, page
-from bench.harness import Bench, Sides, bench, measure, registry
+from bench.harness import Bench, Sides, bench, measure, processors, registry
 from fencepost.backend import Hold, Renewal
 from fencepost.backends.redis.backend import Redis
+from tests.harness.child import Child
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +40,7 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def registered(clock: Clock, *, aim: float) -> Bench:
-    @bench("slow vs fast", aim=aim, iterations=4, rounds=8)
+    @bench("slow vs fast", aim=aim, iterations=4, rounds=8, bound="it is slow")
     def slow_and_fast() -> Iterator[Sides]:
         clock.calls.append("up")
         yield {"slow": lambda: clock.spend("slow", 0.5), "fast": lambda: clock.spend("fast", 0.25)}
@@ -48,9 +51,27 @@ def registered(clock: Clock, *, aim: float) -> Bench:
 
 def test_a_ratio_is_against_the_last_side_and_the_aim_is_the_first_sides() -> None:
     clock = Clock()
-    slow, fast = measure(registered(clock, aim=1.5), rounds=8, order=random.Random(1), clock=lambda: clock.now)
+    slow, fast = measure(
+        registered(clock, aim=1.5),
+        rounds=8,
+        order=random.Random(1),
+        clock=lambda: clock.now,
+        used=lambda: (clock.now * 0.75, clock.now / 4),
+    )
+    assert (slow.client, slow.servers, slow.bound) == (0.75, 0.25, "it is slow")
     assert (slow.side, slow.seconds, slow.ratio, slow.met) == ("slow", 0.5, 2.0, False)
     assert (fast.side, fast.seconds, fast.ratio, fast.met) == ("fast", 0.25, 1.0, None)
+
+
+def test_what_this_process_and_those_that_it_started_have_computed_is_told_apart() -> None:
+    before = processors()
+    with Child.python("-c", "import time\nwhile time.process_time() < 0.3: pass\ninput()") as child:
+        until(lambda: processors()[1] - before[1] >= 0.25, "it is seen while it runs", watching=[child])
+    while time.process_time() < before[0] + 0.05:
+        pass
+    own, others = processors()
+    assert own >= before[0] + 0.05
+    assert others >= before[1] + 0.25, "and afterwards"
 
 
 def test_sides_are_interleaved_round_by_round_between_setup_and_clean_up(collections: list[str]) -> None:
@@ -85,17 +106,27 @@ def test_many_leases_are_measured_while_they_are_renewed(monkeypatch: pytest.Mon
 
 def test_the_page_tells_the_ratios_and_which_aim_was_missed(tmp_path: Path) -> None:
     clock = Clock()
-    results = measure(registered(clock, aim=1.5), rounds=8, order=random.Random(1), clock=lambda: clock.now)
-    page.write(
-        tmp_path / "speed.md", "python -m bench x", results, [{"bench": "n", "value": 2, "aim": 2.5, "met": True}]
+    results = measure(
+        registered(clock, aim=1.5),
+        rounds=8,
+        order=random.Random(1),
+        clock=lambda: clock.now,
+        used=lambda: (clock.now / 2, clock.now),
     )
+    facts = [
+        {"bench": "n", "value": 2, "aim": 2.5, "met": True, "bound": ""},
+        {"bench": "m", "value": 3, "aim": 2.5, "met": False, "bound": "the disk"},
+    ]
+    page.write(tmp_path / "speed.md", "python -m bench x", results, facts)
     text = (tmp_path / "speed.md").read_text()
     assert "`python -m bench x`" in text
-    assert "| slow | 2.00 | 2.00 .. 2.00 | at most 1.5: **missed** |" in text
-    assert "| fast | 1.00 | 1.00 .. 1.00 |  |" in text
+    assert "| slow vs fast: slow | 2.00 | 1.5 | 0.50 and 1.00 | it is slow |" in text
+    assert "| m | 3 | 2.5 |  | the disk |" in text
+    assert "| slow | 2.00 | 2.00 .. 2.00 | 0.50 | 1.00 | at most 1.5: **missed** |" in text
+    assert "| fast | 1.00 | 1.00 .. 1.00 | 0.50 | 1.00 |  |" in text
     assert "| n | 2 | at most 2.5: met |" in text
     before = page.read(tmp_path / "speed.json", pytest.fail)
-    assert before == {"slow vs fast: slow": 2.0, "slow vs fast: fast": 1.0, "n": 2.0}
+    assert before == {"slow vs fast: slow": 2.0, "slow vs fast: fast": 1.0, "n": 2.0, "m": 3.0}
 
 
 def test_a_figure_that_got_worse_by_more_than_a_tenth_is_named(tmp_path: Path) -> None:
