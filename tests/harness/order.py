@@ -16,6 +16,7 @@ import random
 import shlex
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes ten seconds or so, and is begun first")
     config.addinivalue_line("markers", "experiment: from end to end; make experiments runs it, make test does not")
     if getattr(config.option, SEED) == "random":
-        setattr(config.option, SEED, str(random.SystemRandom().randrange(1_000_000)))  # the workers get it from here
+        drawn = str(random.SystemRandom().randrange(1_000_000))
+        setattr(config.option, SEED, getattr(config, "workerinput", {}).get(SEED, drawn))
     if (path := config.option.results) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Results(path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist what was drawn: it reads the command line again."""
+    node.workerinput[SEED] = getattr(node.config.option, SEED)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import signal
 import sys
@@ -263,3 +264,11 @@ def test_an_interrupt_takes_no_other_test_along_and_no_test_gets_a_second_chance
         assert child.wait() == 1, child.story
     assert "2 failed, 1 passed" in child.output[-1], child.story
     assert any("Interrupted: KeyboardInterrupt; a test that raises signals" in line for line in child.output)
+
+
+@pytest.mark.slow
+def test_all_workers_draw_the_same_random_order() -> None:
+    tests = ["tests/unit/test_backoff.py", "tests/unit/test_log.py", "tests/unit/test_metrics.py"]
+    with Child.python("-m", "pytest", "-q", "-n", "3", "--random-order-seed=random", *tests) as child:
+        child.succeed()
+        assert re.search(r"\d\d passed", child.story)
