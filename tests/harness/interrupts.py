@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+from fencepost.driver import interrupts
+
 CALLS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW"}
 
 
@@ -73,9 +75,9 @@ class Interrupter:
 
 
 def innermost(error: BaseException) -> CodeType:
-    """The code that an interrupt came into."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return [frame.f_code for frame in frames if frame.f_code.co_filename != __file__][-1]
+    """The code that an interrupt came into; fencepost's own handler, which may be left in place, is none of it."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [code for code in codes if code.co_filename != __file__ and code is not interrupts._defer.__code__][-1]
 
 
 def at_random(call: Callable[[], Any], longest: float, dice: random.Random) -> Any:
