@@ -44,6 +44,13 @@ def calls(server: Postgres) -> dict[str, int]:
     return {function: int(count) for function, count in (line.split("|") for line in said.splitlines())}
 
 
+def asleep(locks: sync.Locks, name: str) -> int:
+    """How many wait for a lock, and are known to their process as that: a release looks there."""
+    inside = locks._core.backend
+    assert isinstance(inside, Backend)
+    return len(inside._queues._queues.get(name, ()))
+
+
 def behind(server: Postgres, proxy: Scripted) -> str:
     return server.url.replace(server.address, proxy.address)
 
@@ -91,7 +98,7 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
 
         tasks = [aside(pass_on, several[number % clients]) for number in range(count)]
         waiters = waiters_of(several[0], name, count)
-        until(lambda: sum(map(known_to_wait, several)) == count, "all of them wait")
+        until(lambda: sum(asleep(locks, name) for locks in several) == count, "all of them wait")
         assert holder.release()
         for task in tasks:
             task.result(PATIENCE)

@@ -60,8 +60,9 @@ def run(settings: Settings, context: Context) -> Outcome:
 def _open(
     outcome: Outcome, store: Store, ours: dict[int, dict[str, Any]], settings: Settings, context: Context
 ) -> offered.Loads:
-    """Offer rates around the most that any number of contenders came to, and work of several lengths."""
-    capacity = max(each["throughput"] for each in ours.values())
+    """Offer rates around the most that two contenders or more came to, and work of several lengths."""
+    # Who is alone never hands over, which takes another commit to the disk of some stores.
+    capacity = max(each["throughput"] for count, each in ours.items() if count > 1)
     loads = offered.offer(store, capacity, settings, context)
     works = offered.works(store, settings, context)
     outcome.figures[store.name] |= {"capacity": capacity, "offered": loads, "works": works}

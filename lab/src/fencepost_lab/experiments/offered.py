@@ -173,8 +173,9 @@ def table(name: str, capacity: float, loads: Loads) -> Table:
         rows.append((*rates, *waits, each["waiting_at_end"]["count"]))
     columns = ("offered", "arrivals/s", "served/s", "p50", "p90", "p99", "waiting at the end")
     note = (
-        f"Arrivals come at random. 100 % is the capacity: {capacity:.0f} sections/s, the most in the closed model. A "
-        "wait begins when the arrival is due; those who still wait at the end count with the wait they have had."
+        f"Arrivals come at random. 100 % is the capacity: {capacity:.0f} sections/s, the most of two or more in the "
+        "closed model. A wait begins when the arrival is due; those who still wait at the end count with the wait that "
+        "they have had."
     )
     return Table(f"An open load on {name}", columns, rows, note=note)
 

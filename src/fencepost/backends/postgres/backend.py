@@ -255,7 +255,7 @@ class Postgres(Backend):
         try:
             answer = await self._links.call(self._hand_over, name, holder, str(token), str(process))
             held, *now_held = (answer or "").split()
-            if now_held:
+            if now_held and self._listener.find(now_held[0]):  # else it is another process's, which is notified
                 next_holder, *numbers = now_held
                 self._listener.deliver(sent, name, next_holder, *map(int, numbers))
         except BaseException:
