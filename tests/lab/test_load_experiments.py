@@ -1,5 +1,6 @@
 """The experiments on contention, fairness and re-entrancy, small."""
 
+import secrets
 import signal
 from importlib.metadata import version
 from pathlib import Path
@@ -106,7 +107,8 @@ def test_a_waiter_costs_a_watch_and_a_hand_over_fires_one() -> None:
 class Still:
     """A store whose servers count nothing."""
 
-    url = "memory://still"
+    def __init__(self) -> None:
+        self.url = f"memory://still-{secrets.token_hex(4)}"
 
     def counts(self) -> Counts:
         return Counts(0, 0, 0, 0, 0)
