@@ -1,12 +1,14 @@
 """Many asked for at once, where the store refuses all of them because of one."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from fencepost.errors import BackendError
 
 T = TypeVar("T")
 R = TypeVar("R")
+Answers: TypeAlias = list[bool | BackendError | None]
+"""What ``Backend.release_all`` answers."""
 
 _ALONE = 8  # refused ones that are found before the rest counts as refused, too
 
@@ -39,4 +41,25 @@ async def ask_apart(
         for item, answer in zip(part, found, strict=True):
             note(item, answer)
         answers += found
+    return answers
+
+
+async def in_batches(
+    release: Callable[[Sequence[tuple[int, T]], Answers], Awaitable[BackendError | None]],
+    items: Sequence[tuple[int, T]],
+    size: int,
+    answers: Answers,
+) -> Answers:
+    """Release so many at a time. ``release`` notes each answer at its item's place, and returns why the store failed.
+
+    Those that come after such a failure are not asked for: None.
+    """
+    failed: BackendError | None = None
+    for start in range(0, len(items), size):
+        batch = items[start : start + size]
+        if failed is None:
+            failed = await release(batch, answers)
+        else:
+            for at, _ in batch:
+                answers[at] = None
     return answers

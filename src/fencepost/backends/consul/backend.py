@@ -18,7 +18,7 @@ from fencepost.backends.consul.http import BATCH, LONGEST_WAIT, Answer, Forbidde
 from fencepost.backends.consul.sessions import Session, Sessions
 from fencepost.backends.consul.watch import Watch
 from fencepost.backends.polling import Polling
-from fencepost.backends.refusals import ask_apart
+from fencepost.backends.refusals import Answers, ask_apart, in_batches
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.timer import Timer
@@ -180,21 +180,11 @@ class Consul(Polling):
             raise
 
     async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
-        answers: list[bool | BackendError | None] = [False] * len(holds)
         mine = [(at, hold) for at, hold in enumerate(holds) if self._mine(hold.name, hold.holder, hold.token)]
-        failed: BackendError | None = None
-        for start in range(0, len(mine), BATCH // 2):  # each is two operations
-            batch = mine[start : start + BATCH // 2]
-            if failed is None:
-                failed = await self._release_together(batch, answers)
-            else:
-                for at, _ in batch:
-                    answers[at] = None
-        return answers
+        # Each is two operations of a transaction.
+        return await in_batches(self._release_together, mine, BATCH // 2, [False] * len(holds))
 
-    async def _release_together(
-        self, batch: Sequence[tuple[int, Hold]], answers: list[bool | BackendError | None]
-    ) -> BackendError | None:
+    async def _release_together(self, batch: Sequence[tuple[int, Hold]], answers: Answers) -> BackendError | None:
         """Release these, and note the answers; why Consul did not answer, if so."""
         owned = [(hold.holder, self._held[hold.holder]) for _, hold in batch]
         places = {hold.holder: at for at, hold in batch}

@@ -17,7 +17,7 @@ from fencepost.backends.etcd.methods import RANGE, TXN, TXNS, LeaseGone, Outage,
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
 from fencepost.backends.etcd.watch import Watches
-from fencepost.backends.refusals import ask_apart
+from fencepost.backends.refusals import Answers, ask_apart, in_batches
 from fencepost.backends.sharing import blocking, waiting
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
@@ -341,21 +341,10 @@ class Etcd(Backend):
         return answer.succeeded or (sent.doubtful and held)
 
     async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
-        answers: list[bool | BackendError | None] = [False] * len(holds)
         mine = [(at, contender) for at, hold in enumerate(holds) if (contender := self._own(hold)) is not None]
-        failed: BackendError | None = None
-        for start in range(0, len(mine), _BATCH):
-            batch = mine[start : start + _BATCH]
-            if failed is None:
-                failed = await self._release_together(batch, answers)
-            else:
-                for at, _ in batch:
-                    answers[at] = None
-        return answers
+        return await in_batches(self._release_together, mine, _BATCH, [False] * len(holds))
 
-    async def _release_together(
-        self, batch: Sequence[tuple[int, Contender]], answers: list[bool | BackendError | None]
-    ) -> BackendError | None:
+    async def _release_together(self, batch: Sequence[tuple[int, Contender]], answers: Answers) -> BackendError | None:
         """Release these, and note the answers; why nobody answered, if so."""
 
         async def delete(some: Sequence[tuple[int, Contender]]) -> list[bool]:

@@ -334,6 +334,9 @@ class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             reply.set_exception(error())
             return False
         bell = self._connection._write_sock
+        if bell is None:
+            reply.set_exception(ConnectionClosedError())
+            return False
         try:
             # Without a call of ours, which could fail in between: what is queued has to be sent.
             with bell.gate:
@@ -341,7 +344,7 @@ class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
                 if not bell.rung:
                     bell.there.send(b"\0")
                     bell.rung = True
-        except (AttributeError, OSError):  # it was closed meanwhile
+        except OSError:  # it was closed meanwhile
             reply.set_exception(ConnectionClosedError())
             return False
         return True
