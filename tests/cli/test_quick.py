@@ -1,6 +1,7 @@
 """The quick way to a command says and does what Typer does; and completion at a real shell."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_reader_that_went_away_is_no_traceback(tmp_path: Path) -> None:
 
 def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
     program = tmp_path / "fencepost"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fencepost "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fencepost "$@"\n')
     program.chmod(0o755)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
     script = """source <(fencepost completion bash)
