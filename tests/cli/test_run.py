@@ -121,7 +121,7 @@ def test_arguments_and_streams_go_through_unchanged(runner: Runner) -> None:
 @pytest.mark.parametrize("option", ["-v", "--verbose"])
 def test_it_says_what_happens_if_it_is_asked_to(runner: Runner, option: str) -> None:
     ask = "import os; from urllib.request import urlopen; print(urlopen(os.environ['FENCE_METRICS']).read().decode())"
-    script = f'echo $FENCE_TOKEN; echo $FENCE_METRICS; {sys.executable} -c "{ask}"; exit 3'
+    script = f'echo $FENCE_TOKEN; echo $FENCE_METRICS; {shlex.quote(sys.executable)} -c "{ask}"; exit 3'
     done = runner.run(option, command=["sh", "-c", script])
     assert done.wait() == 3, done.story
     holding, metrics, ended = done.errors.splitlines()
