@@ -1,5 +1,6 @@
 """A small pool of connections to Postgres."""
 
+import asyncio
 import random
 import threading
 from collections import deque
@@ -8,6 +9,7 @@ from contextlib import suppress
 from math import inf
 from types import UnionType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import errors
@@ -69,6 +71,8 @@ class Links:
         self._patience = patience
         self._gate = threading.Lock()
         self._idle: list[Link] = []
+        self._loops: WeakKeyDictionary[Link, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+        """Each connection's event loop, where there is one."""
         self._open = 0
         self._queue: deque[Signal] = deque()
         self._stranded: list[int] = []  # server processes that may still be at work for connections that broke
@@ -256,6 +260,8 @@ class Links:
 
     async def _connect(self) -> Link:
         link = await connect(self._kind, self._target)
+        if not self._driver.blocking:
+            self._loops[link] = asyncio.get_running_loop()
         try:
             if not self._known:
                 self.pooled = await pooled(link)
@@ -279,9 +285,13 @@ class Links:
             self._open -= len(links)
         for link in links:
             await settle(link.close())
+        for link, loop in list(self._loops.items()):
+            if loop.is_closed():  # what was in use then is never given back
+                link.pgconn.finish()
 
     def forked(self) -> None:
         """In a forked child: open new connections on next use."""
         _parents.extend(self._idle)
+        self._loops = WeakKeyDictionary()
         self._gate = threading.Lock()
         self._idle, self._open, self._queue, self._stranded, self._unfinished = [], 0, deque(), [], 0
