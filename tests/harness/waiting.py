@@ -12,6 +12,9 @@ T = TypeVar("T")
 
 PATIENCE = 60.0
 """Seconds to wait for what must come: far longer than it takes. Only a failing test waits this long."""
+GIVES_UP = 3.0
+"""Seconds after which a client gives up on a server that is silent on purpose, if that must answer its other requests:
+a busy machine is silent by itself, for a part of a second."""
 
 
 def _pause(poll: float, waited: float) -> float:

@@ -25,7 +25,7 @@ from tests.harness.certificate import self_signed
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, until, until_async
+from tests.harness.waiting import GIVES_UP, PATIENCE, until, until_async
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_the_doctor_tells_of_a_password_in_the_clear(etcd_server: Endpoint, host
 def test_the_doctor_names_members_that_do_not_answer(etcd_server: Endpoint) -> None:
     port = os.getpid() % 1000 + 1  # nobody listens below 1024 but root's own servers
     address = etcd_server.url.partition("://")[2]
-    with fencepost.connect(f"etcd://{address},127.0.0.2:{port}?timeout=1s") as locks:
+    with fencepost.connect(f"etcd://{address},127.0.0.2:{port}?timeout={GIVES_UP:g}s") as locks:
         findings = run(locks._core.backend.doctor())
     assert any(each.level == "warn" and f"127.0.0.2:{port} does not answer" in each.what for each in findings)
 

@@ -12,7 +12,7 @@ from fencepost.backends.etcd.backend import Etcd as Backend
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
 from fencepost_lab.servers import QUICK_ETCD, Etcd
-from tests.harness.waiting import until
+from tests.harness.waiting import GIVES_UP, until
 
 
 @pytest.fixture
@@ -42,7 +42,10 @@ def test_a_key_that_was_put_is_removed_although_what_came_next_was_never_sent(
     server: Etcd, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     name = secrets.token_hex(4)
-    with fencepost.connect(f"{server.url}?timeout=1s", ttl=15) as locks, fencepost.connect(server.url) as others:
+    with (
+        fencepost.connect(f"{server.url}?timeout={GIVES_UP:g}s", ttl=15) as locks,
+        fencepost.connect(server.url) as others,
+    ):
         kept, below = locks.acquire("kept"), others.acquire(f"{name}/below")
         lock = locks.lock(name)
         if way != "alone, with a lock below its name":

@@ -36,7 +36,7 @@ from tests.backends.etcd.test_http2 import DONE, END_HEADERS, END_STREAM, GOAWAY
 from tests.conformance.faces import FACES, Client
 from tests.harness.certificate import self_signed
 from tests.harness.servers import Endpoint
-from tests.harness.waiting import PATIENCE, until_async
+from tests.harness.waiting import GIVES_UP, PATIENCE, until_async
 
 
 class Fake:
@@ -141,7 +141,7 @@ async def test_what_the_server_says_it_did_not_begin_is_asked_again(face: str) -
 @pytest.mark.parametrize("face", FACES)
 async def test_a_compressed_answer_is_refused_in_plain_words(face: str) -> None:
     with Fake(lambda server, connection, stream: server.well(stream, b"\1" + found(1)[1:])) as server:
-        async with connected(f"{server.url}?timeout=300ms", face) as ask:
+        async with connected(f"{server.url}?timeout={GIVES_UP:g}s", face) as ask:
             with pytest.raises(BackendError, match="compressed message"):
                 await ask()
 
@@ -149,7 +149,8 @@ async def test_a_compressed_answer_is_refused_in_plain_words(face: str) -> None:
 @pytest.mark.parametrize("face", FACES)
 async def test_a_call_that_is_not_answered_in_time_is_cancelled(face: str) -> None:
     with Fake(lambda server, connection, stream: None) as server:
-        async with connected(f"{server.url}?timeout=300ms", face) as ask:
+        # After a second it would suspect the connection, and drop it.
+        async with connected(f"{server.url}?timeout=900ms", face) as ask:
             with pytest.raises(BackendError, match="no answer in time") as raised:
                 await ask()
             assert raised.value.ambiguous

@@ -24,7 +24,7 @@ from tests.harness.pgbouncer import PgBouncer
 from tests.harness.scripted import CLOSE, SWALLOW, Fault, Scripted
 from tests.harness.scripted import Postgres as Dialect
 from tests.harness.threads import known_to_wait, waiters_of
-from tests.harness.waiting import PATIENCE, run, until
+from tests.harness.waiting import GIVES_UP, PATIENCE, run, until
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +289,7 @@ def test_nobody_listens_when_nobody_waits_any_more(
 
 def test_a_way_to_listen_that_leads_nowhere_is_said_so(server: Postgres, name: str) -> None:
     nowhere = quote("postgresql://127.0.0.1:1/x", safe="")
-    with fencepost.connect(f"{server.url}?timeout=500ms&listen={nowhere}", ttl=LONG) as locks:
+    with fencepost.connect(f"{server.url}?timeout={GIVES_UP:g}s&listen={nowhere}", ttl=LONG) as locks:
         lease = locks.acquire(name)
         with pytest.raises(fencepost.BackendError, match=r"listen=.*127\.0\.0\.1"):
             locks.acquire(name)

@@ -16,7 +16,7 @@ from fencepost_lab.servers import HOST
 from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
 from tests.harness.threads import background, known_to_wait
-from tests.harness.waiting import PATIENCE, run, until, until_async
+from tests.harness.waiting import GIVES_UP, PATIENCE, run, until, until_async
 
 
 def backend(locks: sync.Locks) -> Redis:
@@ -109,7 +109,7 @@ def test_a_request_that_arrives_after_its_holder_left_is_refused(own_redis: Own,
             assert failed.value.ambiguous
 
     with Proxy(own_redis.server.port) as proxy:
-        url = f"redis://{HOST}:{proxy.port}?timeout=300ms"
+        url = f"redis://{HOST}:{proxy.port}?timeout={GIVES_UP:g}s"
         if face == "blocking":
             blocking(url)
         else:
@@ -129,8 +129,8 @@ def test_a_look_that_arrives_after_its_waiter_has_left_takes_nothing(
     monkeypatch.setattr(waiters, "POLL", 0.2)
     with Proxy(own_redis.server.port) as proxy, fencepost.connect(own_redis.url, ttl=300) as others:
         held = others.acquire("a")
-        with fencepost.connect(f"redis://{proxy.address}?timeout=300ms", ttl=300) as locks:
-            waiting = background(lambda: locks.acquire("a", timeout=3))
+        with fencepost.connect(f"redis://{proxy.address}?timeout={GIVES_UP:g}s", ttl=300) as locks:
+            waiting = background(lambda: locks.acquire("a", timeout=4 * GIVES_UP))
             until(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
             proxy.cut(newcomers=False)
             (waiter,) = backend(locks)._waiters.waiters.values()
@@ -167,7 +167,7 @@ def test_one_who_could_not_leave_does_so_as_soon_as_the_server_answers(
     own_redis: Own, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with aio.connect(own_redis.url) as locks, aio.connect(f"{own_redis.url}?timeout=300ms") as leaver:
+        async with aio.connect(own_redis.url) as locks, aio.connect(f"{own_redis.url}?timeout={GIVES_UP:g}s") as leaver:
             held = await locks.acquire("a")
             waiting = asyncio.create_task(leaver.acquire("a", ttl=300))
             await until_async(lambda: known_to_wait(leaver) == 1, "it waits", watching=[waiting])

@@ -20,7 +20,7 @@ from fencepost_lab.servers.redis_groups import Member, RedisCluster
 from tests import ROOT
 from tests.conformance.faces import FACES, Client
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, run, until, until_async
+from tests.harness.waiting import GIVES_UP, PATIENCE, run, until, until_async
 
 pytestmark = pytest.mark.redis
 
@@ -68,7 +68,9 @@ def leads(view: Member, member: Member) -> bool:
 @pytest.mark.parametrize("face", FACES)
 def test_the_new_master_is_found_after_a_failover_although_the_old_one_says_nothing(face: str) -> None:
     async def whole() -> None:
-        client = Client(face, f"{cluster.url}?prefix=fencepost:lock:&connect_timeout=1s&timeout=1s", ttl=2)
+        client = Client(
+            face, f"{cluster.url}?prefix=fencepost:lock:&connect_timeout={GIVES_UP:g}s&timeout={GIVES_UP:g}s", ttl=2
+        )
         await (await client.acquire("a")).release()
         master = owner(cluster, "a")
         with replica_of(cluster, master) as replica:
@@ -131,7 +133,7 @@ def test_a_slot_on_the_move_is_used_with_the_documented_rights_and_named_without
             with pytest.raises(BackendError, match="asking") as refused:
                 less.acquire("a", timeout=5)
             assert not refused.value.ambiguous
-            waiting = background(lambda: locks.acquire("a", timeout=5))
+            waiting = background(lambda: locks.acquire("a", timeout=PATIENCE))
             asked = "'cmdstat_asking': {'calls': "
             until(lambda: asked in target.tell("INFO", "commandstats"), "it asks there", watching=[waiting])
             for member in (target, source):
@@ -143,7 +145,10 @@ def test_a_slot_on_the_move_is_used_with_the_documented_rights_and_named_without
 
 def test_servers_that_send_a_request_back_and_forth_are_given_up_in_time() -> None:
     """As while they do not agree yet on who has a slot."""
-    with RedisCluster() as cluster, fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout=1s") as locks:
+    with (
+        RedisCluster() as cluster,
+        fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout={GIVES_UP:g}s") as locks,
+    ):
         assert locks.acquire("a").release()
         source = owner(cluster, "a")
         slot = source.tell("CLUSTER", "KEYSLOT", "fencepost:lock:a")
@@ -180,7 +185,7 @@ def test_a_master_that_hangs_does_not_cost_the_leases_at_the_others() -> None:
 def test_a_slot_that_nobody_serves_costs_only_the_leases_in_it() -> None:
     with (
         RedisCluster() as cluster,
-        fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout=1s", ttl=300) as locks,
+        fencepost.connect(f"{cluster.url}?prefix=fencepost:lock:&timeout={GIVES_UP:g}s", ttl=300) as locks,
     ):
         for member in cluster.members:
             member.tell("CONFIG", "SET", "cluster-require-full-coverage", "no")

@@ -27,7 +27,7 @@ from fencepost_lab.servers.redis_groups import RedisCluster, Watched
 from tests.backends.conftest import Own
 from tests.harness.isolated import isolated
 from tests.harness.threads import background, known_to_wait
-from tests.harness.waiting import PATIENCE, run, until, until_async
+from tests.harness.waiting import GIVES_UP, PATIENCE, run, until, until_async
 
 SECRET = "open:sesame@1/2"
 
@@ -182,7 +182,7 @@ def test_a_url_that_cannot_be_meant_says_what_to_write(url: str, why: str) -> No
 
 
 def test_a_server_that_is_not_there_or_does_not_answer_is_given_up_in_time(own_redis: Own) -> None:
-    url = f"{own_redis.url}?timeout=200ms&connect_timeout=200ms"
+    url = f"{own_redis.url}?timeout={GIVES_UP:g}s&connect_timeout={GIVES_UP:g}s"
     with fencepost.connect(url) as locks:
         locks.acquire("a").release()
         with own_redis.server.paused(), pytest.raises(BackendError, match="no answer in time") as raised:
@@ -208,7 +208,10 @@ def test_a_server_that_is_not_there_or_does_not_answer_is_given_up_in_time(own_r
 
 def test_one_connection_that_falls_silent_makes_the_idle_ones_suspect(own_redis: Own) -> None:
     """Each of them would cost a time-out of its own: a half-open connection looks well."""
-    with Proxy(own_redis.server.port) as proxy, fencepost.connect(f"redis://{proxy.address}?timeout=500ms") as locks:
+    with (
+        Proxy(own_redis.server.port) as proxy,
+        fencepost.connect(f"redis://{proxy.address}?timeout={GIVES_UP:g}s") as locks,
+    ):
         everybody = threading.Barrier(6)
 
         def section(number: int) -> None:
@@ -243,7 +246,7 @@ def test_the_deadline_is_counted_from_before_the_request(own_redis: Own) -> None
 def test_a_release_that_got_no_answer_stays_ambiguous_when_the_second_try_cannot_connect(own_redis: Own) -> None:
     with (
         Proxy(own_redis.server.port) as proxy,
-        fencepost.connect(f"redis://{proxy.address}?timeout=300ms&connect_timeout=300ms") as locks,
+        fencepost.connect(f"redis://{proxy.address}?timeout={GIVES_UP:g}s&connect_timeout={GIVES_UP:g}s") as locks,
     ):
         lease = locks.acquire("a")
         proxy.cut()

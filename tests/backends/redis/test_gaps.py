@@ -49,9 +49,9 @@ def test_a_gap_that_no_client_uses_ends_by_itself(cluster: bool, request: pytest
 
 
 def test_without_waiters_there_is_no_gap(own_redis: Own) -> None:
-    with fencepost.connect(f"{own_redis.url}?pollers=5s") as locks:
+    with fencepost.connect(f"{own_redis.url}?pollers=10s") as locks:
         for _ in range(3):
-            assert locks.acquire("a", timeout=1).release()
+            assert locks.acquire("a", timeout=9).release()
         with locks.shared("a"), locks.shared("a"):
             pass
         assert own_redis.keys() == set()

@@ -14,6 +14,7 @@ from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
 from tests.conformance.faces import Hold as Held
 from tests.harness.scripted import CLOSE, Resp, Scripted
+from tests.harness.waiting import GIVES_UP
 
 MANY = 250
 TTL = 300.0
@@ -152,7 +153,7 @@ async def test_a_connection_that_breaks_while_many_are_released_leaves_none(own_
 
 
 async def test_a_server_that_is_gone_ends_closing_soon(own_redis: Own, face: str) -> None:
-    client = Client(face, f"{own_redis.url}?timeout=500ms&connect_timeout=500ms")
+    client = Client(face, f"{own_redis.url}?timeout={GIVES_UP:g}s&connect_timeout={GIVES_UP:g}s")
     leases = await acquired(client)
     own_redis.server.kill()
     await client.close()
@@ -172,7 +173,7 @@ async def test_a_lock_that_cannot_be_released_keeps_no_other_from_being_released
 
 
 async def test_a_server_that_releases_nothing_for_now_is_not_waited_for_with_each(own_redis: Own, face: str) -> None:
-    client = Client(face, f"{own_redis.url}?timeout=300ms")
+    client = Client(face, f"{own_redis.url}?timeout={GIVES_UP:g}s")
     leases = await acquired(client)
     own_redis.client.replicaof("127.0.0.1", 1)
     before = own_redis.requests()

@@ -29,7 +29,7 @@ from tests.conformance.faces import FACES, Client
 from tests.harness.scripted import TWICE, Fault, Resp, Scripted
 from tests.harness.servers import running
 from tests.harness.threads import background, known_to_wait
-from tests.harness.waiting import PATIENCE, run, until, until_async
+from tests.harness.waiting import GIVES_UP, PATIENCE, run, until, until_async
 
 
 def without_channels(own: Own) -> str:
@@ -43,7 +43,7 @@ async def test_a_refused_subscribe_is_nobody_elses_answer(own_redis: Own) -> Non
         held = others.acquire("y", ttl=300)
         async with aio.connect(without_channels(own_redis)) as locks:
             x, y = await asyncio.gather(
-                locks.acquire("x", timeout=5), locks.acquire("y", timeout=5), return_exceptions=True
+                locks.acquire("x", timeout=PATIENCE), locks.acquire("y", timeout=PATIENCE), return_exceptions=True
             )
             assert isinstance(x, aio.Lease), "a free lock needs no messages"
             assert x.name == "x"
@@ -55,9 +55,9 @@ async def test_a_refused_subscribe_is_nobody_elses_answer(own_redis: Own) -> Non
             assert (status.holder, status.waiters) == (held.holder, ())
             assert await x.release()
             for _ in range(3):  # on the connection that knows of the refusal
-                assert await (await locks.acquire("x", timeout=5)).release()
+                assert await (await locks.acquire("x", timeout=PATIENCE)).release()
                 with pytest.raises(BackendError, match=r"cannot listen.*NOPERM"):
-                    await locks.acquire("y", timeout=5)
+                    await locks.acquire("y", timeout=PATIENCE)
             own_redis.client.execute_command("ACL", "SETUSER", "app", "allchannels")
             waiting = asyncio.create_task(locks.acquire("y", timeout=PATIENCE))
             await until_async(
@@ -84,7 +84,7 @@ async def test_rights_that_are_taken_away_from_a_process_that_listens(own_redis:
             nonlocal refused
             for _ in range(50):
                 try:
-                    lease = await locks.acquire(f"n{number}", timeout=5)
+                    lease = await locks.acquire(f"n{number}", timeout=PATIENCE)
                 except BackendError:
                     refused += 1
                     continue
@@ -291,7 +291,7 @@ def test_a_server_that_is_busy_with_a_script_is_asked_again(own_redis: Own) -> N
             return True
         return False
 
-    with fencepost.connect(f"{own_redis.url}?timeout=500ms") as locks:
+    with fencepost.connect(f"{own_redis.url}?timeout={GIVES_UP:g}s") as locks:
         assert locks.acquire("a").release()
         spinning = background(spin)
         until(busy, "it is busy", watching=[spinning])
@@ -317,7 +317,7 @@ def test_a_master_that_became_a_replica_is_recognised_by_what_redis_6_says(own_r
     """It wraps the refusal of a command inside a script, and the client would stay with the demoted master."""
     with (
         Meddler(own_redis.server.port, as_redis_6_says_it) as six,
-        fencepost.connect(f"redis://{HOST}:{six.port}?timeout=1s") as locks,
+        fencepost.connect(f"redis://{HOST}:{six.port}?timeout={GIVES_UP:g}s") as locks,
     ):
         assert locks.acquire("a").release()
         own_redis.client.replicaof(HOST, 1)
