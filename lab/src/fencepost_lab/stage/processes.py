@@ -166,14 +166,19 @@ class Processes:
         self._stores = 0
 
     async def resource(
-        self, *, fence: bool, store: Path | None = None, host: str = HOST, namespaces: Sequence[str] = ()
+        self,
+        *options: str,
+        fence: bool,
+        store: Path | None = None,
+        host: str = HOST,
+        namespaces: Sequence[str] = (),
     ) -> str:
         """Start a resource service, with its values in a file of its own unless ``store`` is one; its address."""
         self._stores += 1
         store = store or self.folder / f"resource-{self._stores}.db"
         switch = "on" if fence else "off"
         words = ("resource", "--json", "--host", host, "--port", "0", "--fence", switch, "--store", str(store))
-        process = await self._start(*words, namespaces=namespaces)
+        process = await self._start(*words, *options, namespaces=namespaces)
         try:
             async with asyncio.timeout(_PATIENCE):
                 said = await process.stdout.readline()
