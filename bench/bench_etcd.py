@@ -41,13 +41,18 @@ def bare(server: Etcd) -> Iterator[Callable[[], object]]:
         yield pair
 
 
-@bench("etcd: acquire + release vs two bare transactions", aim=0.75, iterations=60, rounds=25)
+_TWICE = (
+    "etcd's own time for two transactions, each written to the disk: both sides wait for it, and it is most of theirs."
+)
+
+
+@bench("etcd: acquire + release vs two bare transactions", bound=_TWICE, aim=0.75, iterations=60, rounds=25)
 def against_bare() -> Iterator[Sides]:
     with Etcd(fsync=True) as server, fencepost.connect(server.url) as locks, bare(server) as pair:
         yield {"fencepost": lambda: locks.acquire("bench").release(), "two bare transactions": pair}
 
 
-@bench("etcd: asyncio acquire + release vs two bare transactions", aim=0.85, iterations=60, rounds=25)
+@bench("etcd: asyncio acquire + release vs two bare transactions", bound=_TWICE, aim=0.85, iterations=60, rounds=25)
 def asynchronous() -> Iterator[Sides]:
     with Etcd(fsync=True) as server, bare(server) as pair, asyncio.Runner() as runner:
         locks = aio.connect(server.url)
@@ -59,7 +64,14 @@ def asynchronous() -> Iterator[Sides]:
         runner.run(locks.close())
 
 
-@bench("etcd: 256 tasks with a lock each vs two bare transactions through grpc.aio", aim=0.45, iterations=1, rounds=15)
+@bench(
+    "etcd: 256 tasks with a lock each vs two bare transactions through grpc.aio",
+    bound="etcd and the client keep both cores busy. One transaction with those of many tasks inside is faster, and is "
+    "not used: etcd did not always check rights and the quota inside; see decision 13.",
+    aim=0.45,
+    iterations=1,
+    rounds=15,
+)
 def many_tasks() -> Iterator[Sides]:
     with Etcd(fsync=True) as server, asyncio.Runner() as runner:
         locks = aio.connect(server.url)
@@ -102,6 +114,7 @@ if importlib.util.find_spec("aetcd"):
 
     @bench(
         "etcd: acquire + release vs aetcd's lock",
+        bound=_TWICE,
         aim={"fencepost": 0.4, "fencepost.aio": 0.45},
         iterations=30,
         rounds=20,

@@ -64,7 +64,14 @@ def quiet() -> Iterator[Redis]:
         yield server
 
 
-@bench("redis: acquire + release, blocking, vs the limit", aim=1.15, iterations=300, rounds=25)
+@bench(
+    "redis: acquire + release, blocking, vs the limit",
+    bound="What Python does around two round trips: a lease, its deadline, the watch over interrupts. The limit has "
+    "none of these.",
+    aim=1.15,
+    iterations=300,
+    rounds=25,
+)
 def uncontended() -> Iterator[Sides]:
     with quiet() as server, fencepost.connect(server.url, ttl=TTL) as locks:
 
@@ -74,7 +81,13 @@ def uncontended() -> Iterator[Sides]:
         yield {"fencepost": cycle, "raw socket, two EVALSHA": raw_cycle(server.port)}
 
 
-@bench("redis: acquire + release, blocking, vs redis-py", aim=0.7, iterations=300, rounds=25)
+@bench(
+    "redis: acquire + release, blocking, vs redis-py",
+    bound="Two round trips over loopback, most of it in the kernel and in Redis: both sides wait for them.",
+    aim=0.7,
+    iterations=300,
+    rounds=25,
+)
 def uncontended_peer() -> Iterator[Sides]:
     with quiet() as server, fencepost.connect(server.url, ttl=TTL) as locks:
         client = redis.Redis(port=server.port)
@@ -212,18 +225,36 @@ def one_after_another() -> Iterator[Sides]:
         }
 
 
-@bench("redis: 50 x acquire + release, asyncio, vs redis-py", aim=0.5, iterations=4, rounds=25)
+@bench(
+    "redis: 50 x acquire + release, asyncio, vs redis-py",
+    bound="A turn of the event loop for each answer, which every client of asyncio needs; see the bare connection.",
+    aim=0.5,
+    iterations=4,
+    rounds=25,
+)
 def uncontended_asyncio() -> Iterator[Sides]:
     yield from one_after_another()
 
 
-@bench("redis: 50 x acquire + release, asyncio, on one core, vs redis-py", aim=0.5, iterations=4, rounds=25)
+@bench(
+    "redis: 50 x acquire + release, asyncio, on one core, vs redis-py",
+    bound="A turn of the event loop for each answer, which every client of asyncio needs; see the bare connection.",
+    aim=0.5,
+    iterations=4,
+    rounds=25,
+)
 def uncontended_asyncio_core() -> Iterator[Sides]:
     with one_core():
         yield from one_after_another()
 
 
-@bench("redis: 256 tasks x 8, each its own lock, vs redis-py", aim=0.105, iterations=1, rounds=15)
+@bench(
+    "redis: 256 tasks x 8, each its own lock, vs redis-py",
+    bound="One core of Python: for each section a task is resumed twice, and a lease is made, watched and ended.",
+    aim=0.105,
+    iterations=1,
+    rounds=15,
+)
 def distinct() -> Iterator[Sides]:
     names = [f"lock {number}" for number in range(256)]
     packed = {name: raw_requests(name) for name in names}
