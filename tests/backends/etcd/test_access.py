@@ -30,7 +30,15 @@ from tests.harness.waiting import GIVES_UP, PATIENCE, until, until_async
 
 @pytest.fixture
 def guarded() -> Iterator[Etcd]:
-    """An etcd that asks who is there, forgets tokens after a second, and lets `me` see only `mine/`."""
+    """An etcd that asks who is there, and lets `me` see only `mine/`."""
+    with Etcd(args=QUICK_ETCD) as server:
+        guard(server)
+        yield server
+
+
+@pytest.fixture
+def forgetful() -> Iterator[Etcd]:
+    """Such an etcd, which forgets tokens after a second."""
     with Etcd(args=[*QUICK_ETCD, "--auth-token-ttl", "1"]) as server:
         guard(server)
         yield server
@@ -55,9 +63,11 @@ def url(server: Etcd, login: str) -> str:
 
 
 def test_a_user_locks_what_its_role_allows(guarded: Etcd) -> None:
-    with fencepost.connect(url(guarded, "me:s3cret"), ttl=2) as locks:
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=6) as locks:
         with locks.lock("mine/1") as lease:
-            assert lease.ended.wait(2.5) is False, "it is renewed"
+            seen = lease.deadline
+            until(lambda: lease.deadline > seen or lease.lost, "it is renewed")
+            lease.check()
             assert locks.try_acquire("mine/1") is None
         with pytest.raises(BackendError, match="permission denied") as raised:
             locks.acquire("others/1")
@@ -95,8 +105,8 @@ def test_a_lock_that_may_no_longer_be_read_costs_no_other_its_renewal(guarded: E
             leases[3].renew()
 
 
-def test_an_expired_login_is_renewed(guarded: Etcd) -> None:
-    with fencepost.connect(url(guarded, "me:s3cret"), ttl=60) as locks:
+def test_an_expired_login_is_renewed(forgetful: Etcd) -> None:
+    with fencepost.connect(url(forgetful, "me:s3cret"), ttl=60) as locks:
         rpc = locks._core.backend._rpc  # type: ignore[attr-defined]
         assert locks.acquire("mine/1").release()
         first = rpc._login
@@ -293,6 +303,26 @@ def test_the_doctor_names_members_that_do_not_answer(etcd_server: Endpoint) -> N
     with fencepost.connect(f"etcd://{address},127.0.0.2:{port}?timeout={GIVES_UP:g}s") as locks:
         findings = run(locks._core.backend.doctor())
     assert any(each.level == "warn" and f"127.0.0.2:{port} does not answer" in each.what for each in findings)
+
+
+def test_a_key_that_may_no_longer_be_deleted_keeps_no_other_from_being_deleted(guarded: Etcd) -> None:
+    def there(prefix: str) -> bool:
+        return bool(etcdctl(guarded.url, "--user", "root:top", "get", "--prefix", prefix).get("kvs"))
+
+    with fencepost.connect(url(guarded, "me:s3cret"), ttl=LONG) as locks:
+        leases = [locks.acquire(name, renew=False) for name in ("mine/stuck", "mine/open/1")]
+        for command in (
+            "grant-permission part --prefix=true readwrite mine/open/",
+            "revoke-permission part --prefix=true mine/",
+        ):
+            etcdctl(guarded.url, "--user", "root:top", "role", *command.split())
+        assert there("mine/open/")
+        backend: Any = locks._core.backend
+        for lease in leases:
+            backend._sessions.find(lease._stored).deadline = backend.driver.now()
+        backend._sessions._service.wake()
+        until(lambda: not there("mine/open/"), "the other one is deleted", poll=0.3)
+        assert there("mine/stuck/")
 
 
 def test_a_key_that_may_no_longer_be_deleted_ends_with_its_session(guarded: Etcd) -> None:

@@ -17,6 +17,8 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd, EtcdCluster
 from fencepost_lab.servers.processes import HOST, state_of
 from tests.backends.etcd.tools import LONG, etcdctl, leader
+from tests.conformance.faces import FACES, Client
+from tests.harness.scripted import Fault, GrpcScripted
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
@@ -173,7 +175,7 @@ def test_a_silent_connection_is_given_up_for_a_new_one(server: Etcd) -> None:
     with (
         Proxy(server.port) as proxy,
         fencepost.connect(server.url, ttl=LONG) as others,
-        fencepost.connect(f"etcd://{HOST}:{proxy.port}?timeout=2s", ttl=6) as locks,
+        fencepost.connect(f"etcd://{HOST}:{proxy.port}?timeout=3s", ttl=15) as locks,
     ):
         kept = locks.acquire("kept")
         holder = others.acquire(name)
@@ -192,11 +194,11 @@ def test_asyncio_gives_up_a_silent_connection_too(server: Etcd) -> None:
     name = secrets.token_hex(4)
 
     async def whole(proxy: Proxy, others: sync.Locks) -> None:
-        async with aio.connect(f"etcd://{HOST}:{proxy.port}?timeout=4s", ttl=6) as locks:
+        async with aio.connect(f"etcd://{HOST}:{proxy.port}?timeout=4s", ttl=15) as locks:
             kept = await locks.acquire("kept")
             holder = others.acquire(name)
             waiter = asyncio.create_task(locks.acquire(name, timeout=LONG))
-            assert await asyncio.to_thread(queued, others, name)
+            await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiter])
             proxy.cut(newcomers=False)
             await until_async(lambda: proxy.held > 0, "the request is on its way")
             assert holder.release()
@@ -350,6 +352,26 @@ def fill(server: Etcd) -> None:
         etcdctl(server.url, "put", "filler", "x" * 100_000)
 
 
+@pytest.mark.parametrize("face", FACES)
+async def test_what_was_refused_for_want_of_room_and_done_all_the_same_is_undone(server: Etcd, face: str) -> None:
+    """etcd carries the request out that exceeds its quota, and then says that it has no room."""
+    name = secrets.token_hex(4)
+    full = Fault("full", refusal=("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded"))
+    with GrpcScripted(server.port) as proxy:
+        client = Client(face, f"etcd://{proxy.address}", ttl=LONG)
+        kept = await client.acquire(f"{name}-kept")
+        proxy.plan(full, "Txn put range range", 1)
+        with pytest.raises(BackendError, match="database space exceeded") as refused:
+            await client.acquire(name)
+        assert refused.value.ambiguous
+        assert proxy.happened
+        async with aio.connect(server.url, ttl=LONG) as others:
+            assert await (await others.acquire(name, timeout=PATIENCE)).release(), "long before its ttl"
+        kept.check()
+        assert await kept.release()
+        await client.close()
+
+
 def test_an_etcd_that_is_full_refuses_who_comes_and_serves_who_is_there() -> None:
     with (
         Etcd(args=[*QUICK_ETCD, "--quota-backend-bytes", "1000000"]) as server,
@@ -364,7 +386,8 @@ def test_an_etcd_that_is_full_refuses_who_comes_and_serves_who_is_there() -> Non
             for _ in range(2):
                 with pytest.raises(BackendError, match="database space exceeded") as refused:
                     others.acquire("b", timeout=PATIENCE)
-                assert not refused.value.ambiguous
+                assert refused.value.ambiguous, "etcd refuses what exceeds its quota, and does it"
+                until(lambda: etcdctl(server.url, "get", "--prefix", "b/").get("kvs") is None, "nothing is left of it")
             lease.renew()
             assert lease.release()
             assert waiter.served()

@@ -4,11 +4,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from fencepost.backends.etcd import keys
 from fencepost.backends.etcd import messages as pb
-from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, Sent
+from fencepost.backends.etcd.methods import KEEP_ALIVE, REVOKE, TIME_TO_LIVE, TXN, Outage, Sent
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.streams import Stream
 from fencepost.driver import Driver, Signal, stood_still
@@ -259,27 +260,36 @@ class Keeper:
             self._over(self._stream, "")
 
     def _clean(self, late: list[Contender], idle: list[Session], stray: list[Session]) -> None:
+        work: list[Callable[[], None]] = [partial(self._sweep, session) for session in stray]
+        work += [partial(self._remove, contender) for contender in late]
+        work += [partial(self._let_go, session) for session in idle]
+        whole = True
         try:
-            for session in stray:
-                self._sweep(session)
-            for contender in late:
-                if self._driver.now() >= contender.deadline:
-                    self._remove(contender)
-            for session in idle:
-                with self._gate:
-                    busy = session.contenders or session.gone
-                    if not busy:
-                        session.gone = "it was let go"
-                        self._sessions.pop(session.id, None)
-                if not busy:
-                    finish(self._back.call(REVOKE, pb.LeaseRevokeRequest(ID=session.id), timeout=2.0))
-            self._service.wake()
-        except BackendError:
-            pass  # the keeper comes back to what is left; a session that is not revoked expires
+            for each in work:
+                try:
+                    each()
+                except Outage:
+                    whole = False
+                    break
+                except BackendError:
+                    whole = False  # etcd refused this one
+            if whole:
+                self._service.wake()
+            # Else the keeper comes back to what is left; a session that is not revoked expires.
         finally:
             self._cleaning = False
 
+    def _let_go(self, session: Session) -> None:
+        with self._gate:
+            if session.contenders or session.gone:
+                return
+            session.gone = "it was let go"
+            self._sessions.pop(session.id, None)
+        finish(self._back.call(REVOKE, pb.LeaseRevokeRequest(ID=session.id), timeout=2.0))
+
     def _remove(self, contender: Contender) -> None:
+        if self._driver.now() < contender.deadline:
+            return
         if not contender.session.gone:
             finish(self._back.call(TXN, keys.remove(contender.key, contender.value), timeout=2.0))
         self.leave(contender)

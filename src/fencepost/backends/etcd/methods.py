@@ -120,9 +120,12 @@ class Fault(NamedTuple):
 
     passing: bool
     ambiguous: bool
+    """What was asked may be done, now or later."""
     login: bool
     silent: bool
     words: str
+    done: bool = False
+    """What was asked may be done already, and will not be done later."""
 
     @classmethod
     def of(cls, error: Failure) -> "Fault":
@@ -136,7 +139,9 @@ class Fault(NamedTuple):
             unsent = ("failed to connect", "refused", "no leader", "name resolution", "dns", "too many requests")
             sent = not error.unsent and not any(sign in low for sign in unsent)
             full = code is Code.RESOURCE_EXHAUSTED and sent
-            return cls(not full, sent and not full, login, False, f"{words or code.name}")
+            # The request that exceeds the quota is carried out, and refused.
+            done = full and "space exceeded" in low
+            return cls(not full, sent and not full, login, False, f"{words or code.name}", done)
         lost = (Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN)
         passing = code in (*lost, Code.INTERNAL)
         silent = code is Code.DEADLINE_EXCEEDED

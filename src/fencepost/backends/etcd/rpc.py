@@ -81,7 +81,7 @@ class Rpc:
         limit = patience(self.timeout if timeout is None else timeout)
         until = self._driver.now() + limit
         each = max(limit / len(channels.hosts), 0.3)
-        pauses, logins, ambiguous = Backoff(0.02, 0.5), 0, False
+        pauses, logins, ambiguous, said = Backoff(0.02, 0.5), 0, False, ""
         while True:
             member, dial, known = channels.member, channels.dial, self._logins
             try:
@@ -89,6 +89,8 @@ class Rpc:
                 return await self.once(method, request, member, left, sent)
             except Failure as error:
                 fault = Fault.of(error)
+                if not said or not fault.silent or left >= _SILENCE:  # else it had no time, and says no more than that
+                    said = f"etcd at {channels.hosts[member]}: {fault.words}"
                 if fault.silent and left >= _SILENCE:
                     channels.hang_up(dial)  # the connection may be dead, and nobody has told us
                 if fault.ambiguous:
@@ -108,7 +110,7 @@ class Rpc:
                 continue
             if not fault.passing or channels.closed or self._driver.now() + pauses.pause >= until:
                 kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
-                raise kind(f"etcd at {channels.hosts[member]}: {fault.words}", backend="etcd", ambiguous=ambiguous)
+                raise kind(said, backend="etcd", ambiguous=ambiguous or fault.done)
             channels.turn(member)
             await self._driver.sleep(pauses.next())
 
