@@ -9,6 +9,7 @@ import redis
 from fencepost_lab.servers import HOST, Redis
 from fencepost_lab.servers.redis_groups import Independent
 from tests.harness.servers import running
+from tests.harness.waiting import GIVES_UP, until
 
 
 class Five:
@@ -16,7 +17,8 @@ class Five:
 
     def __init__(self, servers: Independent) -> None:
         self.servers = servers
-        self.url = servers.url
+        # A node that was killed refuses at once; one that is only slow must not be taken for one that hangs.
+        self.url = f"{servers.url}?node_timeout={GIVES_UP:g}s"
 
     @property
     def members(self) -> list[Redis]:
@@ -60,5 +62,7 @@ def five(started: Independent) -> Iterator[Five]:
         else:
             member.restart()
         with redis.Redis(HOST, member.port) as client:
+            # Whoever still looks after it has its say first.
+            until(lambda client=client: len(client.client_list()) == 1, "nobody else is connected")  # type: ignore[misc]
             client.flushall()
             client.script_flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 
 import fencepost
+from fencepost.backends.redlock import broadcast
 from fencepost.backends.redlock.backend import Redlock
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
 from fencepost.registry import connect
 from fencepost_lab.faults.proxy import Proxy, _Pair
 from tests.backends.redlock.conftest import Five
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import GIVES_UP, PATIENCE, until
 
 TTL = 120.0  # nothing here gets free by expiry
 
@@ -71,7 +73,7 @@ class Crowded(Blocking):
 
 def test_a_node_is_looked_after_although_no_thread_could_be_started_at_first(five: Five) -> None:
     driver = Crowded()
-    backend = connect(f"{five.url}?node_timeout=2s", driver)
+    backend = connect(five.url, driver)
     grant = run(backend.take("a", "one", TTL, None))
     assert grant is not None
     five.members[3].pause()
@@ -122,7 +124,7 @@ class Counting(Proxy):
 def test_after_one_request_without_an_answer_no_idle_connection_to_that_node_is_trusted(five: Five) -> None:
     with Counting(five.members[0].port) as proxy:
         hosts = ",".join([proxy.address, *(member.address for member in five.members[1:])])
-        with fencepost.connect(f"redlock://{hosts}/0?node_timeout=2s", ttl=TTL) as locks:
+        with fencepost.connect(f"redlock://{hosts}/0?node_timeout={GIVES_UP:g}s", ttl=TTL) as locks:
             with ThreadPoolExecutor(8) as crowd:
                 together = threading.Barrier(8, timeout=PATIENCE)
 
@@ -141,3 +143,29 @@ def test_after_one_request_without_an_answer_no_idle_connection_to_that_node_is_
 
             until(votes, "the node votes again")
             assert len(proxy.stuck) == 1
+
+
+def test_answers_that_came_while_the_client_stood_still_count(five: Five, monkeypatch: pytest.MonkeyPatch) -> None:
+    def carried_out() -> list[int]:
+        counts = []
+        for index in range(5):
+            with five.at(index) as node:
+                counts.append(int(node.info("commandstats")["cmdstat_evalsha"]["calls"]))
+        return counts
+
+    with fencepost.connect(five.url, ttl=TTL) as locks:
+        assert locks.acquire("a").release()
+        before, looks = carried_out(), 0
+
+        def clock() -> float:
+            """It stands still from the moment when it has asked until all have answered, long after its time-out."""
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                until(lambda: all(map(int.__gt__, carried_out(), before)), "all have answered")
+            return time.monotonic() + (2 * GIVES_UP if looks > 1 else 0.0)
+
+        monkeypatch.setattr(broadcast, "monotonic", clock)
+        lease = locks.acquire("a")
+        assert looks > 2
+        assert lease.release()

@@ -58,7 +58,7 @@ async def test_three_killed_nodes_are_an_error_that_names_them_and_leaves_nothin
 
 @pytest.mark.parametrize("face", FACES)
 async def test_a_node_that_hangs_is_waited_for_once_and_no_longer_than_it_may_take(five: Five, face: str) -> None:
-    client = Client(face, f"{five.url}?node_timeout={GIVES_UP:g}s", ttl=TTL)
+    client = Client(face, five.url, ttl=TTL)
     assert await (await client.acquire("a")).release()
     five.members[2].pause()
     began = time.monotonic()
@@ -71,7 +71,7 @@ async def test_a_node_that_hangs_is_waited_for_once_and_no_longer_than_it_may_ta
 
 @pytest.mark.parametrize("face", FACES)
 async def test_nodes_that_hang_before_the_first_connection_cost_the_others_no_time(five: Five, face: str) -> None:
-    client = Client(face, f"{five.url}?node_timeout={GIVES_UP:g}s", ttl=TTL)
+    client = Client(face, five.url, ttl=TTL)
     for hung in (1, 4):
         five.members[hung].pause()
     assert await (await client.acquire("a")).release()
@@ -80,7 +80,7 @@ async def test_nodes_that_hang_before_the_first_connection_cost_the_others_no_ti
 
 @pytest.mark.parametrize("face", FACES)
 async def test_a_grant_that_comes_after_the_release_is_given_back(five: Five, face: str) -> None:
-    client = Client(face, f"{five.url}?node_timeout={GIVES_UP:g}s", ttl=TTL)
+    client = Client(face, five.url, ttl=TTL)
     assert await (await client.acquire("warm")).release()
     with five.at(3) as late:
 
@@ -194,7 +194,7 @@ async def test_a_lease_is_lost_once_a_majority_says_so_and_not_before(five: Five
 
 @pytest.mark.parametrize("face", FACES)
 async def test_without_a_majority_a_renewal_is_unknown_and_the_lease_goes_on(five: Five, face: str) -> None:
-    client = Client(face, f"{five.url}?node_timeout={GIVES_UP:g}s", ttl=TTL)
+    client = Client(face, five.url, ttl=TTL)
     lease = await client.acquire("a")
     for index in range(3):
         five.members[index].pause()
@@ -210,7 +210,7 @@ async def test_without_a_majority_a_renewal_is_unknown_and_the_lease_goes_on(fiv
 
 @pytest.mark.parametrize("face", FACES)
 async def test_a_renewal_that_hangs_on_one_silent_node_is_unknown(five: Five, face: str) -> None:
-    client = Client(face, f"{five.url}?node_timeout={GIVES_UP:g}s", ttl=TTL)
+    client = Client(face, five.url, ttl=TTL)
     lease = await client.acquire("a")
     for index in (0, 1):
         with five.at(index) as node:

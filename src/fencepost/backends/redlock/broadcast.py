@@ -76,8 +76,11 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 continue
             waiting[connection.raw.fileno()] = index
             poll.register(connection.raw, READABLE)
-        while waiting and (left := until - monotonic()) > 0:
-            for number, _ in interruptible(poll.poll, left * 1000):
+        late = False
+        while waiting and not late:
+            left = until - monotonic()
+            late = left <= 0  # the last look: we may have stood still ourselves, and the answers are there
+            for number, _ in interruptible(poll.poll, max(left, 0.0) * 1000):
                 poll.unregister(number)
                 index = waiting.pop(number)
                 connection = connections[index]
