@@ -78,18 +78,6 @@ class Consumer(Child):
 
     def __init__(self, folder: Path, locks: str) -> None:
         super().__init__([sys.executable, EXAMPLE, "2"], cwd=folder, env={"FENCEPOST_URL": locks})
-        self._folder = folder
-
-    def freeze(self) -> None:
-        """SIGSTOP it, but not inside a transaction: SQLite would let nobody else write."""
-        while True:
-            super().freeze()
-            with closing(sqlite3.connect(self._folder / example.DATABASE, timeout=1)) as conn:
-                try:
-                    conn.execute("BEGIN IMMEDIATE")
-                    return
-                except sqlite3.OperationalError:
-                    self.thaw()
 
 
 def test_the_example_handles_each_message_once_and_in_order(
@@ -126,7 +114,7 @@ def test_the_example_handles_each_message_once_and_in_order(
         killed, frozen, rest = (stack.enter_context(Consumer(tmp_path, locks)) for _ in range(3))
         each_handles_some(killed, frozen, rest)
         killed.kill()
-        frozen.freeze()
+        frozen.freeze(f"sqlite:{tmp_path / example.DATABASE}")
         produce()
         until(lambda: handled() == sent(), "one takes over from two", watching=[rest])
         frozen.thaw()

@@ -133,7 +133,7 @@ def test_one_store_is_no_migration_and_a_busy_lock_is_waited_for(tmp_path: Path)
     with Child.fencepost("migrate", url, "-", "job", env={"FENCEPOST_NEW_URL": ""}) as child:
         assert child.wait() == 2
         assert "$FENCEPOST_NEW_URL is not set" in child.errors
-    busy = ["migrate", url, other, "job", "--timeout", "100ms"]
+    busy = ["migrate", url, other, "job", "--timeout", "3s"]
     with fencepost.connect(url) as locks, locks.lock("job"), Child.fencepost(*busy) as child:
         assert child.wait() == 75, child.story
     urls = {"FENCEPOST_URL": url, "FENCEPOST_NEW_URL": other}

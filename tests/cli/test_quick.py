@@ -109,7 +109,8 @@ def test_a_reader_that_went_away_is_no_traceback(tmp_path: Path) -> None:
 
 def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
     program = tmp_path / "fencepost"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fencepost "$@"\n')
+    patient = "from fencepost.cli import main, options; options.SOON = 60; main()"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{patient}" "$@"\n')
     program.chmod(0o755)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FENCEPOST_URL": f"sqlite://{tmp_path}/locks.db"}
     script = """source <(fencepost completion bash)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from fencepost.cli import launch
 from fencepost.cli.exits import SIGNALLED
@@ -27,11 +28,20 @@ ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 class Child:
     """One command in a process group of its own; where we have the terminal, it gets it.
 
-    ``may_go_on`` is asked when a stopped job is continued.
+    ``may_go_on`` is asked when a stopped job is continued; we stop ourselves ``idle``, that is, where our threads hold
+    nobody else up.
     """
 
-    def __init__(self, command: Sequence[str], extra: dict[str, str], *, may_go_on: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        extra: dict[str, str],
+        *,
+        may_go_on: Callable[[], bool],
+        idle: Callable[[], AbstractContextManager[object]],
+    ) -> None:
         self._may_go_on = may_go_on
+        self._idle = idle
         self._terminal = sys.stdin.fileno() if _have_terminal() else None
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -66,7 +76,8 @@ class Child:
                 return code if code >= 0 else SIGNALLED - code
             elif self._terminal is not None:
                 self._give_terminal(os.getpgrp())
-                os.kill(os.getpid(), signal.SIGSTOP)
+                with self._idle():
+                    os.kill(os.getpid(), signal.SIGSTOP)
 
     def _continued(self) -> None:
         if self._may_go_on():

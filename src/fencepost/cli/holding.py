@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast
 
 from fencepost import aio
@@ -64,7 +64,8 @@ async def hold(
             say(f"metrics at {metrics}")
             facts["FENCE_METRICS"] = metrics
         try:
-            child = signals.start(command, facts, may_go_on=lambda: not lease.lost)
+            idle = getattr(locks._core.backend, "idle", nullcontext)  # SQLite's: a stopped transaction locks the file
+            child = signals.start(command, facts, may_go_on=lambda: not lease.lost, idle=idle)
         except OSError as error:
             await lease.release()
             complain(f"{command[0]}: {error.strerror}")
@@ -149,11 +150,18 @@ class Signals:
             await (await task).release()
         return self._told.result()
 
-    def start(self, command: Sequence[str], facts: dict[str, str], may_go_on: Callable[[], bool]) -> Child:
+    def start(
+        self,
+        command: Sequence[str],
+        facts: dict[str, str],
+        *,
+        may_go_on: Callable[[], bool],
+        idle: Callable[[], AbstractContextManager[object]],
+    ) -> Child:
         """The command, which gets from now on what we get; OSError if it cannot be run."""
         if signal.SIGTSTP in self._heeded:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._came, signal.SIGTSTP)
-        self._child = Child(command, facts, may_go_on=may_go_on)
+        self._child = Child(command, facts, may_go_on=may_go_on, idle=idle)
         if self._told.done():  # too late to end the wait
             self._child.send(self._told.result())
         return self._child

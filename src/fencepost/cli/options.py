@@ -52,6 +52,10 @@ def store(backend: str | None, *, quiet: bool = False) -> str:
     return url or "sqlite:"
 
 
+SOON = 1.0
+"""Seconds that a shell waits for the names of locks."""
+
+
 def lock_names(incomplete: str) -> list[str]:
     """The held locks whose names begin like this, for the shell: of the store in the environment, or the embedded one.
 
@@ -64,9 +68,9 @@ def lock_names(incomplete: str) -> list[str]:
     from fencepost.driver.scope import deadline
 
     logging.disable()
-    deadline.set(time.monotonic() + 1.0)
     try:
         with fencepost.connect(os.environ.get("FENCEPOST_URL") or "sqlite:") as locks:
+            deadline.set(time.monotonic() + SOON)
             return [status.name for status in locks.list(incomplete) if _WORD.fullmatch(status.name)]
     except Exception:  # the shell would show it in the middle of the line
         return []
