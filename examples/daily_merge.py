@@ -25,7 +25,7 @@ def instance(folder: Path, guarded: bool, stops: bool) -> None:
     """Empty the registry and write the day's elements, each in a transaction of its own."""
     with (
         fencepost.connect(f"sqlite:{folder / 'locks.sqlite3'}") as locks,
-        locks.lock("merge", ttl=1) as lease,
+        locks.lock("merge", ttl=3) as lease,
         closing(sqlite3.connect(folder / "registry.sqlite3", timeout=30)) as conn,
     ):
         for number, element in enumerate(ELEMENTS):

@@ -68,8 +68,9 @@ class Waiter:
         return bool(status and status.waiters)
 
     def _wait(self) -> None:
-        self.lease = self._locks.acquire(self._name, timeout=PATIENCE)
+        lease = self._locks.acquire(self._name, timeout=PATIENCE)
         self.at = boottime()
+        self.lease = lease
 
     def got_it(self) -> sync.Lease:
         until(lambda: self.lease is not None, "it gets the lock")

@@ -94,7 +94,7 @@ def test_one_whose_event_loop_was_stopped_holds_up_those_behind_it_for_its_ttl(u
     with (
         fencepost.connect(url, ttl=LONG) as locks,
         dying(url) as holder,
-        stopped(url, "a", lambda: waiters(locks) == 1, ttl=0.5) as left,
+        stopped(url, "a", lambda: waiters(locks) == 1, ttl=3) as left,
     ):
         behind = background(lambda: locks.acquire("a"))
         until(lambda: waiters(locks) == 2, "another one waits", watching=[behind])
@@ -142,7 +142,7 @@ def test_locks_whose_event_loop_was_stopped_work_in_the_next(url: str) -> None:
     first.run_until_complete(locks.acquire("a"))
 
     async def hold() -> None:
-        lease = await locks.acquire("b")
+        lease = await locks.acquire("b", ttl=6)
         before = lease.deadline
         await until_async(lambda: lease.deadline > before or lease.lost, "it is renewed")
         assert not lease.lost

@@ -14,7 +14,7 @@ from tests.harness.waiting import PATIENCE, run, until
 
 pytestmark = pytest.mark.redis
 
-TTL = 0.5
+TTL = 3.0
 
 
 @pytest.fixture

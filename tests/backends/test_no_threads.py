@@ -24,7 +24,7 @@ SERVERS = [
     "postgres_server",
 ]
 
-MORE = {"consul_server": "?session_ttl_min=500ms"}
+MORE = {"consul_server": "?session_ttl_min=500ms", "redlock_servers": "?node_timeout=30s"}
 
 
 class NthStart:

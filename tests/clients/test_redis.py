@@ -29,7 +29,7 @@ from tests.clients.rotation import Told, goes_on, renewed
 from tests.conformance.faces import FACES, Client
 from tests.harness.certificate import self_signed
 from tests.harness.servers import Endpoint, running
-from tests.harness.waiting import until_async
+from tests.harness.waiting import GIVES_UP, until_async
 
 ODD = "p@ss:/?#[]% ☃\n'\""
 
@@ -138,7 +138,7 @@ async def test_redlock_asks_once_for_all_its_servers(face: str) -> None:
         for each in servers.members:
             with redis.Redis(port=each.port) as client:
                 user(client, ODD)
-        locks = Client(face, servers.url, credentials=told.on(face))
+        locks = Client(face, f"{servers.url}?node_timeout={GIVES_UP:g}s", credentials=told.on(face))
         hold = await locks.acquire("a")
         assert told.calls == 1
         assert await hold.release()

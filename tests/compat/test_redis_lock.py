@@ -60,7 +60,7 @@ def test_tokens_grow_beside_fenceposts_own_locks_also_after_reset_all(client: An
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the original's thread ends so
 def test_losses_are_told_also_by_the_thread_that_renews(client: Any, told: list[Event]) -> None:
-    lock = redis_lock.Lock(client, "a", expire=1, auto_renewal=True)
+    lock = redis_lock.Lock(client, "a", expire=300, auto_renewal=True)
     lock._lock_renewal_interval = 0.01
     lock.acquire()
     until(lambda: "renewed" in [event.kind for event in told], "it is renewed")

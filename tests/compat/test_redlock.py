@@ -20,7 +20,7 @@ from fencepost.guards.memory import MemoryGuard
 from fencepost_lab.servers import HOST
 from fencepost_lab.servers.redis_groups import Independent
 from tests.harness.servers import running
-from tests.harness.waiting import run, until
+from tests.harness.waiting import GIVES_UP, run, until
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ class TestRedlockPy:
     ) -> None:
         compat = redlock.Redlock(clients, 1, 0.01)
         tokens = []
-        with fencepost.connect(f"{servers.url}?prefix=") as locks:
+        with fencepost.connect(f"{servers.url}?prefix=&node_timeout={GIVES_UP:g}s") as locks:
             for _ in range(2):
                 held = compat.lock("a", 300_000)
                 assert isinstance(held, redlock.Lock)

@@ -195,7 +195,7 @@ class Http:
 
     def __init__(self, address: str, stack: ExitStack, policy: Policy | None) -> None:
         if policy is not None and policy.limits(MAX_TOKEN) == (None, None):
-            address = stack.enter_context(Service(args=["--ceiling", "off"])).url
+            address = stack.enter_context(Service(args=["--ceiling", "off", "--timeout", "10m"])).url
         host = address.removeprefix("http://")
         self._connections = PerThread(lambda: http.client.HTTPConnection(host, timeout=30), stack)
 

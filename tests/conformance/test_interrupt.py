@@ -68,10 +68,14 @@ def test_a_waiter_that_is_interrupted_leaves_nothing(store: Store) -> None:
         with pytest.raises(KeyboardInterrupt):
             ask()
         watcher.result()
-        status = here.status(store.name)
-        assert status is not None
-        assert status.waiters == ()
-        assert status.holder == holder.holder
+
+        def left() -> bool:
+            status = here.status(store.name)
+            assert status is not None
+            assert status.holder == holder.holder
+            return status.waiters == ()
+
+        until(left, "it has left the line")
         assert holder.release()
         nothing_left(there, store.name)
 

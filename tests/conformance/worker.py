@@ -24,6 +24,7 @@ class Worker:
 
     def __init__(self, face: str, url: str) -> None:
         self.child = Child.python("-m", "tests.conformance.worker", face, url)
+        self._url = url
         self._killed = False
         self._told = 0
         self._answers: dict[int, Any] = {}
@@ -58,7 +59,7 @@ class Worker:
         self.child.kill()
 
     def freeze(self) -> None:
-        self.child.freeze()
+        self.child.freeze(self._url)
 
     def thaw(self) -> None:
         self.child.thaw()

@@ -72,7 +72,7 @@ def account(number: int) -> str:
 
 
 Patient = Annotated[Lease, fence.depends(account)]
-Brief = Annotated[Lease, fence.depends(account, ttl=0.5)]
+Brief = Annotated[Lease, fence.depends(account, ttl=3)]
 Hurried = Annotated[Lease, fence.depends(f"{NAME}/{{number}}", number=int, timeout=0, retry_after=7)]
 Nowhere = Annotated[Lease, nowhere.depends(account, timeout=0)]
 

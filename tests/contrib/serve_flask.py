@@ -72,7 +72,7 @@ def worker_exit(server: object, worker: object) -> None:
 
 
 @app.post("/zombie/<int:number>")
-@fence.holding(f"{NAME}/{{number}}", ttl=0.5)
+@fence.holding(f"{NAME}/{{number}}", ttl=3)
 def zombie(number: int, lease: Lease) -> str:
     """It writes long after its lease was lost."""
     tell("waiting", token=lease.token)

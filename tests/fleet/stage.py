@@ -17,10 +17,11 @@ from fencepost.driver import boottime
 from fencepost.fleet.plan import prefix, view
 from fencepost_lab.history.checks import Report, check
 from fencepost_lab.history.format import FORMAT, Line
-from fencepost_lab.servers.processes import STILL, state_of
+from fencepost_lab.servers.processes import state_of
 from fencepost_lab.sim.ownership import Watch
 from tests.fleet.resource import Resource
 from tests.harness.child import Child
+from tests.harness.threads import on_thread
 from tests.harness.waiting import until_async
 
 
@@ -144,8 +145,7 @@ class Fleet:
     async def freeze(self, worker: Process, seconds: float | None = None) -> None:
         """SIGSTOP a worker for so long, else past its ttl until the others own all; it was stopped all the time."""
         worker.hit = since = boottime()
-        worker.child.signal(signal.SIGSTOP)
-        await self.until(lambda: state_of(worker.child.pid) in STILL, f"{worker.name} stops")
+        await on_thread(worker.child.freeze, self.url)
         self._note("pause", worker)
         await asyncio.sleep(self.plan.ttl * 1.05 if seconds is None else seconds)
         if seconds is None:

@@ -22,7 +22,7 @@ from tests.harness.logs import logged
 from tests.harness.threads import background
 from tests.harness.waiting import PATIENCE, until, until_async
 
-TTL = 1.2
+TTL = 3.0
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fencepost_lab.servers import Etcd, http_json
 from tests.harness.leases import lease as lease_of
 from tests.harness.scripted import JSON, End, Fault, Http, Scripted
 from tests.harness.servers import Endpoint
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import GIVES_UP, PATIENCE, until
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_deleting_leaves_the_mark(guard: EtcdGuard, thing: str) -> None:
 
 def test_a_server_that_is_gone_is_told_apart_from_one_that_may_have_written(thing: str) -> None:
     with Etcd() as server:
-        guard = EtcdGuard("http://127.0.0.1:1", f"http://{server.address}", timeout=0.5)
+        guard = EtcdGuard("http://127.0.0.1:1", f"http://{server.address}", timeout=GIVES_UP)
         guard.write(thing, b"x", 5)
         with server.paused(), pytest.raises(BackendError) as caught:
             guard.write(thing, b"y", 6)

@@ -23,7 +23,7 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import Redis
 from tests.harness.leases import lease as lease_of
 from tests.harness.servers import Endpoint
-from tests.harness.waiting import until
+from tests.harness.waiting import GIVES_UP, until
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ async def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) 
 
 
 def test_a_server_that_does_not_answer_leaves_it_open(thing: str) -> None:
-    with Redis() as server, redis.from_url(server.url, socket_timeout=0.2, retry=None) as client:
+    with Redis() as server, redis.from_url(server.url, socket_timeout=GIVES_UP, retry=None) as client:
         guard = RedisGuard(client)
         offer = Stamp(5, 1, "ann")
         guard.execute("INCRBY", thing, 0, lease=1)

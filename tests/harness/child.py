@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -23,6 +24,17 @@ from tests import ROOT
 from tests.harness.waiting import PATIENCE, until
 
 CLOSED = object()
+
+
+def _free(file: str) -> bool:
+    """Whether nobody is inside a transaction that writes to a file of SQLite's."""
+    with contextlib.closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        db.execute("ROLLBACK")
+        return True
 
 
 class ChildFailed(AssertionError):
@@ -157,11 +169,22 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def freeze(self) -> None:
-        """SIGSTOP it; returns when it has stopped."""
-        self.signal(signal.SIGSTOP)
-        until(lambda: state_of(self.pid) in STILL, f"process {self.pid} stops", poll=0.002)
-        assert self.running, self.story
+    def freeze(self, store: str = "") -> None:
+        """SIGSTOP it; returns when it has stopped.
+
+        With a ``store`` in SQLite, between two transactions: inside one, it would lock everybody out of the file.
+        """
+        scheme, _, rest = store.partition(":")
+        file = rest.removeprefix("//").partition("?")[0] if scheme == "sqlite" else ""
+        for _ in range(1000):
+            self.signal(signal.SIGSTOP)
+            until(lambda: state_of(self.pid) in STILL, f"process {self.pid} stops", poll=0.002)
+            assert self.running, self.story
+            if not file or _free(file):
+                return
+            self.thaw()
+            time.sleep(0.001)
+        raise AssertionError(f"process {self.pid} is always inside a transaction")
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)

@@ -31,6 +31,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from fencepost import locks
 from tests import ROOT
 from tests.harness.threads import Background, on_thread
 
@@ -71,7 +72,8 @@ def call_apart(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
     __tracebackhide__ = True
     with tempfile.TemporaryDirectory(prefix="fencepost-isolated-") as folder:
         order = Path(folder, "call")
-        order.write_bytes(pickle.dumps((call.__module__, call.__qualname__, args, kwargs)))
+        # A store's patience as the test has it here, too: see ``unhurried``.
+        order.write_bytes(pickle.dumps((call.__module__, call.__qualname__, args, kwargs, locks._ANSWER)))
         # Not a file: a limit on the size of files would apply to it.
         reader, writer = _fork_server().Pipe(duplex=False)
         child = _fork_server().Process(target=_begin, args=(order, writer, dict(os.environ)))
@@ -170,7 +172,7 @@ def _begin(order: Path, output: Connection, environment: dict[str, str]) -> None
 
 
 def _call(order: Path) -> None:
-    module, name, args, kwargs = pickle.loads(order.read_bytes())
+    module, name, args, kwargs, locks._ANSWER = pickle.loads(order.read_bytes())
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     lost: list[str] = []
     sys.unraisablehook = lambda failure: lost.append(

@@ -608,7 +608,8 @@ class GrpcScripted(Plan):
             yield _spoil(fault, context)
             return
         answers = self._channel.stream_stream(path)(requests, metadata=_metadata(context))
-        context.add_callback(answers.cancel)
+        if not context.add_callback(answers.cancel):
+            answers.cancel()
         try:
             for answer in answers:
                 yield answer if fault is None else _spoil(fault, context)
@@ -618,7 +619,8 @@ class GrpcScripted(Plan):
 
     def _begin(self, label: str, context: Any) -> Fault | None:
         self._calls.add(id(context))
-        context.add_callback(lambda: self._calls.discard(id(context)))
+        if not context.add_callback(lambda: self._calls.discard(id(context))):
+            self._calls.discard(id(context))  # its client is gone already
         return self.due(label)
 
 
@@ -658,7 +660,7 @@ _ETCD_REFUSED = {
 _HEADER = etcd_pb2.TxnResponse(header=etcd_pb2.ResponseHeader(revision=7)).SerializeToString()
 ETCD = (
     *(Fault(f"refused-{name}", asked=False, refusal=refusal) for name, refusal in _ETCD_REFUSED.items()),
-    *(Fault(f"done-{name}", refusal=refusal) for name, refusal in _LOST.items()),
+    *(Fault(f"done-{name}", refusal=_ETCD_REFUSED[name]) for name in (*_LOST, "full")),
     *wrong({"empty": b"", "header": _HEADER, "text": b"<html>", "garbage": b"\xff" * 16}),
 )
 """The faults of one etcd that need gRPC's own words; the others are those of its connections."""

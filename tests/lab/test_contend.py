@@ -202,7 +202,7 @@ PEERS = [
 def test_peers_meet_the_same_load(client: str, server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     backend = request.getfixturevalue(server).url
-    plan = Plan(backend=backend, client=client, contenders=6, duration=0.6, warmup=0, work=0.001, history=True)
+    plan = Plan(backend=backend, client=client, contenders=6, sections=60, warmup=0, work=0.001, history=True)
     told = report.summary(contend(plan, history=path))
     assert told["sections"] > 0
     assert told["failures"] == {}
@@ -222,7 +222,7 @@ def test_the_pipes_of_a_run_are_closed_once_they_were_read_to_their_end(
 
     before = set(threading.enumerate())
     monkeypatch.setattr(run, "queue", SimpleNamespace(SimpleQueue=Slow, Empty=queue.Empty))
-    told = found(backend=f"sqlite://{tmp_path}/locks.db", contenders=2, processes=2, duration=0.2, warmup=0)
+    told = found(backend=f"sqlite://{tmp_path}/locks.db", contenders=2, processes=2, sections=20, warmup=0)
     assert told["sections"] > 0
     for each in set(threading.enumerate()) - before:  # one that still reads fails this test by what it raises
         each.join(PATIENCE)

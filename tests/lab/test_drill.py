@@ -60,7 +60,7 @@ def test_a_drill_tells_whether_the_guard_refused(
     first = staging.holder(mode)
     token = int(first.heard(lambda line: line.startswith("holds")).split()[1])
     second = staging.holder("enforce")
-    drill = staging.drill(first.pid, "--watch", "2s")
+    drill = staging.drill(first.pid, "--watch", "5s" if mode == "none" else "1m")
     second.heard(lambda line: line.startswith("holds"))
     assert drill.wait() == code, drill.story
     facts = json.loads(drill.output[-1])

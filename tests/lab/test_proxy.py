@@ -26,16 +26,23 @@ class Between:
         self.faults = Faults()
         self.proxy = Proxy(self.past.connection_pool.connection_kwargs["port"], who="redis", faults=self.faults)
 
-    def client(self, timeout: float = PATIENCE) -> Any:
+    def client(self) -> Any:
         return redis.Redis(
             HOST,
             self.proxy.port,
-            socket_timeout=timeout,
+            socket_timeout=PATIENCE,
             socket_connect_timeout=PATIENCE,
             retry=Retry(NoBackoff(), 0),
             decode_responses=True,
             single_connection_client=True,
         )
+
+    def hasty(self, seconds: float = 0.3) -> Any:
+        """One that is connected, and waits so long for an answer from now on."""
+        client = self.client()
+        assert client.ping()
+        client.connection._sock.settimeout(seconds)
+        return client
 
     def did(self) -> list[str]:
         return [fault["do"] for fault in self.faults]
@@ -50,11 +57,11 @@ def between(redis_server: Endpoint) -> Iterator[Between]:
 
 
 def test_a_cut_is_silence_and_healing_delivers_what_was_sent(between: Between) -> None:
-    with between.client(0.3) as client:
+    with between.hasty() as client:
         between.proxy.cut()
         with pytest.raises(redis.TimeoutError):
             client.incr("proxied")
-        assert between.proxy.held > 0
+        until(lambda: between.proxy.held > 0, "it is held back")
         assert between.past.get("proxied") is None
         between.proxy.heal()
         until(lambda: between.past.get("proxied") == "1", "it arrives late")
@@ -64,18 +71,17 @@ def test_a_cut_is_silence_and_healing_delivers_what_was_sent(between: Between) -
 
 @pytest.mark.parametrize(("way", "arrives"), [({"up": False}, "1"), ({"down": False}, None)])
 def test_a_one_way_cut_lets_the_other_way_through(between: Between, way: dict[str, bool], arrives: str | None) -> None:
-    with between.client(0.3) as client:
+    with between.hasty() as client:
         between.proxy.cut(**way)
         with pytest.raises(redis.TimeoutError):
             client.incr("proxied")
         until(lambda: between.past.get("proxied") == arrives, "what is not cut goes through")
-        assert between.proxy.held > 0, "one way was to be held back"
+        until(lambda: between.proxy.held > 0, "one way is held back")
         between.proxy.heal()
 
 
 def test_a_cut_can_spare_those_who_connect_after_it(between: Between) -> None:
-    with between.client(0.3) as cut_off:
-        assert cut_off.ping()
+    with between.hasty() as cut_off:
         between.proxy.cut(newcomers=False)
         with pytest.raises(redis.TimeoutError):
             cut_off.ping()
@@ -84,11 +90,11 @@ def test_a_cut_can_spare_those_who_connect_after_it(between: Between) -> None:
 
 
 def test_a_delay_is_at_least_as_long_as_asked(between: Between) -> None:
-    with between.client(0.1) as client:
+    with between.hasty(0.1) as client:
         between.proxy.slow(0.4)
         with pytest.raises(redis.TimeoutError):
             client.incr("proxied")
-        assert between.proxy.slowed > 0
+        until(lambda: between.proxy.slowed > 0, "it is slowed down")
         until(lambda: between.past.get("proxied") == "1", "late, but it arrives")
     between.proxy.slow(0)
     with between.client() as client:
@@ -119,9 +125,9 @@ def test_a_request_is_carried_out_twice_and_answered_once(between: Between) -> N
 def test_a_delayed_request_arrives_after_later_ones_though_its_client_is_gone(between: Between) -> None:
     between.past.set("proxied", "old")
     between.proxy.delay(b"early")
-    with between.client(0.3) as client, pytest.raises(redis.TimeoutError):
+    with between.hasty() as client, pytest.raises(redis.TimeoutError):
         client.set("proxied", "early")
-    assert between.proxy.in_flight == 1
+    until(lambda: between.proxy.in_flight == 1, "it is on its way")
     with between.client() as client:
         client.set("proxied", "later")
     assert between.past.get("proxied") == "later"

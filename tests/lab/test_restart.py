@@ -38,7 +38,7 @@ def next_round(service: Service, locks: str) -> tuple[int, int]:
 
 def test_holder_waiters_and_resource_killed_while_the_lock_is_held(locks: str) -> None:
     with Service() as service:
-        common = ["--backend", locks, "--resource", service.url, "--key", KEY, "--ttl", "2s"]
+        common = ["--backend", locks, "--resource", service.url, "--key", KEY, "--ttl", "60s"]
         seen, value = [0], 0
         for _ in range(2):
             with ExitStack() as crowd, fencepost.connect(locks) as watch:
@@ -54,6 +54,7 @@ def test_holder_waiters_and_resource_killed_while_the_lock_is_held(locks: str) -
                 until(all_wait, f"{WAITERS} waiters", watching=[holder, *waiters])
                 for kill in [worker.kill for worker in waiters] + [service.kill, holder.kill]:
                     kill()
+                assert watch.break_lock(KEY), "as at its ttl"
             seen += tokens(holder)
             assert int(accepted["value"]) == value + 1
 

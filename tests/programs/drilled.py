@@ -30,7 +30,7 @@ def main(url: str, name: str, database: str, audit: str, mode: str) -> None:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
 
-    with fencepost.connect(url, ttl=0.5, hooks=[log]) as locks:
+    with fencepost.connect(url, ttl=3, hooks=[log]) as locks:
         lease = locks.acquire(name)
         access(False, lease)
         print(f"holds {lease.token}", flush=True)

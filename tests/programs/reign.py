@@ -108,7 +108,9 @@ class Reign:
                     if not each.ended:
                         each.check()
                 assert time.monotonic() < deadline, f"nobody led within {self._patience:g} s"
-        at, candidate = min(found, key=lambda each: each[0])
+        # The first may have lost its term since, and say nothing more.
+        at, _ = min(found, key=lambda each: each[0])
+        _, candidate = max(found, key=lambda each: each[0])
         return candidate, at
 
     def depose(self, times: int, *, kill: bool) -> list[float]:

@@ -18,6 +18,7 @@ from fencepost.errors import ConfigError, MissingToken, Refused, StaleToken
 from fencepost.events import Event
 from fencepost.guards.policy import STEPS, Policy, position
 from fencepost.hooks.audit import read
+from fencepost.resource import census
 from fencepost.resource.census import NoRoom
 from fencepost.resource.ledger import SqliteLedger
 from fencepost.resource.mode import ModeFile
@@ -177,6 +178,7 @@ def test_keys_that_others_made_are_counted_and_a_full_store_is_not_counted_for_e
         return count(ledger, most)
 
     monkeypatch.setattr(SqliteLedger, "count", counted)
+    monkeypatch.setattr(census, "_PAUSE", 3600.0)
 
     async def fill(store: Store) -> None:
         assert await outcome(store, "ours", Stamp(1, 1, "ann")) == "made, mark 1"
@@ -193,7 +195,8 @@ def test_keys_that_others_made_are_counted_and_a_full_store_is_not_counted_for_e
         assert (store.census.count, counts) == (3, [3])
         assert [await outcome(store, f"no-{each}", Stamp(1, 1, "ann")) for each in range(50)] == ["no room"] * 50
         assert counts == [3], "it was counted a moment ago"
-        store.census._at -= 2
+        store.census._at -= 3601
+        store.census._took = 0.0
         assert await outcome(store, "no", Stamp(1, 1, "ann")) == "no room"
         assert counts == [3, 3]
 
@@ -201,8 +204,9 @@ def test_keys_that_others_made_are_counted_and_a_full_store_is_not_counted_for_e
 
 
 def test_a_file_has_the_mode_and_what_it_says_wrong_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fencepost.resource.mode._EVERY", 3600.0)
     file = tmp_path / "mode"
     for content in (b"", b"strickt\n", b"canary:101%", b"\xff", b"strict " * 100):
         file.write_bytes(content)

@@ -204,7 +204,7 @@ def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -
 
         saga.steps["charge"] = Step("charge", stop, external=True)
         try:
-            with fencepost.connect(world.url, ttl=1) as locks, closing(world.connect(Fate())) as conn:
+            with world.locks() as locks, closing(world.connect(Fate())) as conn:
                 saga.run(locks, conn, id)
         except (StaleToken, LeaseLost):
             os._exit(77)
@@ -212,6 +212,7 @@ def test_a_coordinator_stopped_past_its_ttl_cannot_move_the_saga(world: World) -
             os._exit(1)
     _, status = os.waitpid(child, os.WUNTRACED)
     assert os.WIFSTOPPED(status), "it was stopped in the middle of the saga"
+    world.free(id)  # as at its ttl
     with world.locks() as locks, closing(world.connect(Fate())) as conn:
         world.saga(Fate(), fails=False).run(locks, conn, id)
         before = world.saga(Fate(), fails=False).find(conn, id)

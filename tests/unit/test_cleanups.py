@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from fencepost.backends.cleanups import Cleanups
-from fencepost.driver import Driver
+from fencepost.driver import Driver, Signal
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError
-from tests.harness.waiting import run, until_async
+from tests.harness.waiting import PATIENCE, run, until_async
 
 DRIVERS = pytest.mark.parametrize("driver", [Blocking(), Asyncio()], ids=["threads", "tasks"])
 
@@ -22,11 +22,15 @@ class Store:
         self.failures = failures or {}
         self.asked: list[str] = []
         self.threads = set[int]()
+        self.open: Signal | None = None
+        """Nothing is cleaned up before, if there is one."""
         self.cleanups: Cleanups[str] = Cleanups(
             driver, self.clean, "test-cleanups", pauses=(0.01, 0.05), lasting=600, home=lambda key: key[0]
         )
 
     async def clean(self, key: str) -> None:
+        if self.open is not None:
+            await self.open.wait(PATIENCE)
         self.asked.append(key)
         self.threads.add(threading.get_ident())
         if self.failures.get(key, 0) > 0:
@@ -43,9 +47,11 @@ def test_a_hundred_clean_ups_share_one_thread_and_each_is_tried_until_it_is_answ
     async def scene() -> None:
         keys = [f"a{number}" for number in range(100)]
         store = Store(driver, {"a7": 3, "a50": 1})
+        store.open = driver.signal()
         for key in keys:
             store.cleanups.add(key)
             store.cleanups.add(key)
+        store.open.set()
         await store.settled()
         assert len(store.threads) == 1
         assert {key: store.asked.count(key) for key in keys} == {

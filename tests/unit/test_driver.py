@@ -260,16 +260,19 @@ async def test_a_clean_up_apart_is_not_waited_for_beyond_its_grace() -> None:
 
 
 ENDS = """
-import time
+import threading
 from fencepost.driver import run
 from fencepost.driver.threads import Blocking
 
+gone = threading.Event()
+
 async def clean_up():
-    time.sleep(0.3)
+    gone.wait(60)
     print("cleaned up", flush=True)
 
 run(Blocking().apart(clean_up(), 0.01))
 print("gone on", flush=True)
+gone.set()
 """
 
 

@@ -81,7 +81,7 @@ def test_a_clean_up_that_hangs_does_not_hold_a_blocking_acquire(blocking: tuple[
     trial = background(lambda: locks.acquire("a", timeout=0.05))
     with pytest.raises(BackendError, match="on purpose"):
         trial.result()
-    assert backend.hanging == ["leave"]
+    until(lambda: backend.hanging == ["leave"], "the clean-up hangs")
     assert locks.status("a") is not None, "it was granted, and is not given back yet"
     backend.thaw()
     until(lambda: locks.status("a") is None, "the clean-up is seen through")
@@ -110,7 +110,7 @@ async def test_an_acquire_of_a_frozen_store_ends_with_its_timeout(method: str) -
     backend.methods = (method, "leave")
     with pytest.raises((BackendError, NotAcquired)):
         async with asyncio.timeout(PATIENCE):
-            await locks.acquire("a", timeout=0.05)
+            await locks.acquire("a", timeout=1)
     assert method in backend.hanging
     backend.thaw()
     if held is not None:

@@ -24,6 +24,7 @@ from fencepost.events import Event
 from tests.harness.interrupts import Interrupter
 from tests.harness.isolated import isolated
 from tests.harness.threads import background
+from tests.harness.waiting import until
 
 
 def press(number: int = signal.SIGINT) -> None:
@@ -352,11 +353,12 @@ def test_a_thread_that_is_interrupted_while_it_starts_does_its_job() -> None:
             came["started"] += 1
         except KeyboardInterrupt:
             came["interrupted"] += 1
-        if not done.wait(0.2) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+        until(lambda: not any(thread.name == "job" for thread in threading.enumerate()), "the thread is done")
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
             came["never started"] += 1  # interrupted before the thread was: its job is dropped with it
             coroutine.close()
         else:
-            assert done.wait(60)
+            assert done.is_set()
         if not interrupter.sent:
             break
     assert came["interrupted"] > came["never started"], came

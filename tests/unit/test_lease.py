@@ -419,7 +419,7 @@ async def test_an_election_that_is_closed_while_a_lost_term_is_cleaned_up_after_
                     steps.append("cleaned up")
 
     async with aio.connect(f"memory://{secrets.token_hex(4)}", ttl=60) as locks:
-        election = locks.election("a", ttl=0.3)
+        election = locks.election("a", ttl=3)
         leading = asyncio.create_task(lead())
 
         async def leads() -> bool:

@@ -12,6 +12,7 @@ from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError, LeaseLost
 from fencepost.lease import Grant, Reason
 from tests.harness.faulty import Bench, fault
+from tests.harness.waiting import until
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_an_acquire_that_may_have_happened_is_cleaned_up_after(bench: Bench) -> 
     bench.backend.after["take"] = fault(ambiguous=True)
     with pytest.raises(BackendError):
         bench.locks.acquire("a")
-    assert bench.locks.status("a") is None
+    until(lambda: bench.locks.status("a") is None, "it is given back")
     assert bench.kinds() == ["attempt", "abandoned"]
     assert bench.locks.try_acquire("a")
 
@@ -64,7 +65,7 @@ def test_a_clean_up_that_fails_too_leaves_the_first_error_and_a_warning(
     with caplog.at_level(logging.WARNING, logger="fencepost"), pytest.raises(BackendError) as raised:
         bench.locks.acquire("a")
     assert raised.value is first
-    assert "its ttl will" in caplog.text
+    until(lambda: "its ttl will" in caplog.text, "the warning")
 
 
 def test_a_release_that_was_not_answered_may_be_tried_again(bench: Bench) -> None:
@@ -143,9 +144,14 @@ def test_a_waiter_leaves_the_line_although_it_is_certain_that_its_request_failed
     with pytest.raises(BackendError) as raised:
         bench.locks.acquire("a")
     assert raised.value is failure
-    status = bench.locks.status("a")
-    assert status is not None
-    assert (status.holder, status.waiters) == (lease.holder, ())
+
+    def left() -> bool:
+        status = bench.locks.status("a")
+        assert status is not None
+        assert status.holder == lease.holder
+        return status.waiters == ()
+
+    until(left, "it has left the line")
 
 
 def test_a_loss_that_only_the_release_finds_out_is_told(bench: Bench) -> None:

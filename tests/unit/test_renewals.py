@@ -77,7 +77,7 @@ def test_a_renewal_that_the_store_does_not_confirm_is_an_error_to_who_asks_for_i
 
 def test_no_answer_keeps_the_old_deadline_and_is_asked_again_until_it_passes(bench: Bench) -> None:
     bench.backend.renewing = [silent]
-    lease = bench.locks.acquire("a", ttl=1.0)
+    lease = bench.locks.acquire("a")
     deadline = lease.deadline
     assert lease.ended.wait(PATIENCE)
     assert lease.deadline == deadline
@@ -117,7 +117,7 @@ def test_a_store_that_hangs_does_not_delay_the_news(bench: Bench) -> None:
 def test_a_store_that_hangs_does_not_hold_up_leases_that_come_later(bench: Bench) -> None:
     stuck = threading.Event()
     bench.backend.renewing = [hangs(stuck), fine]
-    first = bench.locks.acquire("a", ttl=SHORT)
+    first = bench.locks.acquire("a")
     until(lambda: len(bench.backend.batches) == 1, "the first renewal")
     second = bench.locks.acquire("b")
     assert first.ended.wait(PATIENCE)
@@ -129,7 +129,7 @@ def test_a_store_that_hangs_does_not_hold_up_leases_that_come_later(bench: Bench
 def test_an_answer_to_a_lease_released_meanwhile_is_dropped(bench: Bench) -> None:
     stuck = threading.Event()
     bench.backend.renewing = [hangs(stuck), fine]
-    lease = bench.locks.acquire("a", ttl=SHORT)
+    lease = bench.locks.acquire("a")
     until(lambda: len(bench.backend.batches) == 1, "the first renewal")
     lease.release()
     again = bench.locks.acquire("a", timeout=PATIENCE)
@@ -159,7 +159,7 @@ def test_one_thread_serves_all_leases_and_ends_after_them(bench: Bench) -> None:
         lease.release()
     until(lambda: services() == 0, "its end")
     bench.locks.acquire("again").release()
-    lease = bench.locks.acquire("and again", ttl=1.5)
+    lease = bench.locks.acquire("and again")
     renewed(bench, "and again")
     lease.check()
 
@@ -184,7 +184,7 @@ def test_what_a_batch_says_of_each_lease_reaches_that_one(bench: Bench) -> None:
 
 
 def test_the_service_keeps_no_dropped_lease_alive(bench: Bench) -> None:
-    lease = bench.locks.acquire("a", ttl=1.0)
+    lease = bench.locks.acquire("a")
     renewed(bench, "a")
     holder = lease.holder
     del lease
@@ -295,7 +295,7 @@ def test_a_backend_that_answers_for_others_counts_as_no_answer(bench: Bench, cap
         return [Renewal.RENEWED] * (len(holds) - 1)  # never as many, however the leases are batched
 
     bench.backend.renew = renew  # type: ignore[method-assign]  # such as one that has a bug
-    leases = [bench.locks.acquire(name, ttl=SHORT * 2) for name in "ab"]
+    leases = [bench.locks.acquire(name) for name in "ab"]
     until(lambda: all(lease.lost for lease in leases), "both are lost at their deadline")
     assert 1 < calls < 30, "it was asked again, and not at full speed"
     assert re.search(r"the backend has (0 answers for 1|1 answers for 2) holds", caplog.text)
@@ -441,7 +441,7 @@ def test_a_renewal_that_ended_with_its_event_loop_is_made_in_the_next() -> None:
 
 def test_a_loss_is_told_although_it_is_reported_before_the_lease_is_watched(bench: Bench) -> None:
     """The session ends while the acquire is on its way back."""
-    other = bench.locks.acquire("other", ttl=1.5)
+    other = bench.locks.acquire("other")
 
     def report(event: Event) -> None:
         if event.kind == "acquired" and event.name == "a":

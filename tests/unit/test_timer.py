@@ -79,8 +79,9 @@ def test_keys_are_fired_when_they_are_due_in_order(driver: Driver) -> None:
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test")
         now = driver.now()
-        for key, wait in (("later", 0.3), ("sooner", 0.1), ("never", 600.0), ("at once", 0.0)):
-            timer.set(key, now + wait)
+        with timer._service.gate:
+            for key, wait in (("later", 0.3), ("sooner", 0.1), ("never", 600.0), ("at once", 0.0)):
+                timer.set(key, now + wait)
         assert timer.left("never") is not None
         await soon(lambda: len(fired.keys) == 3, "three are due")
         assert fired.keys == ["at once", "sooner", "later"]
@@ -238,9 +239,10 @@ def test_keys_that_were_set_again_and_again_take_no_room(driver: Driver) -> None
             timer._service.wake()
             if round % 10 == 0:
                 await soon(lambda: not timer._new, "they have had their turn")
-        assert timer._inside < 200
-        assert sum(map(len, timer._buckets.values())) == timer._inside
-        assert len(timer._heap) == len(timer._buckets)
+        with timer._service.gate:
+            assert timer._inside < 200
+            assert sum(map(len, timer._buckets.values())) == timer._inside
+            assert len(timer._heap) == len(timer._buckets)
         assert len(timer) == 10
         assert not fired.calls
         timer.close()
@@ -267,8 +269,9 @@ def test_a_key_that_has_little_time_does_not_wait_for_many_that_have_more(driver
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test", most=10)
         now = driver.now()
-        timer.offer_all([(key, now - 1.0, 3.0) for key in range(500)])
-        timer.offer_all([("short", now - 0.5, 0.1), ("soon", now + 3600.0, 0.1)])
+        with timer._service.gate:
+            timer.offer_all([(key, now - 1.0, 3.0) for key in range(500)])
+            timer.offer_all([("short", now - 0.5, 0.1), ("soon", now + 3600.0, 0.1)])
         await soon(lambda: len(fired.keys) == 501, "all are fired")
         assert fired.keys.index("short") < 50
         assert [key for key in fired.keys if key != "short"] == [*range(500)]

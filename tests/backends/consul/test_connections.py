@@ -20,7 +20,7 @@ from fencepost_lab.faults.proxy import Proxy, _Pair
 from fencepost_lab.servers import HOST, Consul, http_json
 from tests.conformance.faces import FACES, Client
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import GIVES_UP, PATIENCE, until
 
 pytestmark = pytest.mark.consul
 
@@ -177,7 +177,7 @@ async def test_an_answer_that_comes_bit_by_bit_is_given_up_in_time(face: str) ->
 
     with socket.create_server((HOST, 0)) as listening:
         threading.Thread(target=drip, daemon=True).start()
-        client = Client(face, f"consul://{HOST}:{listening.getsockname()[1]}?timeout=1s", ttl=TTL)
+        client = Client(face, f"consul://{HOST}:{listening.getsockname()[1]}?timeout={GIVES_UP:g}s", ttl=TTL)
         with pytest.raises(BackendError):
             await client.status("a")
         assert dripped

@@ -25,7 +25,6 @@ def test_a_waiter_whose_event_loop_was_closed_leaves_the_queue(server: Etcd) -> 
     with fencepost.connect(server.url, ttl=LONG) as others:
         holder = others.acquire(name)
         left = forsake(server.url, name, lambda: queued(others, name, 1), ttl=3)
-        assert queued(others, name, 1), "it is still in the queue"
         until(lambda: queued(others, name, 0), "it leaves", poll=0.1)
         assert holder.release()
         assert others.acquire(name, timeout=PATIENCE).release()

@@ -97,6 +97,8 @@ def test_a_hand_over_wakes_one_waiter_in_its_turn(server: Etcd, locks: sync.Lock
     for each in crowd:
         each.start()
     until(lambda: queued(locks, "hot", size), "all wait")
+    watches = locks._core.backend._watches  # type: ignore[attr-defined]
+    until(lambda: len(watches._watches) == size, "all watch")
     assert holder.release()
     for each in crowd:
         each.join(PATIENCE)
@@ -214,7 +216,7 @@ def test_sessions_are_kept_alive_once_there_are_threads_for_it(
         start(each)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with fencepost.connect(server.url, ttl=3) as locks:
+    with fencepost.connect(server.url, ttl=9) as locks:
         if thread == "fencepost-etcd-keeper":
             for _ in range(2):
                 with pytest.raises(RuntimeError, match="thread"):

@@ -154,6 +154,7 @@ async def test_a_call_that_is_not_answered_in_time_is_cancelled(face: str) -> No
             with pytest.raises(BackendError, match="no answer in time") as raised:
                 await ask()
             assert raised.value.ambiguous
+            await until_async(lambda: any(frame.kind == 1 for frame in server.frames), "it is asked")
             (head, *_) = [frame for frame in server.frames if frame.kind == 1]
             assert b"grpc-timeout" in head.payload
             if face == "asyncio":  # a blocking one closes the connection

@@ -29,6 +29,7 @@ def in_turn(others: sync.Locks, locks: sync.Locks, name: str, ttl: float) -> tup
     waiters_of(others, name, 1)
     waiter = aside(locks.acquire, name)
     waiters_of(others, name, 2)
+    until(lambda: known_to_wait(locks) == 2, "they know that they wait")
     assert first.release()
     return holder.result(PATIENCE), waiter
 
@@ -60,7 +61,7 @@ def test_holder_and_waiters_survive_a_crash_of_the_server_in_order(server: Postg
 
 def test_a_hold_that_ran_out_while_the_server_was_down_goes_to_the_next(server: Postgres, name: str) -> None:
     with fencepost.connect(server.url, ttl=LONG) as locks:
-        holder, waiter = in_turn(locks, locks, name, ttl=0.5)
+        holder, waiter = in_turn(locks, locks, name, ttl=GIVES_UP)
         server.kill()
         assert holder.ended.wait(PATIENCE)
         server.start()
@@ -70,7 +71,7 @@ def test_a_hold_that_ran_out_while_the_server_was_down_goes_to_the_next(server: 
 
 def test_a_holder_knows_of_its_loss_by_its_deadline_while_the_server_is_frozen(server: Postgres, name: str) -> None:
     with fencepost.connect(server.url, ttl=LONG) as locks:
-        holder, waiter = in_turn(locks, locks, name, ttl=0.6)
+        holder, waiter = in_turn(locks, locks, name, ttl=GIVES_UP)
         with server.paused():
             assert holder.ended.wait(PATIENCE)
             with pytest.raises(fencepost.LeaseLost):
@@ -100,7 +101,7 @@ def test_a_cut_connection_is_lost_in_time_and_replaced(server: Postgres, name: s
     with Proxy(server.port) as proxy:
         url = f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout={GIVES_UP:g}s"
         with fencepost.connect(server.url, ttl=LONG) as others, fencepost.connect(url, ttl=LONG) as locks:
-            holder, waiter = in_turn(others, locks, name, ttl=1.0)
+            holder, waiter = in_turn(others, locks, name, ttl=GIVES_UP)
             proxy.cut()
             assert holder.ended.wait(PATIENCE)
             assert proxy.held, "renewals were on their way"

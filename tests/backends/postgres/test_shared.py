@@ -88,7 +88,7 @@ def test_a_waiter_is_told_of_a_sharer_that_expires_earlier(
     monkeypatch.setattr(listener, "_LISTENING", (2 * PATIENCE, 3 * PATIENCE))  # nobody looks for lost news
     with fencepost.connect(server.url, ttl=LONG) as locks, fencepost.connect(server.url, ttl=LONG) as there:
         writer = locks.acquire(name)
-        short = aside(locks.shared(name, ttl=0.5, renew=False).acquire)
+        short = aside(locks.shared(name, ttl=3, renew=False).acquire)
         waiters_of(locks, name, 1)
         last = aside(there.acquire, name)
         waiters_of(locks, name, 2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import select
 import socket
@@ -108,6 +109,8 @@ def test_a_reply_that_answers_no_request_ends_the_connection(
     own_redis: Own, extra: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or the next request would get it as its own."""
+    gc.collect()  # what another test left behind is told now
+    caplog.clear()
     said = Meddler(own_redis.server.port)
 
     async def scenario() -> None:
@@ -221,6 +224,9 @@ def test_no_server_gets_the_password_into_a_message_in_its_own_words(reply: obje
 def test_a_reply_that_python_itself_chokes_on_is_an_error_of_ours(
     own_redis: Own, face: str, answer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gc.collect()  # what another test left behind is told now
+    caplog.clear()
+
     async def scenario() -> None:
         client = Client(face, f"redis://{proxy.address}?timeout={PATIENCE}s&connect_timeout={PATIENCE}s", ttl=300)
         proxy.plan(Fault("wild", answer=answer), "take", 1)

@@ -48,7 +48,7 @@ def test_sharers_keep_redis_py_out_for_as_long_as_the_last_of_them(own_redis: Ow
 def test_a_dead_sharers_key_frees_itself_for_everybody(own_redis: Own) -> None:
     foreign = Lock(own_redis.client, LOCK, timeout=300)
     with fencepost.connect(own_redis.url) as locks:
-        lease = locks.shared("a", ttl=0.2, renew=False).acquire()
+        lease = locks.shared("a", ttl=3, renew=False).acquire()
         assert not foreign.acquire(blocking=False)
         assert foreign.acquire(blocking=True, blocking_timeout=PATIENCE)
         assert own_redis.keys() == {LOCK}

@@ -74,7 +74,7 @@ def test_waiting_reads_the_file_a_bounded_number_of_times(url: str) -> None:
         until(lambda: _quiet(statements), "it stops asking")
         before = len(statements)
         time.sleep(0.5)
-        assert len(statements) == before
+        assert len(statements) <= before + 2 * len(waiters), "a last look of each at the most"
         file._connection.set_trace_callback(None)
         assert holder.release()
         for _ in waiters:
@@ -197,7 +197,7 @@ def test_closing_removes_the_mailbox(url: str, tmp_path: Path) -> None:
 
 def test_a_lost_wake_up_delays_no_longer_than_the_holders_deadline(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox.Sender, "wake", lambda sender, wakes: None)
-    with fencepost.connect(url, ttl=1) as here, fencepost.connect(url, ttl=60) as there:
+    with fencepost.connect(url, ttl=3) as here, fencepost.connect(url, ttl=60) as there:
         holder = here.acquire("a")
         waiter = Waiter(there)
         queued(here, 1, waiter)
@@ -225,7 +225,7 @@ def test_locks_that_are_dropped_unclosed_leave_no_thread_and_no_mailbox(url: str
     """As by a function that connects each time it is called, and waits now and then."""
 
     def turn() -> None:
-        locks = fencepost.connect(url, ttl=0.6)
+        locks = fencepost.connect(url, ttl=3)
         holder = locks.acquire("a")
         waiter = Waiter(locks)
         queued(locks, 1, waiter)

@@ -30,7 +30,6 @@ def test_a_waiter_whose_event_loop_was_closed_leaves_the_queue(server: ZooKeeper
     with fencepost.connect(url, ttl=LONG) as others:
         holder = others.acquire(name)
         left = forsake(url, name, lambda: waits(others, name), ttl=3)
-        assert waits(others, name), "it is still in the queue"
         waiters_of(others, name, 0)
         assert holder.release()
         assert others.acquire(name, timeout=PATIENCE).release()
@@ -78,14 +77,14 @@ async def test_a_waiter_whose_coroutine_was_closed_leaves_the_queue(server: ZooK
 async def test_a_waiter_that_lives_stays_in_the_queue(server: ZooKeeper) -> None:
     """While others use its session, and their requests keep it alive in place of pings."""
     url = f"{server.url}/stays"
-    locks = aio.connect(url, ttl=3)
+    locks = aio.connect(url, ttl=6)
     with fencepost.connect(url, ttl=LONG) as others:
         holder = others.acquire("x")
         task = asyncio.create_task(locks.acquire("x"))
         await until_async(lambda: waits(others, "x"), "it waits", watching=[task])
         kept = await locks.acquire("y")
         first = kept.deadline
-        await until_async(lambda: kept.deadline > first + 4, "it is renewed often enough", watching=[task])
+        await until_async(lambda: kept.deadline > first + 8, "it is renewed often enough", watching=[task])
         assert waits(others, "x")
         assert holder.release()
         assert await (await task).release()

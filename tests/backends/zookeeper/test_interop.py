@@ -154,7 +154,7 @@ def test_a_killed_java_holder_is_followed(zookeeper_server: Endpoint, recipe_cla
         before = locks.acquire(name)
         before.release()
         command = [program("JAVA"), "-Xmx64m", "-cp", recipe_classes, "Recipe", address(url), f"{root}/{name}"]
-        with Recipe([*command, "2000"]) as other:
+        with Recipe([*command, "10000"]) as other:
             other.ask()
             until(other.has_it, "it has the lock")
             other.kill()

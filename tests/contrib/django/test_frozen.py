@@ -23,10 +23,10 @@ def replaced(database: str, store: str) -> None:
     from tests.contrib.django.shop.models import Account
 
     Account.objects.create(pk=1, balance=100)
-    ttl = 1.0
+    ttl = 3.0
     with Child.python("-m", "tests.contrib.django.holder", database, store, ttl) as worker:
         old = worker.json()["token"]
-        worker.freeze()
+        worker.freeze(store)
         with locks.lock("account/1", timeout=30) as lease, fenced("account/1"):
             assert lease.token > old
             Account.objects.filter(pk=1).update(balance=50)
