@@ -305,6 +305,32 @@ def test_a_connection_that_a_closed_event_loop_left_in_use_ends_with_its_locks(s
         _kept.append(asking)
 
 
+def test_a_connection_that_another_event_loop_opened_is_not_closed_under_a_request(server: Postgres, name: str) -> None:
+    async def first() -> aio.Locks:
+        locks = aio.connect(f"postgresql://postgres@{HOST}:{proxy.port}/postgres?timeout={PATIENCE:g}s", ttl=LONG)
+        assert await (await locks.acquire(name)).release()
+        return locks
+
+    async def second(locks: aio.Locks) -> None:
+        links = locks._core.backend._links  # type: ignore[attr-defined]
+        proxy.cut()
+        asking = asyncio.create_task(locks.acquire(name))
+        await until_async(lambda: bool(proxy.held), "the request is on its way", watching=[asking])
+        (link,) = links._used
+        await links.close()
+        assert not link.closed
+        proxy.heal()
+        assert await (await asking).release()
+        assert link.closed, "it was given back"
+        await locks.close()
+
+    with Proxy(server.port) as proxy:
+        loop = asyncio.new_event_loop()
+        locks = loop.run_until_complete(first())
+        loop.close()
+        run(second(locks))
+
+
 _kept: list[asyncio.Task[aio.Lease]] = []  # for good: Python complains of a task that is destroyed while it is pending
 
 

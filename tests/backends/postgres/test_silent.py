@@ -11,7 +11,7 @@ from fencepost.errors import BackendError
 from fencepost_lab.servers import HOST
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import GIVES_UP, PATIENCE, until
 
 pytestmark = pytest.mark.silence
 
@@ -63,7 +63,8 @@ def test_while_there_is_no_session_to_listen_on(silent: socket.socket, postgres_
         fencepost.connect(f"{postgres_server.url}?timeout={OWN}&listen={way}") as locks,
         others.lock("test_silent"),
     ):
-        asking = background(lambda: locks.acquire("test_silent", timeout=0.1))
+        assert locks.status("test_silent"), "it is connected"
+        asking = background(lambda: locks.acquire("test_silent", timeout=GIVES_UP))
         with pytest.raises(BackendError, match="no session to listen on"):
             asking.result()
         status = others.status("test_silent")

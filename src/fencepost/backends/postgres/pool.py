@@ -9,7 +9,6 @@ from contextlib import suppress
 from math import inf
 from types import UnionType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import errors
@@ -71,8 +70,8 @@ class Links:
         self._patience = patience
         self._gate = threading.Lock()
         self._idle: list[Link] = []
-        self._loops: WeakKeyDictionary[Link, asyncio.AbstractEventLoop] = WeakKeyDictionary()
-        """Each connection's event loop, where there is one."""
+        self._used: dict[Link, asyncio.AbstractEventLoop] = {}
+        """The connections that tasks use, each with its event loop."""
         self._open = 0
         self._queue: deque[Signal] = deque()
         self._stranded: list[int] = []  # server processes that may still be at work for connections that broke
@@ -105,6 +104,8 @@ class Links:
         until = self._driver.now() + self._patience
         while True:
             link = await self._take()
+            if not self._driver.blocking:
+                self._used[link] = asyncio.get_running_loop()
             try:
                 return await work(link)
             except _TRANSIENT as error:
@@ -118,6 +119,7 @@ class Links:
                 unsure = state is None or state.startswith(("08", "57P")) or _crash(error)
                 raise failure(error, ambiguous=unsure) from error
             finally:
+                self._used.pop(link, None)
                 try:
                     self._give_back(link)
                 except BaseException:  # for example, out of memory: it would count as open from now on
@@ -260,8 +262,6 @@ class Links:
 
     async def _connect(self) -> Link:
         link = await connect(self._kind, self._target)
-        if not self._driver.blocking:
-            self._loops[link] = asyncio.get_running_loop()
         try:
             if not self._known:
                 self.pooled = await pooled(link)
@@ -285,13 +285,13 @@ class Links:
             self._open -= len(links)
         for link in links:
             await settle(link.close())
-        for link, loop in list(self._loops.items()):
-            if loop.is_closed():  # what was in use then is never given back
+        for link, loop in self._used.copy().items():
+            if loop.is_closed():  # it will never be given back
                 link.pgconn.finish()
 
     def forked(self) -> None:
         """In a forked child: open new connections on next use."""
         _parents.extend(self._idle)
-        self._loops = WeakKeyDictionary()
+        self._used = {}
         self._gate = threading.Lock()
         self._idle, self._open, self._queue, self._stranded, self._unfinished = [], 0, deque(), [], 0
