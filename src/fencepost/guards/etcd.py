@@ -203,7 +203,9 @@ class EtcdGuard(cas.Guard):
                 ) from error
             if response.status != 200:
                 self._idle.append(connection)
-                raise BackendError(f"etcd refused: {data[:200]!r}", backend="etcd", ambiguous=response.status >= 500)
+                # What exceeds the quota is carried out, and refused.
+                unsure = response.status >= 500 or b"space exceeded" in data
+                raise BackendError(f"etcd refused: {data[:200]!r}", backend="etcd", ambiguous=unsure and not reads)
             answer = _answer(body, data)
             if answer is None:
                 connection.close()

@@ -300,6 +300,14 @@ class Keeper:
         if not session.doubtful or session.gone:
             return
         found = finish(self._back.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=session.id, keys=True), timeout=2.0))
+        refused: BackendError | None = None
         for key in found.keys:
             if key not in session.contenders:
-                finish(self._back.call(TXN, keys.remove(key), timeout=2.0))
+                try:
+                    finish(self._back.call(TXN, keys.remove(key), timeout=2.0))
+                except Outage:
+                    raise
+                except BackendError as error:
+                    refused = error
+        if refused is not None:
+            raise refused

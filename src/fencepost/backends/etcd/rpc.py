@@ -89,7 +89,7 @@ class Rpc:
                 return await self.once(method, request, member, left, sent)
             except Failure as error:
                 fault = Fault.of(error)
-                if not said or not fault.silent or left >= _SILENCE:  # else it had no time, and says no more than that
+                if not said or not fault.silent or left > each * 0.9:  # else it had no time, and says no more than that
                     said = f"etcd at {channels.hosts[member]}: {fault.words}"
                 if fault.silent and left >= _SILENCE:
                     channels.hang_up(dial)  # the connection may be dead, and nobody has told us
@@ -107,6 +107,7 @@ class Rpc:
                 if known == self._logins:  # else somebody has forgotten the login of this try already
                     self.forget_login()
                 logins += 1
+                said = ""
                 continue
             if not fault.passing or channels.closed or self._driver.now() + pauses.pause >= until:
                 kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
