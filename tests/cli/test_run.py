@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 import fencepost
 from fencepost import sync
 from fencepost.cli import app as root
+from fencepost.cli import child as cli_child
 from fencepost.cli import launch
 from fencepost_lab.servers.processes import ENDED, STILL, state_of
 from tests.harness.child import Child
@@ -285,11 +288,12 @@ def test_a_lost_lease_ends_the_command_although_it_cannot_be_told(
     runner: Runner, locks: sync.Locks, broken: str
 ) -> None:
     prepare = BROKEN[broken].format(shlex.quote(str(runner.folder)))
-    process = runner.under(prepare, "--ttl", "3s", "--grace", "100ms", "-v", command=["sh", "-c", STUBBORN])
+    process = runner.under(prepare, "--ttl", "3s", "--grace", "3s", "-v", command=["sh", "-c", STUBBORN])
     grandchild = int(process.line())
     locks.break_lock("job")
     assert process.wait() == 76, process.story
     ends(grandchild)
+    assert process.line() == "asked"
     assert process.errors == "", "nothing could be written"
     with locks.lock("job"):
         assert runner.under(prepare, "--no-wait", command=["true"]).wait() == 75
@@ -301,11 +305,12 @@ def test_a_lost_lease_ends_the_command_although_nobody_takes_our_words(runner: R
     os.mkfifo(path)
     with open(os.open(path, os.O_RDWR | os.O_NONBLOCK), "r+b", buffering=0) as stuck:
         prepare = f"exec 2>{shlex.quote(str(path))}"
-        process = runner.under(prepare, "--ttl", "3s", "--grace", "100ms", command=["sh", "-c", STUBBORN])
+        process = runner.under(prepare, "--ttl", "3s", "--grace", "3s", command=["sh", "-c", STUBBORN])
         grandchild = int(process.line())
         while stuck.write(bytes(4096)):
             pass
         locks.break_lock("job")
+        assert process.line() == "asked"
         ends(grandchild)
         assert process.running, "it still wants to say why"
         said = b""
@@ -447,6 +452,26 @@ def test_at_a_terminal_ctrl_z_stops_both_and_fg_continues_them(runner: Runner, s
     shell.shows("got=hello")
     shell.type("echo code=$?\n")
     shell.shows("code=0")
+
+
+async def test_ctrl_z_stops_us_where_we_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextlib.contextmanager
+    def still() -> Iterator[None]:
+        told.append("still")
+        yield
+        told.append("on again")
+
+    states = iter([(7, 0x137F), (7, 0)])  # stopped by SIGSTOP, then ended
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: next(states))
+    monkeypatch.setattr(os, "kill", lambda pid, number: told.append(signal.Signals(number).name))
+    child = cli_child.Child.__new__(cli_child.Child)
+    child.group, child._still, child._terminal = 7, still, 0
+    child._changed, child._process = asyncio.Event(), SimpleNamespace()  # type: ignore[assignment]
+    monkeypatch.setattr(child, "_give_terminal", lambda group: None)
+    assert await child.wait() == 0
+    assert told == ["still", "SIGSTOP", "on again"]
 
 
 def test_a_job_stopped_past_its_ttl_is_ended_when_it_continues(runner: Runner, shell: Shell, locks: sync.Locks) -> None:

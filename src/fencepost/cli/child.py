@@ -28,8 +28,8 @@ ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 class Child:
     """One command in a process group of its own; where we have the terminal, it gets it.
 
-    ``may_go_on`` is asked when a stopped job is continued; we stop ourselves ``idle``, that is, where our threads hold
-    nobody else up.
+    ``may_go_on`` is asked when a stopped job is continued; we stop ourselves inside of ``still``, where none of our
+    threads is in the middle of something that holds others up.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Child:
         extra: dict[str, str],
         *,
         may_go_on: Callable[[], bool],
-        idle: Callable[[], AbstractContextManager[object]],
+        still: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self._may_go_on = may_go_on
-        self._idle = idle
+        self._still = still
         self._terminal = sys.stdin.fileno() if _have_terminal() else None
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class Child:
                 return code if code >= 0 else SIGNALLED - code
             elif self._terminal is not None:
                 self._give_terminal(os.getpgrp())
-                with self._idle():
+                with self._still():
                     os.kill(os.getpid(), signal.SIGSTOP)
 
     def _continued(self) -> None:

@@ -64,8 +64,8 @@ async def hold(
             say(f"metrics at {metrics}")
             facts["FENCE_METRICS"] = metrics
         try:
-            idle = getattr(locks._core.backend, "idle", nullcontext)  # SQLite's: a stopped transaction locks the file
-            child = signals.start(command, facts, may_go_on=lambda: not lease.lost, idle=idle)
+            still = getattr(locks._core.backend, "still", nullcontext)  # SQLite's: a stopped transaction locks the file
+            child = signals.start(command, facts, may_go_on=lambda: not lease.lost, still=still)
         except OSError as error:
             await lease.release()
             complain(f"{command[0]}: {error.strerror}")
@@ -156,12 +156,12 @@ class Signals:
         facts: dict[str, str],
         *,
         may_go_on: Callable[[], bool],
-        idle: Callable[[], AbstractContextManager[object]],
+        still: Callable[[], AbstractContextManager[object]],
     ) -> Child:
         """The command, which gets from now on what we get; OSError if it cannot be run."""
         if signal.SIGTSTP in self._heeded:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._came, signal.SIGTSTP)
-        self._child = Child(command, facts, may_go_on=may_go_on, idle=idle)
+        self._child = Child(command, facts, may_go_on=may_go_on, still=still)
         if self._told.done():  # too late to end the wait
             self._child.send(self._told.result())
         return self._child

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -507,6 +508,31 @@ def test_one_that_waits_for_another_thread_at_work_does_not_give_up(
             monkeypatch.setattr(interrupts, "check", lambda: steps.append(0))
             waiting = background(lambda: locks.acquire("a"))
             until(lambda: len(steps) > 2, "it has waited for longer than busy=", watching=[waiting])
+        assert waiting.result().release()
+
+
+def test_one_that_wants_to_be_still_waits_for_a_transaction_and_for_nothing_else(path: Path) -> None:
+    with fencepost.connect(f"sqlite://{path}", ttl=60) as locks:
+        assert locks.status("a") is None
+        backend: Any = locks._core.backend
+        inside, go = threading.Event(), threading.Event()
+
+        def transact() -> None:
+            with backend._file.writing():
+                inside.set()
+                assert go.wait(PATIENCE)
+
+        transaction = background(transact)
+        assert inside.wait(PATIENCE)
+        with backend.still():
+            assert not transaction.done, "it has waited for a second, and goes on"
+        go.set()
+        transaction.result()
+        with locked(path):
+            waiting = background(lambda: locks.acquire("a", timeout=PATIENCE))
+            until(lambda: bool(backend._file._gate.held_up), "it waits for the file", watching=[waiting])
+            with backend.still():
+                assert not backend._file._gate._work.acquire(False), "it stays where it is"
         assert waiting.result().release()
 
 

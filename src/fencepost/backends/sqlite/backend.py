@@ -156,6 +156,10 @@ class SQLite(Backend):
         """While this is held, this process has no transaction open: it can be stopped, and others go on."""
         return self._file.idle()
 
+    def still(self) -> AbstractContextManager[object]:
+        """The same, for a second at the most until it is so."""
+        return self._file.still()
+
     def forked(self) -> None:
         self._mailbox.forked()
         self._sender.forked()

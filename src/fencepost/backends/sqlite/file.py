@@ -83,6 +83,16 @@ class File:
         """While this is held, no thread of this process is inside a transaction."""
         return self._gate
 
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """The same, for who cannot wait: for a second at the most, and not for a thread that waits for the file."""
+        held = self._gate.hold(1.0)
+        try:
+            yield
+        finally:
+            if held:
+                self._gate.let_go()
+
     def read(self, query: str, *args: object) -> list[Any]:
         """The rows of a query, as of one moment."""
         with self._gate as waited:
