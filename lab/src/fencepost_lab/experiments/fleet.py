@@ -293,8 +293,8 @@ class _Act:
             jobs = held[fleet.name]
             await self._until(partial(jobs.isdisjoint, fleet.jobs), "answer to each job that was held")
         self.say("all are connected again, but for the dead")
-        self.network.heal(*self.severed, *self.silent)
         healed = boottime()
+        self.network.heal(*self.severed, *self.silent)
         for fleet in fleets:
             everybody = fleet.on([host for host in self.hosts if host not in self.dead])
             await self._until(partial(fleet.balanced, everybody), "balance among the hosts that are left")

@@ -26,7 +26,7 @@ ORDERS = ("join", "hold", "go", "rest", "leave")
 """join: begin; hold: send no write, however long the job takes; go: send them; rest: begin no other job; leave."""
 
 _PAUSE = 0.5  # seconds between two looks of one that rests
-_PATIENCE = 120.0  # seconds to wait for the resource, also through a partition of the network
+_PATIENCE = 600.0  # seconds to wait for the resource, also through a partition of the network
 
 
 @dataclass(frozen=True, kw_only=True)
