@@ -7,7 +7,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,7 +134,8 @@ def processors() -> tuple[float, float]:
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (thread / "children").read_text().split())
+        with suppress(OSError):  # it has just ended
+            found += map(int, (thread / "children").read_text().split())
     return found
 
 

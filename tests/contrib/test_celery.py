@@ -18,7 +18,7 @@ from tests.harness.servers import Endpoint
 from tests.harness.waiting import PATIENCE, until
 
 LONG = 60
-SHORT = 1
+SHORT = 3
 """The ttl of processes that are frozen or killed; all others must not lose a lease while the machine stalls."""
 
 
@@ -253,4 +253,5 @@ def test_beat_fails_over_and_sends_nothing_twice(shop: Shop) -> None:
         assert "no longer leads" not in second.errors, "it resigned"
         beats.leads(first)
         first.kill()
-        assert beats.messages() in (beats.noted(), beats.noted() - 1), "killed between the note and the message at most"
+        missing = beats.noted() - beats.messages()
+        assert 0 <= missing <= 2, "each of the two may have ended between the note and the message"

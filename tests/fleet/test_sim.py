@@ -21,9 +21,9 @@ SMALL = Size(workers=24, hosts=5, partitions=30)
 
 def test_any_seed_keeps_its_promises_and_is_stressed() -> None:
     start = SystemRandom().randrange(10**6)
-    outcomes = [run_seed(seed, SMALL)[0] for seed in range(start, start + 2)]
+    outcomes = [run_seed(seed, SMALL)[0] for seed in (0, 1, start, start + 1)]
     assert not [(each.seed, each.violations[:3]) for each in outcomes if each.violations]
-    told = facts([run_seed(seed, SMALL)[0] for seed in range(2)])
+    told = facts(outcomes)  # those of the fixed seeds alone are enough
     assert told["overlapping_beliefs"] > 0
     assert told["stale_refused"] > 0
 

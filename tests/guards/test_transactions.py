@@ -3,7 +3,6 @@
 import io
 import sqlite3
 import sys
-import threading
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -25,7 +24,7 @@ from fencepost.saga import Compensated, Saga, Step, Task
 from tests.harness.interrupts import Interrupter
 from tests.harness.isolated import isolated
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE
+from tests.harness.waiting import PATIENCE, until
 
 MODERN = sys.version_info >= (3, 12)
 """Whether sqlite3 has ``autocommit=``. Elsewhere the tests of it are left out: a complete run may skip none."""
@@ -240,23 +239,19 @@ def test_a_signal_handler_that_raises_during_the_wait_for_the_database_leaves_no
     call: Callable[[sqlite3.Connection], None], path: Path
 ) -> None:
     """Python runs the handler once SQLite has answered: the lock was given then."""
-    waits = threading.Event()
+    seen: list[str] = []  # whose append() runs no Python, in which the interrupt would come and be lost
 
     def interrupt() -> None:
-        assert waits.wait(PATIENCE)
+        until(lambda: "BEGIN IMMEDIATE" in seen, "it waits")
         interrupt_main()
         hog.rollback()
-
-    def trace(statement: str) -> None:
-        if statement == "BEGIN IMMEDIATE":
-            waits.set()
 
     with (
         closing(sqlite3.connect(path, check_same_thread=False)) as hog,
         closing(sqlite3.connect(path, timeout=PATIENCE)) as conn,
     ):
         hog.execute("BEGIN IMMEDIATE")
-        conn.set_trace_callback(trace)
+        conn.set_trace_callback(seen.append)
         helper = background(interrupt)
         with pytest.raises(KeyboardInterrupt):
             call(conn)

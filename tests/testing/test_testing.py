@@ -221,13 +221,13 @@ def test_a_loss_is_told_to_hooks_and_waiters_of_the_end(locks: testing.Locks) ->
 
 
 def test_a_store_that_fails_its_renewals_costs_the_lease(locks: testing.Locks) -> None:
-    lease = locks.acquire("a", ttl=15)
+    lease = locks.acquire("a", ttl=60)
     with locks.failing("refused", "renew") as fault:
         with pytest.raises(BackendError):
             lease.renew()
-        locks.clock.advance(14)
+        locks.clock.advance(50)
         assert not lease.lost
-        locks.clock.advance(2)
+        locks.clock.advance(11)
         assert lease.ended.wait(30)
     assert fault.count >= 1
     assert lease.reason is Reason.EXPIRED

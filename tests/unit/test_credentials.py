@@ -152,9 +152,10 @@ def test_a_call_that_hangs_ends_the_wait_of_its_caller_and_is_given_up_in_the_en
     async def within(seconds: float) -> Secret:
         return await Blocking().within(seconds, asked.get())
 
-    with pytest.raises(BackendError, match=r"gave no answer within 0\.0\d* s$"):
+    with pytest.raises(BackendError, match=r"gave no answer within \S+ s$"):
         run(within(0.05))
-    with pytest.raises(BackendError, match=r"gave no answer within 0\.0\d* s$"):
+    until(lambda: gate.calls == 1, "it is asked")
+    with pytest.raises(BackendError, match=r"gave no answer within \S+ s$"):
         run(within(0.05))
     assert gate.calls == 1, "one that is under way is not joined by a second"
     monkeypatch.setattr(asked._asking, "until", 0.0)
@@ -273,5 +274,5 @@ async def test_a_slow_function_respects_the_timeout_of_an_acquire() -> None:
     async with aio.connect("redis://localhost:1/0", credentials=gate) as locks:
         with pytest.raises(fencepost.FencepostError):
             await asyncio.wait_for(locks.acquire("a", timeout=0.05), credentials.LONGEST / 2)
-    assert gate.calls >= 1
+    await until_async(lambda: gate.calls >= 1, "it is asked")
     gate.open.set()

@@ -58,14 +58,12 @@ def test_redis_py_keeps_fencepost_out_and_its_release_wakes_the_waiter(own_redis
 
 @pytest.mark.parametrize("end", ["it expires", "somebody deletes it"])
 def test_the_end_of_a_foreign_key_wakes_the_waiter(own_redis: Own, end: str) -> None:
-    own_redis.client.set("fencepost:lock:a", "somebody", nx=True)
+    own_redis.client.set("fencepost:lock:a", "somebody", nx=True, px=5000 if end == "it expires" else None)
     with fencepost.connect(own_redis.url) as locks:
         thread, got = waiting(locks, "a")
-        if end == "it expires":
-            own_redis.client.pexpire("fencepost:lock:a", 1)
-        else:
+        if end != "it expires":
             own_redis.client.delete("fencepost:lock:a")
-        thread.join(10)
+        thread.join(PATIENCE)
         assert got
         assert got[0].release()
 

@@ -14,7 +14,7 @@ from tests.backends.conftest import Own
 from tests.conformance.faces import FACES, Client
 from tests.conformance.faces import Hold as Held
 from tests.harness.scripted import CLOSE, Resp, Scripted
-from tests.harness.waiting import GIVES_UP
+from tests.harness.waiting import GIVES_UP, until_async
 
 MANY = 250
 TTL = 300.0
@@ -148,7 +148,7 @@ async def test_a_connection_that_breaks_while_many_are_released_leaves_none(own_
         proxy.plan(CLOSE, "release", 20)
         await client.close()
         assert proxy.happened, "it broke in the middle"
-    assert own_redis.keys() == set()
+        await until_async(lambda: own_redis.keys() == set(), "all are released")
     assert {lease.raw.reason for lease in leases} == {Reason.CLOSED}
 
 

@@ -61,6 +61,7 @@ def five(started: Independent) -> Iterator[Five]:
             member.resume()
         else:
             member.restart()
+    for member in started.members:
         with redis.Redis(HOST, member.port) as client:
             # Whoever still looks after it has its say first.
             until(lambda client=client: len(client.client_list()) == 1, "nobody else is connected")  # type: ignore[misc]
