@@ -398,8 +398,9 @@ def test_keys_on_their_way_to_their_buckets_are_not_lost_for_want_of_memory(
         monkeypatch.setattr("fencepost.driver.timer.heappush", push)
         timer = Timer(driver, fired := Fired(), "test")
         now = driver.now()
-        for key in range(4):
-            timer.set(key, now - key)  # each in a bucket of its own
+        with timer._service.gate:
+            for key in range(4):
+                timer.set(key, now - key)  # each in a bucket of its own
         await soon(lambda: sorted(set(fired.keys)) == [0, 1, 2, 3], "all are fired")
         assert not failures
         timer.close()

@@ -219,7 +219,7 @@ class Processes:
                 raise BackendError("the processes of the run did not get ready", backend=plan.client, ambiguous=True)
             _, fact = said
             ready += "ready" in fact
-            # Whoever was best is most likely to have been alone: others were being started meanwhile.
+            # The fastest process is the most likely to have been alone: others were being started meanwhile.
             result.alone = min((result.alone or fact["ready"], fact["ready"]), key=lambda each: sum(each.values()))
         before = server.figures(plan.backend)
         start = boottime() + _HEAD_START
