@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -297,12 +298,12 @@ def test_a_connection_that_a_closed_event_loop_left_in_use_ends_with_its_locks(s
     with Proxy(server.port) as proxy:
         loop = asyncio.new_event_loop()
         locks, asking = loop.run_until_complete(begin(proxy))
+        _kept.extend(asyncio.all_tasks(loop))
         loop.close()
         proxy.heal()
         run(locks.close())
         until(lambda: server.psql(sessions) == "0", "the server knows")
         assert not asking.done(), "it is still there, and has its connection"
-        _kept.append(asking)
 
 
 def test_a_connection_that_another_event_loop_opened_is_not_closed_under_a_request(server: Postgres, name: str) -> None:
@@ -327,11 +328,12 @@ def test_a_connection_that_another_event_loop_opened_is_not_closed_under_a_reque
     with Proxy(server.port) as proxy:
         loop = asyncio.new_event_loop()
         locks = loop.run_until_complete(first())
+        _kept.extend(asyncio.all_tasks(loop))
         loop.close()
         run(second(locks))
 
 
-_kept: list[asyncio.Task[aio.Lease]] = []  # for good: Python complains of a task that is destroyed while it is pending
+_kept: list[asyncio.Task[Any]] = []  # for good: Python complains of a task that is destroyed while it is pending
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -63,7 +63,7 @@ def five(started: Independent) -> Iterator[Five]:
             member.restart()
     for member in started.members:
         with redis.Redis(HOST, member.port) as client:
-            # Whoever still looks after it has its say first.
+            # A client that still looks after the node has its say first.
             until(lambda client=client: len(client.client_list()) == 1, "nobody else is connected")  # type: ignore[misc]
             client.flushall()
             client.script_flush()

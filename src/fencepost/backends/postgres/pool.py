@@ -104,9 +104,9 @@ class Links:
         until = self._driver.now() + self._patience
         while True:
             link = await self._take()
-            if not self._driver.blocking:
-                self._used[link] = asyncio.get_running_loop()
             try:
+                if not self._driver.blocking:
+                    self._used[link] = asyncio.get_running_loop()
                 return await work(link)
             except _TRANSIENT as error:
                 if self._driver.now() > until or not within(inf):
