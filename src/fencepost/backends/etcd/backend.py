@@ -16,10 +16,10 @@ from fencepost.backends.etcd.keeper import Contender, Session
 from fencepost.backends.etcd.methods import RANGE, TXN, TXNS, LeaseGone, Outage, Sent
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.sessions import Sessions
-from fencepost.backends.etcd.watch import Watches
+from fencepost.backends.etcd.watch import Watch, Watches
 from fencepost.backends.refusals import Answers, ask_apart, in_batches
 from fencepost.backends.sharing import blocking, waiting
-from fencepost.driver import Driver
+from fencepost.driver import Driver, Signal
 from fencepost.driver.backoff import Backoff
 from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, QueueFull
@@ -120,7 +120,8 @@ class Etcd(Backend):
     async def _join(self, contender: Contender, queue: float) -> Grant | None:
         """Put this contender's key into the queue; a grant if it is first."""
         name = contender.name
-        _, stands, base = (await self._stand(contender)).responses
+        answer = await self._stand(contender)
+        _, stands, base = answer.responses
         oldest = stands.response_range
         assert oldest is not None
         first, count = oldest.kvs[0], oldest.count
@@ -135,6 +136,8 @@ class Etcd(Backend):
             if place - 1 >= queue:
                 await self._remove(contender)
                 raise QueueFull(name, int(queue))
+        elif count == 2:
+            contender.before = first.key, answer.header.revision + 1
         return None
 
     async def _join_share(self, contender: Contender, queue: float | None) -> Grant | None:
@@ -166,48 +169,59 @@ class Etcd(Backend):
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         signal = self.driver.signal()
+        watch: Watch | None = None
         pauses = Backoff(0.05, 1.0)
-        while True:
-            contender = self._sessions.find(holder)
-            watch = None
-            signal.clear()
-            if contender is not None and contender.given_up and not contender.session.gone:
-                # Its event loop had stood still, or deleting it failed. Another one is put once the keeper has done so.
-                if now() >= until:
-                    return None
-                await self.driver.sleep(min(_GOING, until - now()))
-                continue
-            try:
-                if contender is None or contender.session.gone or not contender.revision:
-                    grant = await self._rejoin(contender, name, holder, ttl, limit)
-                    if grant is not None:
-                        return grant
+        try:
+            while True:
+                contender = self._sessions.find(holder)
+                signal.clear()
+                if contender is not None:
+                    contender.signal = signal  # before anything is asked of it: what changes from now on sets it
+                if contender is not None and contender.given_up and not contender.session.gone:
+                    # Its event loop had stood still, or deleting it failed. The keeper deletes it, then another is put.
+                    if now() >= until:
+                        return None
+                    await self.driver.sleep(min(_GOING, until - now()))
                     continue
-                contender.signal = signal
-                found = await self._look(contender)
-                if isinstance(found, Grant):
-                    return found
-                if found is not None:
-                    key, until_key, revision = found
-                    watch = self._watches.add(key, revision, signal, until_key)
+                try:
+                    if contender is None or contender.session.gone or not contender.revision:
+                        grant = await self._rejoin(contender, name, holder, ttl, limit)
+                        if grant is not None:
+                            return grant
+                        continue
+                    found = await self._look_first(contender)
+                    if isinstance(found, Grant):
+                        return found
+                    watch = self._watch(found, signal, watch)
+                    left = until - now()
+                    if left <= 0:
+                        return None
+                    if watch is not None:
+                        await signal.wait(None if left == inf else left)
+                    if watch is None or not watch.refused:
+                        pauses.reset()
+                        continue
+                except Outage:
+                    pass  # it goes on when the store does: its place in the queue is kept while its session lives
+                watch = self._watch(None, signal, watch)
+                # A waiter that may not watch, although it may look, looks every second.
                 left = until - now()
                 if left <= 0:
                     return None
-                if watch is not None:
-                    await signal.wait(None if left == inf else left)
-                if watch is None or not watch.refused:
-                    pauses.reset()
-                    continue
-            except Outage:
-                pass  # it goes on when the store does: its place in the queue is kept for as long as its session lives
-            finally:
-                if watch is not None:
-                    self._watches.remove(watch)
-            # A waiter that may not watch, although it may look, looks every second.
-            left = until - now()
-            if left <= 0:
-                return None
-            await self.driver.sleep(min(pauses.next(), left))
+                await self.driver.sleep(min(pauses.next(), left))
+        finally:
+            self._watch(None, signal, watch)
+
+    def _watch(self, found: tuple[bytes, bytes, int] | None, signal: Signal, watch: Watch | None) -> Watch | None:
+        """Watch what was found: with the watch that is there, if it still does that."""
+        if watch is not None:
+            if found is not None and found[:2] == (watch.key, watch.until) and not watch.over:
+                return watch
+            self._watches.remove(watch)
+        if found is None:
+            return None
+        key, until, revision = found
+        return self._watches.add(key, revision, signal, until, prompt=True)
 
     async def _stand(self, contender: Contender) -> pb.TxnResponse:
         """Put a contender's key into the queue; or find the one that an earlier try put there after all."""
@@ -253,6 +267,14 @@ class Etcd(Backend):
         except LeaseGone:
             self._sessions.lose(contender.session, "etcd no longer knows its session")
             return None
+
+    async def _look_first(self, contender: Contender) -> Found:
+        """What ``_look`` finds; it need not be asked if joining the queue has told it."""
+        if contender.before is None:
+            return await self._look(contender)
+        (key, revision), contender.before = contender.before, None
+        self._sessions.freshen(contender.session)
+        return key, b"", revision
 
     async def _look(self, contender: Contender) -> Found:
         """A grant; or else the key before ours, and the revision to watch it from; None to look again."""

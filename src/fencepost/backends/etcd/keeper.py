@@ -55,6 +55,8 @@ class Contender:
     signal: Signal
     revision: int = 0
     """At which its key was made."""
+    before: tuple[bytes, int] | None = None
+    """The key before it, if joining the queue told it, and the revision to watch that from."""
     token: int = 0
     """What it was granted under."""
     deadline: float = inf

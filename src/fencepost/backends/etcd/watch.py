@@ -11,13 +11,19 @@ from fencepost.driver import Signal
 
 
 class Watch:
-    """One key watched for one waiter."""
+    """One key, or one range of keys, watched for one waiter."""
 
-    __slots__ = ("number", "refused", "signal")
+    __slots__ = ("key", "number", "over", "prompt", "refused", "revision", "signal", "until")
 
-    def __init__(self, number: int, signal: Signal) -> None:
+    def __init__(self, number: int, key: bytes, until: bytes, revision: int, signal: Signal, *, prompt: bool) -> None:
         self.number = number
+        self.key = key
+        self.until = until
+        self.revision = revision
         self.signal = signal
+        self.prompt = prompt
+        self.over = False
+        """Its last event came, or none will come."""
         self.refused = ""
 
 
@@ -31,15 +37,29 @@ class Watches:
         self._watches: dict[int, Watch] = {}
         self._stream: Stream[pb.WatchRequest, pb.WatchResponse] | None = None
 
-    def add(self, key: bytes, revision: int, signal: Signal, until: bytes = b"", *, puts: bool = False) -> Watch:
+    def add(
+        self,
+        key: bytes,
+        revision: int,
+        signal: Signal,
+        until: bytes = b"",
+        *,
+        puts: bool = False,
+        prompt: bool = False,
+    ) -> Watch:
         """Set ``signal`` once the key is deleted at ``revision`` or later, or that can no longer be told.
 
         With ``until``, any key from the one up to the other; with ``puts``, once it is put.
+
+        A watch that begins in the past hears of everything, but late: etcd catches up such watches every 100 ms. With
+        ``prompt`` it begins when etcd makes it. If the store was at ``revision`` or later then, ``signal`` is set as
+        well, so that the caller looks for itself, once; the watch goes on.
         """
         ignored = pb.NODELETE if puts else pb.NOPUT
-        create = pb.WatchCreateRequest(key=key, range_end=until, start_revision=revision, filters=[ignored])
+        start = 0 if prompt else revision
+        create = pb.WatchCreateRequest(key=key, range_end=until, start_revision=start, filters=[ignored])
         with self._gate:
-            watch = Watch(next(self._numbers), signal)
+            watch = Watch(next(self._numbers), key, until, revision, signal, prompt=prompt)
             create.watch_id = watch.number
             self._open().send(pb.WatchRequest(create_request=create))
             self._watches[watch.number] = watch
@@ -52,7 +72,10 @@ class Watches:
 
     def remove(self, watch: Watch) -> None:
         with self._gate:
-            if self._watches.pop(watch.number, None) and self._stream is not None:
+            if self._watches.get(watch.number) is not watch:
+                return
+            del self._watches[watch.number]
+            if self._stream is not None:
                 cancel = pb.WatchCancelRequest(watch_id=watch.number)
                 self._stream.send(pb.WatchRequest(cancel_request=cancel))
 
@@ -70,6 +93,8 @@ class Watches:
         # wake nobody, or the wrong waiter.
         renumbered = answer.created and not answer.canceled and answer.watch_id == 0
         if not answer.canceled and not answer.events and not renumbered:
+            if answer.created:
+                self._begun(answer)
             return
         reason = "" if answer.compact_revision else answer.cancel_reason or "etcd cancelled it"
         refused = bool(answer.canceled and answer.created and reason)
@@ -88,11 +113,19 @@ class Watches:
                 # If its history was compacted away, the waiter looks again, and watches from there.
                 del self._watches[watch.number]
                 watch.refused = reason
+            if watch is not None and (answer.canceled or not watch.until):
+                watch.over = True  # a range may tell of more
         if refused:
             if not renumbered:
                 self._rpc.forget_login()
             self.restart()
         if watch is not None:
+            watch.signal.set()
+
+    def _begun(self, answer: pb.WatchResponse) -> None:
+        with self._gate:
+            watch = self._watches.get(answer.watch_id)
+        if watch is not None and watch.prompt and not 0 < answer.header.revision < watch.revision:
             watch.signal.set()
 
     def _over(self, stream: Stream[pb.WatchRequest, pb.WatchResponse], why: str) -> None:
@@ -106,4 +139,5 @@ class Watches:
                 # Such as while no descriptor is left for its connection. A waiter that watched again at once, over and
                 # over, would keep the server busy with its looks.
                 watch.refused = watch.refused or why
+            watch.over = True
             watch.signal.set()
