@@ -73,7 +73,7 @@ async def test_a_waiter_needs_no_event_of_what_went_before_its_watch_began(
     waiters = [background(lambda: before.append(locks.acquire(name, timeout=LONG))) for _ in range(others)]
     until(lambda: queued(locks, name, others), "they wait", watching=waiters)
     heard, add = Watches._heard, Watches.add
-    late = []
+    late: list[str] = []
 
     async with waiting(face, etcd_server) as (client, mine):
 
