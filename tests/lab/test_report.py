@@ -313,5 +313,6 @@ def test_every_figure_of_the_committed_report_carries_its_command() -> None:
         assert result["command"].startswith(f"fencepost lab run {result['experiment']}")
         assert result["command"] in text
         assert result["ok"], f"{result['experiment']} was committed although it is not as claimed"
+        assert result["plots"], f"{result['experiment']} has no picture"
         known |= {report.picture(result, plot) for plot in result["plots"]}
     assert {path.name for path in DOCS.glob("*.svg")} == known
