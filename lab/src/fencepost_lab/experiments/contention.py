@@ -208,14 +208,16 @@ def _table(store: Store, curves: Curves, apart: dict[int, dict[str, Any]]) -> Ta
             count = found["processes"]
             made_of = "processes" if count == size > 1 else f"{kind} in {count} process{'es' if count > 1 else ''}"
             waits = (span(found["wait"][point]) for point in ("p50", "p99", "p999"))
-            fraction = found["throughput"] / found["ceiling"]
-            rate = (f"{found['throughput']:.0f}", f"{found['ceiling']:.0f}", f"{100 * fraction:.0f} %")
+            ceiling = found["ceiling"]
+            most = (f"{ceiling:.0f}", f"{100 * found['throughput'] / ceiling:.0f} %") if ceiling else ("", "")
+            rate = (f"{found['throughput']:.0f}", *most)
             failed = sum(found["failures"].values())
             rows.append((client, size, made_of, *waits, span(longest(found)), *rate, found["never_served"], failed))
     note = (
         "Waits for the lock, counted alike for every client. Where a lock is free for the one that asks next, "
         "the median is short, because the last holder asks first: look at p99, the longest wait and those who were "
-        "never served. Each client's ceiling is 1 / (work + its own acquire + its own release)."
+        "never served. Each client's ceiling is 1 / (work + its own acquire + its own release). A crowd of processes "
+        "has none: while one acquires alone, the others are still being started."
     )
     return Table(f"One hot lock on {store.name}", _COLUMNS, rows, note=note)
 
