@@ -222,22 +222,27 @@ def _table(store: Store, curves: Curves, apart: dict[int, dict[str, Any]]) -> Ta
     return Table(f"One hot lock on {store.name}", _COLUMNS, rows, note=note)
 
 
+_TICKS = (1, 5, 50, 200, 1000)
+"""The sizes that have room below three plots beside each other."""
+
+
 def _waits(name: str, curves: Curves) -> Plot:
-    """The median and the 99th percentile of each client, of the same crowds."""
+    """The median and the tail of each client, of the same crowds."""
     sizes = sorted(set.intersection(*(set(curve) for curve in curves.values())))
 
     def panel(point: str) -> Callable[["Axes"], None]:
         def paint(axes: "Axes") -> None:
             for client, curve in curves.items():
                 axes.plot(sizes, [curve[size]["wait"][point] for size in sizes], label=client)
-            _dress(axes, sizes, "wait for the lock")
+            _dress(axes, [each for each in sizes if each in _TICKS] or sizes, "wait for the lock")
             plots.in_seconds(axes)
 
         return paint
 
     who = "every client" if len(curves) > 1 else OURS
-    caption = f"{name}: waits for one hot lock, the median and the 99th percentile of {who}."
-    return plots.beside(f"waits-{name}", caption, {"median": panel("p50"), "99th percentile": panel("p99")})
+    caption = f"{name}: waits for one hot lock, the median, the 99th and the 99.9th percentile of {who}."
+    panels = {"median": panel("p50"), "99th percentile": panel("p99"), "99.9th percentile": panel("p999")}
+    return plots.beside(f"waits-{name}", caption, panels)
 
 
 def _throughput(name: str, curves: Curves) -> Plot:
