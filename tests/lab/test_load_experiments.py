@@ -64,6 +64,8 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     assert figures["checked"]["acquired"] > 4
     assert {"uncontended-p99", "throughput"} <= set(outcome.slo)
     assert {plot.name for plot in outcome.plots} == {"load", "waits-redis", "throughput-redis", "backlog-redis"}
+    assert [each["ceiling"] for each in figures["processes"]] == [None], "the others are being started meanwhile"
+    assert outcome.tables[0].rows[-1][8:10] == ("", "")
     made_of = [row[:3] for row in outcome.tables[0].rows]
     assert made_of[0] == ("fencepost", 1, "tasks in 1 process")
     assert made_of[-1] == ("fencepost", 2, "processes")

@@ -237,6 +237,18 @@ def test_the_page_fits_a_phone_and_a_dark_room(tmp_path: Path) -> None:
         assert light[0] < 200 < 500 < light[1]
 
 
+@pytest.mark.browser
+def test_no_column_of_the_committed_report_is_cut_off_on_paper() -> None:
+    needs("CHROMEDRIVER")
+    with Browser() as browser:
+        browser.looks(718, 1000, media="print")  # A4 between the browser's own margins
+        browser.open(f"file://{DOCS}/report.html")
+        parts = "[...document.querySelectorAll('.wide, svg.plot, pre')]"
+        assert browser.run(f"return {parts}.length") > 100
+        cut = f"return {parts}.filter((each) => each.scrollWidth > 718).map((each) => each.innerText)"
+        assert browser.run(cut) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "complaint"),
@@ -313,5 +325,6 @@ def test_every_figure_of_the_committed_report_carries_its_command() -> None:
         assert result["command"].startswith(f"fencepost lab run {result['experiment']}")
         assert result["command"] in text
         assert result["ok"], f"{result['experiment']} was committed although it is not as claimed"
+        assert result["plots"], f"{result['experiment']} has no picture"
         known |= {report.picture(result, plot) for plot in result["plots"]}
     assert {path.name for path in DOCS.glob("*.svg")} == known

@@ -164,13 +164,13 @@ class Browser(Server):
         found = self._in("POST", "/element", {"using": "css selector", "value": css})[_ELEMENT]
         self._in("POST", f"/element/{found}/value", {"text": keys})
 
-    def looks(self, width: int, height: int, **features: str) -> None:
-        """Another screen, as a phone's, and what its user prefers: ``prefers_color_scheme="dark"``..."""
+    def looks(self, width: int, height: int, *, media: str = "", **features: str) -> None:
+        """Another screen, as a phone's, and what its user prefers: ``prefers_color_scheme="dark"``; or ``"print"``."""
         screen: dict[str, object] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._cdp("Emulation.setDeviceMetricsOverride", **screen)
         self._cdp("Emulation.setScrollbarsHidden", hidden=True)
         wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
-        self._cdp("Emulation.setEmulatedMedia", features=wanted)
+        self._cdp("Emulation.setEmulatedMedia", media=media, features=wanted)
 
     def plain(self) -> None:
         """The screen that it was started with, nothing preferred or remembered, and no page that goes on playing."""
@@ -178,7 +178,7 @@ class Browser(Server):
         self._in("POST", "/url", {"url": "about:blank"})
         self._cdp("Emulation.clearDeviceMetricsOverride")
         self._cdp("Emulation.setScrollbarsHidden", hidden=False)
-        self._cdp("Emulation.setEmulatedMedia", features=[])
+        self._cdp("Emulation.setEmulatedMedia", media="", features=[])
 
     def allow(self, folder: Path) -> None:
         """Let downloads go there, and the page read and write the clipboard."""

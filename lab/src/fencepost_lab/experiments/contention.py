@@ -208,34 +208,41 @@ def _table(store: Store, curves: Curves, apart: dict[int, dict[str, Any]]) -> Ta
             count = found["processes"]
             made_of = "processes" if count == size > 1 else f"{kind} in {count} process{'es' if count > 1 else ''}"
             waits = (span(found["wait"][point]) for point in ("p50", "p99", "p999"))
-            fraction = found["throughput"] / found["ceiling"]
-            rate = (f"{found['throughput']:.0f}", f"{found['ceiling']:.0f}", f"{100 * fraction:.0f} %")
+            ceiling = found["ceiling"]
+            most = (f"{ceiling:.0f}", f"{100 * found['throughput'] / ceiling:.0f} %") if ceiling else ("", "")
+            rate = (f"{found['throughput']:.0f}", *most)
             failed = sum(found["failures"].values())
             rows.append((client, size, made_of, *waits, span(longest(found)), *rate, found["never_served"], failed))
     note = (
         "Waits for the lock, counted alike for every client. Where a lock is free for the one that asks next, "
         "the median is short, because the last holder asks first: look at p99, the longest wait and those who were "
-        "never served. Each client's ceiling is 1 / (work + its own acquire + its own release)."
+        "never served. Each client's ceiling is 1 / (work + its own acquire + its own release). A crowd of processes "
+        "has none: while one acquires alone, the others are still being started."
     )
     return Table(f"One hot lock on {store.name}", _COLUMNS, rows, note=note)
 
 
+_TICKS = (1, 5, 50, 200, 1000)
+"""The sizes that have room below three plots beside each other."""
+
+
 def _waits(name: str, curves: Curves) -> Plot:
-    """The median and the 99th percentile of each client, of the same crowds."""
+    """The median and the tail of each client, of the same crowds."""
     sizes = sorted(set.intersection(*(set(curve) for curve in curves.values())))
 
     def panel(point: str) -> Callable[["Axes"], None]:
         def paint(axes: "Axes") -> None:
             for client, curve in curves.items():
                 axes.plot(sizes, [curve[size]["wait"][point] for size in sizes], label=client)
-            _dress(axes, sizes, "wait for the lock")
+            _dress(axes, [each for each in sizes if each in _TICKS] or sizes, "wait for the lock")
             plots.in_seconds(axes)
 
         return paint
 
     who = "every client" if len(curves) > 1 else OURS
-    caption = f"{name}: waits for one hot lock, the median and the 99th percentile of {who}."
-    return plots.beside(f"waits-{name}", caption, {"median": panel("p50"), "99th percentile": panel("p99")})
+    caption = f"{name}: waits for one hot lock, the median, the 99th and the 99.9th percentile of {who}."
+    panels = {"median": panel("p50"), "99th percentile": panel("p99"), "99.9th percentile": panel("p999")}
+    return plots.beside(f"waits-{name}", caption, panels)
 
 
 def _throughput(name: str, curves: Curves) -> Plot:

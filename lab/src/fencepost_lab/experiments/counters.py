@@ -3,7 +3,7 @@
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import redis
@@ -19,7 +19,8 @@ from fencepost_lab.faults.clock import ClockedRedis
 from fencepost_lab.faults.disk import aof, lose_tail
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.faults.signals import Victim
-from fencepost_lab.report.outcome import Outcome, Table
+from fencepost_lab.report import plots
+from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.servers import HOST, QUICK_ETCD, Etcd, Redis, wait_until
 from fencepost_lab.servers.stores import Store
 from fencepost_lab.stage.processes import Unexpected
@@ -171,9 +172,22 @@ def _survival(outcome: Outcome, etcd: Etcd, context: Context) -> None:
         figures[f"{ETCD}, {loss}"] = seen
         rows.append(_row(loss, ETCD, seen))
     _add_claims(outcome, figures, faults)
+    outcome.plots.append(drawn(figures))
     columns = ("loss", "token", "last before", "first after", "regressed", "the guard")
     note = "One that grew is rightly admitted. One that regressed is refused, until 'fencepost bump' raises the issuer."
     outcome.tables.append(Table("The next token after a loss", columns, rows, note=note))
+
+
+def drawn(figures: Mapping[str, Mapping[str, Any]]) -> Plot:
+    """After how many kinds of loss each token went on growing."""
+    kinds = [*KINDS, ETCD]
+    seen = [[each["regressed"] for key, each in figures.items() if key.startswith(f"{kind}, ")] for kind in kinds]
+    bars = {
+        "larger than before": [len(each) - sum(each) for each in seen],
+        "started again; the guard refused it": [sum(each) for each in seen],
+    }
+    caption = "The next token after each kind of loss."
+    return plots.counts("survival", caption, kinds, bars, across="where the token comes from", up="kinds of loss")
 
 
 def _row(loss: str, kind: str, seen: dict[str, Any]) -> tuple[Any, ...]:

@@ -147,11 +147,14 @@ def add_works(outcome: Outcome, name: str, found: list[dict[str, Any]]) -> None:
 
 
 def apart(store: Store, settings: Settings, context: Context) -> dict[int, dict[str, Any]]:
-    """Contenders that are processes, each with connections of its own."""
+    """Contenders that are processes, each with connections of its own.
+
+    They have no ceiling: while one acquires and releases alone, the others are still being started.
+    """
     found = {}
     for size in settings["processes"].get(store.name, ()):
         context.say(f"{store.name}: {size} processes")
-        found[size] = measure(
+        seen = measure(
             store,
             OURS,
             contenders=size,
@@ -161,6 +164,7 @@ def apart(store: Store, settings: Settings, context: Context) -> dict[int, dict[
             warmup=settings["warmup"],
             duration=settings["duration"],
         )[1]
+        found[size] = seen | {"ceiling": None}
     return found
 
 

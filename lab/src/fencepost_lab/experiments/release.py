@@ -1,7 +1,7 @@
 """Release by GET and DEL against compare-and-delete, with the race forced in every round."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from secrets import token_hex
 
@@ -12,7 +12,8 @@ from fencepost.sync import Lease, Locks, connect
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.buggy_release import buggy_release
 from fencepost_lab.experiments.context import Context
-from fencepost_lab.report.outcome import Outcome, Table
+from fencepost_lab.report import plots
+from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.stage.processes import Unexpected
 
 FORCED = "the race took place in every round: B held the lock before A's release arrived"
@@ -48,6 +49,7 @@ def run(settings: Settings, context: Context) -> Outcome:
     unsafe, safe = outcome.figures.values()
     rounds = settings["rounds"]
     outcome.tables.append(Table("What became of B's lock", ("A's release", *_COLUMNS.values()), rows))
+    outcome.plots.append(drawn(outcome.figures))
     outcome.claim(FORCED, unsafe["raced"] == safe["raced"] == rounds, f"{unsafe['raced']} and {safe['raced']}")
     outcome.claim(
         "GET and DEL delete the lock of the next holder, and a third acquires it beside that one",
@@ -74,6 +76,13 @@ _COLUMNS = {
     "said_no": "A was told no",
     "counted": "release_by_non_owner_total",
 }
+
+
+def drawn(figures: Mapping[str, Mapping[str, int]]) -> Plot:
+    """What became of B's lock, for each way to release."""
+    shown = {_COLUMNS[key]: [seen[key] for seen in figures.values()] for key in ("deleted", "intruders", "said_no")}
+    caption = "What A's release did after B had acquired the lock: in how many rounds."
+    return plots.counts("deleted", caption, list(figures), shown, across="how A releases", up="rounds")
 
 
 def _run_rounds(

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fencepost_lab.report.outcome import Plot
@@ -73,6 +73,26 @@ def logarithmic(axes: "Axes", written: Callable[[float], str]) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.yaxis.set_major_formatter(lambda value, _: written(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def counts(
+    name: str, caption: str, places: Sequence[str], bars: Mapping[str, Sequence[int]], *, across: str, up: str
+) -> Plot:
+    """Numbers as bars: a group at each place, with a bar for each name in ``bars``, and its number above it."""
+
+    def paint(axes: "Axes") -> None:
+        width = 0.8 / len(bars)
+        looks = zip(bars.items(), (BLUE, ORANGE, GREEN), ("", "//", "xx"), strict=False)
+        for number, ((label, values), colour, hatch) in enumerate(looks):
+            spots = [at + (number - (len(bars) - 1) / 2) * width for at in range(len(places))]
+            drawn = axes.bar(spots, values, width * 0.9, color=colour, edgecolor=_INK, hatch=hatch, label=label)
+            axes.bar_label(drawn, fontsize=LEGEND)
+        axes.set_xticks(range(len(places)), places)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.grid(visible=False, axis="x")
+
+    return beside(name, caption, {"": paint}, height=3.6)
 
 
 def beside(

@@ -49,9 +49,9 @@ export function drawArrows(model, frame) {
     const important = last.includes(kind);
     const near = frame.middle(client) + (arrow.src === "resource" || arrow.dst === "resource" ? 27 : -27);
     const label = `#${arrow.token}`;
-    if (rows.get(key)(x1, 6.8 * label.length) || important) {
-      group.append(text(x1 + 3, near + 4, label, `token ${kind}`));
-    }
+    const width = 7.8 * label.length;
+    const start = x1 + 3 + width > frame.right ? x1 - 3 - width : x1 + 3; // at the right edge it stands before its arrow
+    if (rows.get(key)(start, width) || important) group.append(text(start, near + 4, label, `token ${kind}`));
   }
   if (shown.length > MOST) group.append(text(frame.x(frame.from) + 4, 14, `${shown.length - MOST} more messages: zoom in`, "small"));
   return group;
@@ -60,10 +60,11 @@ export function drawArrows(model, frame) {
 export function drawVerdicts(model, frame) {
   const group = svg("g", { class: "verdicts" });
   const y = frame.middle("resource") - 9;
-  const [room, below] = [row(10), row(6)];
-  for (const access of model.accesses) {
-    if (access.t < frame.from || access.t > frame.to) continue;
+  const below = row(6);
+  const shown = model.accesses.filter((access) => access.t >= frame.from && access.t <= frame.to);
+  shown.forEach((access, at) => {
     const x = frame.x(access.t);
+    const next = at + 1 < shown.length ? frame.x(shown[at + 1].t) : Infinity;
     const one = svg("g", { "data-t": access.t });
     group.append(one);
     const verdict = (said, cls) => {
@@ -85,9 +86,10 @@ export function drawVerdicts(model, frame) {
     } else {
       one.append(svg("circle", { cx: x, cy: y, r: 6, class: "applied" }));
       one.append(svg("path", { d: `M${x - 3} ${y} l2 3 l4 -6`, class: "tick" }));
-      if (room(x, 24)) one.append(text(x + 9, y + 4, `${access.value}`, "verdict good"));
+      const value = `${access.value}`; // left out where the next mark would cover it; the lane below has it too
+      if (next - x > 18 + 7 * value.length) one.append(text(x + 9, y + 4, value, "verdict good"));
     }
-  }
+  });
   return group;
 }
 

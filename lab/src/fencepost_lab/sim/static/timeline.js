@@ -63,9 +63,8 @@ function bar(model, span, y, cls, label) {
   node.append(svg("rect", { x: x1, y, width: Math.max(1.5, x2 - x1), height: 14, rx: 3 }));
   if (cls === "belief") node.append(svg("rect", { x: x1, y, width: Math.max(1.5, x2 - x1), height: 14, rx: 3, class: "texture" }));
   node.append(svg("title", null, `${label}, token ${span.token}, ${seconds(span.start)} to ${Number.isFinite(span.end) ? seconds(span.end) : "the end"}${span.how ? `: ${span.how}` : ""}`));
-  const long = `${label} #${span.token}`;
-  if (x2 - x1 > long.length * 6.2 + 8) node.append(words(x1 + 5, y + 11, long, "barlabel"));
-  else if (x2 - x1 > 22) node.append(words(x1 + 4, y + 11, `#${span.token}`, "barlabel"));
+  const fitting = [`${label} #${span.token}`, `#${span.token}`].find((said) => x2 - x1 > said.length * 7.2 + 8);
+  if (fitting) node.append(words(x1 + 4, y + 11, fitting, "barlabel"));
   return node;
 }
 
