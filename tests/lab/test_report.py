@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,27 @@ def test_a_result_says_how_it_came_about(tmp_path: Path) -> None:
     assert result["machine"]["cpus"]
     assert (tmp_path / "pause-one.svg").read_text("utf-8").startswith("<svg")
     assert json.loads((tmp_path / "pause.json").read_text("utf-8")) == result
+
+
+def test_a_result_names_the_commit_of_its_code(tmp_path: Path) -> None:
+    code = tmp_path / "lab" / "src" / "code.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("1\n")
+    assert runs.commit(code) == "", "no clone"
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    assert runs.commit(code) == "", "a clone of something else"
+    git("add", "-A")
+    git("commit", "-q", "-m", "first")
+    (tmp_path / "result.json").write_text("{}")
+    first = git("rev-parse", "--short=12", "HEAD").strip()
+    assert runs.commit(code) == first
+    code.write_text("2\n")
+    assert runs.commit(code) == f"{first} and changes"
 
 
 @pytest.mark.parametrize(("breaks", "why"), [("politely", "sqlite://"), ("badly", "ZeroDivisionError: by mistake")])

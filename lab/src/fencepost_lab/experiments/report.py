@@ -128,8 +128,9 @@ def _section(result: Result) -> Iterator[str]:
     versions = ", ".join(f"{each} {version}" for each, version in result["versions"].items())
     yield f"Run it again:\n\n```text\n{result['command']}\n```"
     stores = "; ".join(result.get("stores", {}).values())
+    commit = f"commit {result['commit']}, " if result.get("commit") else ""
     yield (
-        f"It took {result['seconds']:g} s on {result['started'][:10]}, on {machine['cpus']} cores of "
+        f"It took {result['seconds']:g} s on {result['started'][:10]}, {commit}on {machine['cpus']} cores of "
         f"{machine['system']} {machine['arch']}: {versions}. "
         f"{f'Stores: {stores}. ' if stores else ''}All figures: [{name}.json]({name}.json)."
         f"{_histories(result)}"

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -60,6 +61,22 @@ def versions(context: Context) -> dict[str, str]:
     return found
 
 
+def commit(source: Path = Path(__file__)) -> str:
+    """The commit of the code that runs, and whether the code was changed since; "" outside a clone."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=source.parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", source.name)  # or it is installed in a clone of another program
+        code = [f":/{each}" for each in ("src", "lab/src")]
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
+        return git("rev-parse", "--short=12", "HEAD") + (" and changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def conditions(plot: Plot, stores: Iterable[Store]) -> str:
     """What the figures of a plot depend on: the settings of the store in its name, or of all stores."""
     used = {each.name: each.conditions() for each in stores}
@@ -97,7 +114,7 @@ def run(
     except OSError as error:
         raise ConfigError(f"cannot keep results in {str(out)!r}: {error.strerror}; choose another --out") from error
     _forget(out / f"{experiment.name}.json")
-    started, begin = datetime.now(UTC), time.monotonic()
+    begun_at, started, begin = commit(), datetime.now(UTC), time.monotonic()
     with Context(keep=out, say=say) as context:
         try:
             outcome = experiment.run(settings, context)
@@ -117,6 +134,7 @@ def run(
         "number": experiment.number,
         "command": command(experiment, quick=quick, backends=backends),
         "quick": quick,
+        "commit": begun_at,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - begin, 1),
         "machine": {"cpus": os.cpu_count(), "system": platform.system(), "arch": platform.machine()},
