@@ -137,7 +137,7 @@ def test_one_version_says_so_and_several_have_a_switch(
         browser.wait(f"document.querySelector('.versions summary')?.innerText === {json.dumps(words)}")
 
     files = partial(Files, directory=str(tmp_path))
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), files)) as url:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), files), browser) as url:
         for start in (f"{url}published/", f"{published.as_uri()}/"):
             browser.open(f"{start}index.html")
             browser.wait("document.title.startsWith('fencepost') && location.pathname.includes('/0.2.0/')")

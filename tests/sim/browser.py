@@ -216,14 +216,19 @@ class Browser(Server):
 
 
 @contextmanager
-def serving(started: ThreadingHTTPServer) -> Iterator[str]:
-    """Its address, while it serves."""
+def serving(started: ThreadingHTTPServer, to: Browser | None = None) -> Iterator[str]:
+    """Its address, while it serves. The browser that it serves leaves its pages before that ends.
+
+    Otherwise what a page still asks for is cut off, and its console tells of that.
+    """
     with started:
         started.socket.listen(128)  # a page asks for many files at once; of more than five, some would be reset
         thread = threading.Thread(target=started.serve_forever)
         thread.start()
         try:
             yield f"http://127.0.0.1:{started.server_port}/"
+            if to is not None:
+                to.open("about:blank")
         finally:
             started.shutdown()
             thread.join()

@@ -38,7 +38,7 @@ const hex = (hash) => Array.from(new Uint8Array(hash), (byte) => byte.toString(1
 
 
 @contextmanager
-def static_server(folder: Path, gate: threading.Event | None = None) -> Iterator[str]:
+def static_server(folder: Path, to: Browser | None = None, gate: threading.Event | None = None) -> Iterator[str]:
     """A plain file server; with ``gate``, Python's program is sent only once that is set."""
 
     class Files(SimpleHTTPRequestHandler):
@@ -52,7 +52,7 @@ def static_server(folder: Path, gate: threading.Event | None = None) -> Iterator
 
     files = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(folder)))
     files.daemon_threads = True
-    with serving(files) as url:
+    with serving(files, to) as url:
         yield url
 
 

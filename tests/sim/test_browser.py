@@ -177,7 +177,7 @@ def test_an_export_plays_what_was_recorded_and_offers_no_more(browser: Browser, 
             pass
 
     files = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(tmp_path / "site")))
-    with serving(files) as url:
+    with serving(files, browser) as url:
         browser.open(f"{url}#story=gc-pause&v=1&t=12")
         wait_score(browser, refused="1")
         assert browser.run("return document.querySelector('#cards fieldset').disabled") is True
@@ -194,7 +194,7 @@ def test_a_history_that_only_clients_wrote_shows_the_overlap(browser: Browser, t
     head = {name: value for name, value in trace[0].items() if name != "scenario"}
     history = tmp_path / "history.jsonl"
     history.write_text(lines([head, *trace[1:]]))
-    with serving(server(0, history)) as url:
+    with serving(server(0, history), browser) as url:
         browser.open(url)
         wait_score(browser, accepted="0")
         browser.click("#finish")

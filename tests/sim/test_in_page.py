@@ -115,7 +115,7 @@ def test_a_static_page_plays_while_python_loads_then_runs_everything_itself(
     browser: Browser, site: Path, tmp_path: Path
 ) -> None:
     gate = threading.Event()
-    with static_server(site, gate) as url:
+    with static_server(site, browser, gate) as url:
         # While Python is loaded, the recorded scenario plays, and a link that needs Python waits for it.
         held: dict[str, object] = {"at": 0, "who": "A", "do": "acquire"}
         browser.open(f"{url}#s={link([held], backend='zookeeper')}&t=3")
@@ -179,7 +179,7 @@ def test_a_file_that_is_missing_is_said_and_the_recordings_play(browser: Browser
     copy = tmp_path / "site"
     export(copy, recorded=True)
     (copy / "data" / "options.json").write_bytes((site / "data" / "options.json").read_bytes())
-    with static_server(copy) as url:
+    with static_server(copy, browser) as url:
         browser.open(f"{url}#story=gc-pause&v=1&t=12")
         wait_score(browser, refused="1")
         wait_words(browser, "#enginewords", "Python could not be started in this page")
@@ -190,7 +190,7 @@ def test_a_file_that_is_missing_is_said_and_the_recordings_play(browser: Browser
 def test_without_its_recording_the_page_says_so_and_no_button_fails(browser: Browser, tmp_path: Path) -> None:
     export(tmp_path / "site", recorded=True)
     shutil.rmtree(tmp_path / "site" / "data" / "traces")
-    with static_server(tmp_path / "site") as url:
+    with static_server(tmp_path / "site", browser) as url:
         browser.open(url)
         wait_words(browser, "#error", "404")
         for button in ("play", "start", "finish", "next", "back", "closer", "wider", "whole", "json", "svg"):

@@ -43,7 +43,7 @@ def test_the_page_shows_two_who_believe_that_they_hold(
     counts = checks.check(load(history)).counts
     assert counts["overlapping_beliefs"] > 0
 
-    with serving(server(0, history)) as url:
+    with serving(server(0, history), browser) as url:
         browser.open(url)
         browser.wait("document.querySelector('[data-score=accepted]')")
         browser.click("#finish")

@@ -92,7 +92,7 @@ def test_a_kept_seed_is_played_and_can_be_changed(browser: Browser, page: str, t
     kept = keep(failure, tmp_path)
     end = run(failure.scenario)[-1]
     outcome = {name: str(end[name]) for name in ("accepted", "corrupted", "value")}
-    with serving(server(0, kept if way == "--play" else None)) as url:
+    with serving(server(0, kept if way == "--play" else None), browser) as url:
         browser.open(url)
         wait_score(browser, accepted="0")
         if way == "Open":
@@ -106,7 +106,6 @@ def test_a_kept_seed_is_played_and_can_be_changed(browser: Browser, page: str, t
         browser.choose("#fencing", "enter")
         browser.click("#finish")
         wait_score(browser, corrupted="0", lost="0")
-        browser.open("about:blank")
 
 
 def test_a_seed_is_opened_by_its_number(browser: Browser, page: str) -> None:

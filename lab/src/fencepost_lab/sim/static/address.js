@@ -95,9 +95,10 @@ export function saveJSON() {
 }
 
 /** The picture as a file of its own: its style sheet inside, the theme's colours in place of variables. */
-export async function picture(drawing) {
+function picture(drawing) {
   const values = getComputedStyle(drawing);
-  const css = (await (await fetch("timeline.css")).text()).replace(/var\((--[\w-]+)\)/g, (_, name) => values.getPropertyValue(name).trim());
+  const rules = [...document.querySelector('link[href="timeline.css"]').sheet.cssRules].map((rule) => rule.cssText);
+  const css = rules.join("\n").replace(/var\((--[\w-]+)\)/g, (_, name) => values.getPropertyValue(name).trim());
   const copy = drawing.cloneNode(true);
   const style = document.createElementNS("http://www.w3.org/2000/svg", "style");
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
@@ -106,4 +107,6 @@ export async function picture(drawing) {
   return new XMLSerializer().serializeToString(copy);
 }
 
-export const saveSVG = async (drawing) => save("fencepost.svg", "image/svg+xml", await picture(drawing));
+export function saveSVG(drawing) {
+  if (state.model) save("fencepost.svg", "image/svg+xml", picture(drawing));
+}
