@@ -47,6 +47,18 @@ def half_open(service: Service, count: int, *sent: bytes, receive: int = 0) -> I
         yield sockets
 
 
+@contextlib.contextmanager
+def connected_with(service: Service, sent: bytes, receive: int = 0) -> Iterator[socket.socket]:
+    """A connection on which so much has come before a service that is soon out of patience knows of it."""
+    with contextlib.ExitStack() as stack:
+        with service.paused():
+            client = stack.enter_context(socket.create_connection((HOST, service.port), 30))
+            if receive:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+            client.sendall(sent)
+        yield client
+
+
 def ended(sockets: list[socket.socket]) -> int:
     """How many of them the service has answered or closed."""
     poll = select.poll()
@@ -82,17 +94,25 @@ def test_when_there_are_too_many_those_that_keep_it_waiting_longest_give_way(nar
 
 @pytest.mark.parametrize("kind", SLOW)
 def test_a_client_that_takes_too_long_is_given_up(hasty: Service, kind: str) -> None:
-    with socket.create_connection((HOST, hasty.port), 30) as client:
-        client.sendall(SLOW[kind])
+    with connected_with(hasty, SLOW[kind]) as client:
         said = read_all(client)
     assert said.startswith(b"HTTP/1.1 408 ") if kind == "half a body" else said == b""
+
+
+def test_half_a_body_is_answered_also_after_the_service_had_no_cpu_for_longer_than_its_time_outs(
+    hasty: Service,
+) -> None:
+    with connected_with(hasty, BODY) as client:
+        until(lambda: taken_in(hasty.port, client.getsockname()[1]), "the service has read it")
+        with hasty.paused():
+            time.sleep(1.5)
+        assert read_all(client).startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("start", [HEAD, BODY])
 def test_a_trickle_does_not_buy_time(hasty: Service, start: bytes) -> None:
     end = time.monotonic() + PATIENCE
-    with socket.create_connection((HOST, hasty.port), 30) as client, contextlib.suppress(OSError):
-        client.sendall(start)
+    with connected_with(hasty, start) as client, contextlib.suppress(OSError):
         while not ended([client]):
             assert time.monotonic() < end
             client.sendall(b"x")
@@ -100,10 +120,18 @@ def test_a_trickle_does_not_buy_time(hasty: Service, start: bytes) -> None:
 
 
 def test_a_client_that_does_not_take_its_answer_is_given_up(hasty: Service) -> None:
-    assert hasty.put("large", bytes(1 << 20), 1).status == 200
-    with socket.create_connection((HOST, hasty.port), 30) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.sendall(b"GET /r/large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+    with contextlib.closing(sqlite3.connect(hasty.folder / "store.sqlite3", timeout=30)) as conn, conn:
+        conn.execute("INSERT INTO value VALUES ('large', zeroblob(1 << 20))")
+    asked = b"GET /r/large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20
+    with connected_with(hasty, asked, receive=4096) as client:
+        until(lambda: not established(hasty.port, client.getsockname()[1]), "the service gives it up")
+
+
+def test_a_client_that_does_not_take_its_answer_and_sends_half_a_body_is_given_up(hasty: Service) -> None:
+    with contextlib.closing(sqlite3.connect(hasty.folder / "store.sqlite3", timeout=30)) as conn, conn:
+        conn.execute("INSERT INTO value VALUES ('huge', zeroblob(8 << 20))")
+    asked = b"GET /r/huge HTTP/1.1\r\nHost: localhost\r\n\r\n" + BODY
+    with connected_with(hasty, asked, receive=4096) as client:
         until(lambda: not established(hasty.port, client.getsockname()[1]), "the service gives it up")
 
 
@@ -215,8 +243,7 @@ def test_a_head_that_is_too_large_is_refused(service: Service) -> None:
 
 def test_a_body_that_is_far_too_large_is_answered_early_and_does_not_go_on_for_ever(hasty: Service) -> None:
     end = time.monotonic() + PATIENCE
-    with socket.create_connection((HOST, hasty.port), 30) as client:
-        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40))
+    with connected_with(hasty, HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40)) as client:
         assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
         with contextlib.suppress(ConnectionError):
             while time.monotonic() < end:
@@ -270,6 +297,13 @@ def established(server: int, client: int) -> bool:
     wanted = (f"0100007F:{server:04X}", f"0100007F:{client:04X}", "01")
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return any(tuple(line.split()[1:4]) == wanted for line in lines)
+
+
+def taken_in(server: int, client: int) -> bool:
+    """Whether the server has read all that has come on a connection, or has closed it."""
+    wanted = (f"0100007F:{server:04X}", f"0100007F:{client:04X}", "01")
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return all(line[4].endswith(":00000000") for line in lines if tuple(line[1:4]) == wanted)
 
 
 @pytest.fixture(scope="module")

@@ -180,6 +180,15 @@ class Browser(Server):
         self._cdp("Emulation.setScrollbarsHidden", hidden=False)
         self._cdp("Emulation.setEmulatedMedia", media="", features=[])
 
+    @contextmanager
+    def in_every_page(self, script: str) -> Iterator[None]:
+        """Run a script in each page that is opened, before its own."""
+        added = self._cdp("Page.addScriptToEvaluateOnNewDocument", source=script)
+        try:
+            yield
+        finally:
+            self._cdp("Page.removeScriptToEvaluateOnNewDocument", **added)
+
     def allow(self, folder: Path) -> None:
         """Let downloads go there, and the page read and write the clipboard."""
         self._cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))

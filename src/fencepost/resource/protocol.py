@@ -20,9 +20,10 @@ class Connection(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, with a deadline for whatever the client is to do next.
 
     A client has ``idle`` seconds to send the head of a request, from when it connected or got its last answer, and
-    ``busy`` seconds to send the body and take the answer. When there are more than ``most`` connections, those in a
-    TLS handshake included, the one that has kept us waiting longest is closed, so that half-open ones cannot lock
-    others out. A head, or the trailers of a body, have at most ``MAX_HEAD`` bytes.
+    ``busy`` seconds to send the body and take the answer; it is not closed before it is told that its body is late.
+    When there are more than ``most`` connections, those in a TLS handshake included, the one that has kept us waiting
+    longest is closed, so that half-open ones cannot lock others out. A head, or the trailers of a body, have at most
+    ``MAX_HEAD`` bytes.
     """
 
     handshaking: ClassVar[set["Connection"]]
@@ -131,7 +132,18 @@ class Connection(HttpToolsProtocol):
         self._since = time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(self.busy if working else self.idle, self.transport.abort)
+        self._timer = self.loop.call_later(self.busy if working else self.idle, self._give_up)
+
+    def _give_up(self) -> None:
+        """Close the connection, unless the app is about to answer that the body did not come whole.
+
+        If this process had no CPU for a while, both deadlines have passed, and that answer is still to come.
+        """
+        awaits_body = self._working and not self.pipeline and self.cycle.more_body and not self.cycle.response_started
+        if awaits_body and not self.flow.write_paused:
+            self._timer = self.loop.call_later(self.idle, self._give_up)
+        else:
+            self.transport.abort()
 
     def _working_on(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -25,9 +25,14 @@ def _chooses_bus(server: str) -> bool:
 
 @dataclass(kw_only=True, eq=False)
 class Member(Redis):
-    """One master of a cluster."""
+    """One master of a cluster, which the others take for failed after ``node_timeout`` seconds of silence.
+
+    That is long unless a shorter one is asked for: on a busy machine a server is silent by itself, and the cluster
+    would refuse requests, or promote a replica, though nothing has failed.
+    """
 
     port_count = 2
+    node_timeout: float = 60.0
 
     def claim(self) -> None:
         super().claim()
@@ -39,7 +44,7 @@ class Member(Redis):
             *super().command(),
             *("--cluster-enabled", "yes"),
             *(("--cluster-port", str(self.ports[1])) if _chooses_bus(program("REDIS_SERVER")) else ()),
-            *("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no"),
+            *("--cluster-node-timeout", f"{self.node_timeout * 1000:.0f}", "--cluster-require-full-coverage", "no"),
         ]
 
     def tell(self, *command: str | int) -> str:

@@ -215,7 +215,7 @@ def _redis_cluster(plan: Plan, folder: Path, faults: Faults, stack: ExitStack) -
     made = Site("redis+cluster", "", "")
 
     def member() -> Member:
-        each = _Fronted()
+        each = _Fronted(node_timeout=2.0)  # so that the cluster notices the faults
         each.faults = faults
         return each
 
