@@ -8,6 +8,7 @@ import errno
 import os
 import shlex
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -472,6 +473,73 @@ async def test_ctrl_z_stops_us_where_we_hold_nobody_up(monkeypatch: pytest.Monke
     monkeypatch.setattr(child, "_give_terminal", lambda group: None)
     assert await child.wait() == 0
     assert told == ["still", "SIGSTOP", "on again"]
+
+
+async def test_a_signal_that_stops_us_is_heeded_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, int)
+    heeded = signal.getsignal(signal.SIGTSTP)
+    found: list[object] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: found.append((number, signal.getsignal(number))))
+    cli_child.stop(contextlib.nullcontext, signal.SIGTSTP)
+    assert found == [(signal.SIGTSTP, signal.SIG_DFL)]
+    assert signal.getsignal(signal.SIGTSTP) is heeded
+
+
+IN_TRANSACTION = """
+import contextlib, sys, threading
+from fencepost.backends.sqlite.file import File
+from fencepost.cli import main
+from fencepost.driver.gate import Gate
+
+told_to_stop = threading.Event()
+writing, hold = File.writing, Gate.hold
+
+@contextlib.contextmanager
+def long(file, **options):
+    with writing(file, **options) as db:
+        print("in a transaction", flush=True)
+        told_to_stop.wait(60)
+        yield db
+
+def patient(gate, seconds):
+    told_to_stop.set()
+    return hold(gate, 60)
+
+File.writing, Gate.hold = long, patient
+main()
+"""
+
+
+def test_at_a_terminal_ctrl_z_stops_one_that_waits_outside_of_its_transactions(
+    runner: Runner, shell: Shell, locks: sync.Locks
+) -> None:
+    program = runner.folder / "fencepost"
+    program.write_text(IN_TRANSACTION)
+    with locks.lock("job"):
+        options = runner.arguments("--ttl", "1h", command=["sh", "-c", "echo ready; read x; echo got=$x"])
+        shell.type(f"{shlex.join([sys.executable, str(program), *options])}\n")
+        shell.shows("in a transaction\r\n")
+        shell.type("\x1a")
+        shell.shows("Stopped")
+        file = sqlite3.connect(runner.folder / "locks.db", timeout=0, isolation_level=None)
+        with contextlib.closing(file):
+            file.execute("BEGIN IMMEDIATE")  # at once: nobody else has the file
+            file.execute("ROLLBACK")
+        shell.type("fg\n")
+        shell.shows("fencepost")
+    shell.shows("ready\r\n")
+    shell.type("hello\n")
+    shell.shows("got=hello")
+
+
+def test_ctrl_z_does_not_stop_one_that_waits_where_nobody_could_continue_it(runner: Runner, locks: sync.Locks) -> None:
+    program = [sys.executable, "-m", "fencepost", *runner.arguments(command=["echo", "ready"])]
+    with locks.lock("job") as lease, Terminal(program) as alone:
+        until(lambda: (found := locks.status("job")) and found.waiters, "it waits")
+        alone.type("\x1a")
+        alone.shows("^Z")
+        assert lease.release()
+        alone.shows("ready\r\n")
 
 
 def test_a_job_stopped_past_its_ttl_is_ended_when_it_continues(runner: Runner, shell: Shell, locks: sync.Locks) -> None:

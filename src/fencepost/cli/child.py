@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 from fencepost.cli import launch
 from fencepost.cli.exits import SIGNALLED
@@ -23,13 +24,14 @@ FORWARDED = (
 )
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Those that end the wait for the lock as well."""
+Still: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""What keeps our threads from what holds others up: SQLite's, for a transaction that is stopped locks the file."""
 
 
 class Child:
     """One command in a process group of its own; where we have the terminal, it gets it.
 
-    ``may_go_on`` is asked when a stopped job is continued; we stop ourselves inside of ``still``, where none of our
-    threads is in the middle of something that holds others up.
+    ``may_go_on`` is asked when a stopped job is continued; ``still`` is for ``stop``.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Child:
         extra: dict[str, str],
         *,
         may_go_on: Callable[[], bool],
-        still: Callable[[], AbstractContextManager[object]],
+        still: Still,
     ) -> None:
         self._may_go_on = may_go_on
         self._still = still
@@ -76,8 +78,7 @@ class Child:
                 return code if code >= 0 else SIGNALLED - code
             elif self._terminal is not None:
                 self._give_terminal(os.getpgrp())
-                with self._still():
-                    os.kill(os.getpid(), signal.SIGSTOP)
+                stop(self._still)
 
     def _continued(self) -> None:
         if self._may_go_on():
@@ -113,6 +114,21 @@ class Child:
                 os.tcsetpgrp(self._terminal, group)
             except OSError:
                 self._terminal = None  # hung up, or the command is gone already
+
+
+def stop(still: Still, number: signal.Signals = signal.SIGSTOP) -> None:
+    """Stop this process until it is continued, as a signal does by default.
+
+    It stops inside of ``still``, where none of our threads is in the middle of something that holds others up.
+    """
+    with still():
+        if number is signal.SIGSTOP:
+            os.kill(os.getpid(), number)
+            return
+        handler = signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.signal(number, handler)
+        signal.siginterrupt(number, False)  # as asyncio has it
 
 
 def _have_terminal() -> bool:

@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 from fencepost import aio
 from fencepost.address import masked
 from fencepost.cli import exits
-from fencepost.cli.child import ENDING, FORWARDED, Child
+from fencepost.cli.child import ENDING, FORWARDED, Child, Still, stop
 from fencepost.cli.text import complain, left, named
 from fencepost.errors import BackendError, LeaseLost, NotAcquired, QueueFull
 from fencepost.events import Event, Hook
@@ -46,9 +46,9 @@ async def hold(
         elif event.kind == "recovered":
             say(f"the lease on {name!r} is renewed again")
 
-    signals = Signals()
     label = own_label(os.path.basename(command[0]))
     async with aio.connect(url, ttl=ttl, label=label, hooks=[*hooks, warn]) as locks:
+        signals = Signals(getattr(locks._core.backend, "still", nullcontext))
         try:
             lease = await signals.unless_told_to_end(locks.acquire(name, timeout=timeout))
         except QueueFull:
@@ -64,8 +64,7 @@ async def hold(
             say(f"metrics at {metrics}")
             facts["FENCE_METRICS"] = metrics
         try:
-            still = getattr(locks._core.backend, "still", nullcontext)  # SQLite's: a stopped transaction locks the file
-            child = signals.start(command, facts, may_go_on=lambda: not lease.lost, still=still)
+            child = signals.start(command, facts, may_go_on=lambda: not lease.lost)
         except OSError as error:
             await lease.release()
             complain(f"{command[0]}: {error.strerror}")
@@ -119,22 +118,24 @@ async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[in
 
 
 class Signals:
-    """What signals do: end the wait for the lock at first, then go to the command."""
+    """What signals do: end the wait for the lock at first, or stop us in it, then go to the command."""
 
-    def __init__(self) -> None:
+    def __init__(self, still: Still) -> None:
         loop = asyncio.get_running_loop()
+        self._still = still
         self._told: asyncio.Future[signal.Signals] = loop.create_future()
         self._child: Child | None = None
         # What was ignored when we began stays so, for the command too: nohup, and a shell's background jobs.
-        self._heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-        for number in self._heeded:
-            if number is not signal.SIGTSTP:  # who only waits may be stopped
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._came, number)
 
     def _came(self, number: signal.Signals) -> None:
         if self._child is not None:
             if not self._child.send(number):
                 complain(f"{number.name} is not passed on: {_NOT_OURS}")
+        elif number is signal.SIGTSTP:
+            stop(self._still, number)
         elif number in ENDING and not self._told.done():
             self._told.set_result(number)
 
@@ -150,18 +151,9 @@ class Signals:
             await (await task).release()
         return self._told.result()
 
-    def start(
-        self,
-        command: Sequence[str],
-        facts: dict[str, str],
-        *,
-        may_go_on: Callable[[], bool],
-        still: Callable[[], AbstractContextManager[object]],
-    ) -> Child:
+    def start(self, command: Sequence[str], facts: dict[str, str], *, may_go_on: Callable[[], bool]) -> Child:
         """The command, which gets from now on what we get; OSError if it cannot be run."""
-        if signal.SIGTSTP in self._heeded:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._came, signal.SIGTSTP)
-        self._child = Child(command, facts, may_go_on=may_go_on, still=still)
+        self._child = Child(command, facts, may_go_on=may_go_on, still=self._still)
         if self._told.done():  # too late to end the wait
             self._child.send(self._told.result())
         return self._child

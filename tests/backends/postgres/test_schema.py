@@ -1,6 +1,7 @@
 """The tables and functions of the locks: made on first use, once, and by whom one likes."""
 
 import os
+import re
 import secrets
 from importlib import resources
 
@@ -8,6 +9,8 @@ import psycopg
 import pytest
 
 import fencepost
+from fencepost import sync
+from fencepost.driver import run as driver_run
 from fencepost.errors import BackendError, ConfigError
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session
@@ -76,34 +79,92 @@ def test_a_role_that_may_not_create_is_told_what_to_do(server: Postgres, schema:
     assert not raised.value.ambiguous
 
 
-def test_the_grants_named_in_the_file_are_enough(server: Postgres, schema: str) -> None:
-    with session(server) as other:
-        other.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
-        with fencepost.connect(f"{server.url}?schema={schema}", ttl=LONG) as owner:
-            assert owner.list() == []
-        other.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
-        other.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema}")
-        other.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")
-    url = f"{server.url.replace('postgres@', schema + '@')}?schema={schema}"
-    with fencepost.connect(url, ttl=LONG) as locks:
-        lease = locks.acquire("one")
-        waiter = aside(locks.acquire, "one")
-        waiters_of(locks, "one", 1)
-        lease.renew()
-        assert lease.release()
-        assert waiter.result(PATIENCE).token > lease.token
-        assert locks.break_lock("one")
-        locks.bump("one", above=7)
+def file() -> str:
+    return resources.files("fencepost.backends.postgres").joinpath("schema.sql").read_text("utf-8")
+
+
+def named_grants(schema: str) -> list[str]:
+    """What the first lines of the file have the owner grant, for a role that is called as its schema."""
+    grants = re.findall(r"^--   (GRANT .*);$", file(), re.MULTILINE)
+    assert len(grants) == 4
+    return [each.replace("SCHEMA fencepost TO app", f"SCHEMA {schema} TO {schema}") for each in grants]
+
+
+@pytest.fixture(params=["usual", "strict"])
+def database(request: pytest.FixtureRequest, server: Postgres) -> str:
+    """The URL of a database; in a strict one, PUBLIC may not call functions unless that is granted."""
+    name = f"{request.param}_{secrets.token_hex(4)}"
+    with session(server) as owner:
+        owner.execute(f"CREATE DATABASE {name}")
+    url = f"{server.url.rpartition('/')[0]}/{name}"
+    if request.param == "strict":
+        with psycopg.connect(url, autocommit=True) as owner:
+            owner.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+    return url
+
+
+def used(locks: sync.Locks) -> None:
+    """Everything that a role of programs does."""
+    lease = locks.acquire("one")
+    waiter = aside(locks.acquire, "one")
+    waiters_of(locks, "one", 1)
+    lease.renew()
+    assert lease.release()
+    assert waiter.result(PATIENCE).token > lease.token
+    assert locks.break_lock("one")
+    locks.bump("one", above=7)
+    assert locks.shared("one").acquire().release()
+
+
+def test_the_grants_named_in_the_file_are_enough(database: str, schema: str) -> None:
+    with psycopg.connect(database, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
+        with fencepost.connect(f"{database}?schema={schema}", ttl=LONG) as owning:
+            assert owning.list() == []
+        for grant in named_grants(schema):
+            owner.execute(grant)
+    with fencepost.connect(f"{database.replace('postgres@', schema + '@')}?schema={schema}", ttl=LONG) as locks:
+        used(locks)
+
+
+def test_a_grant_that_is_missing_is_named(database: str, schema: str) -> None:
+    url = f"{database.replace('postgres@', schema + '@')}?schema={schema}"
+    usage, tables, sequences, functions = named_grants(schema)
+    strict = "/strict_" in database
+
+    def told() -> str:
+        with fencepost.connect(url, ttl=LONG) as locks:
+            return "\n".join(
+                f"{each.level}: {each.what}; {each.means}" for each in driver_run(locks._core.backend.doctor())
+            )
+
+    with psycopg.connect(database, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
+        with fencepost.connect(f"{database}?schema={schema}", ttl=LONG) as owning:
+            assert owning.list() == []
+        for grant in (usage, sequences):
+            owner.execute(grant)
+        if strict:
+            with pytest.raises(BackendError, match=r"schema\.sql.*functions") as refused:
+                told()
+            assert not refused.value.ambiguous
+            owner.execute(f"GRANT EXECUTE ON FUNCTION {schema}.version, {schema}.revision TO {schema}")
+            assert f"risk: {schema} may not use functions of schema {schema}: admit, " in told()
+            assert f"let their owner run: {functions}" in told()
+            owner.execute(functions)
+        assert f"risk: {schema} may not use tables of schema {schema}: lock, process, share, waiter; " in told()
+        assert f"let their owner run: {tables}" in told()
+        owner.execute(tables)
+        assert "risk" not in told().replace("risk: fsync=off", "")
 
 
 def test_the_schemas_file_is_plain_sql(server: Postgres) -> None:
     """So that the owner of a database can run it by hand, with psql."""
-    sql = resources.files("fencepost.backends.postgres").joinpath("schema.sql").read_text("utf-8")
     with session(server) as other:
         other.execute("CREATE DATABASE by_hand")
     url = server.url.replace("/postgres", "/by_hand").replace("by_hand@", "postgres@")
     with psycopg.connect(url, autocommit=True) as by_hand:
-        by_hand.execute(sql)
+        by_hand.execute(file())
     with fencepost.connect(url, ttl=LONG) as locks:
         assert locks.acquire("one").release()
 

@@ -3,6 +3,7 @@
 import os
 import secrets
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,25 +142,48 @@ def test_many_upgrade_at_once_while_others_are_at_work(server: Postgres, schema:
     assert revision(server, schema) == "5"
 
 
-def test_who_was_granted_the_old_tables_may_use_the_new_ones(server: Postgres, schema: str) -> None:
-    url = f"{server.url.replace('postgres@', schema + '@')}?schema={schema}"
+@pytest.fixture(params=["usual", "strict"])
+def granted(request: pytest.FixtureRequest, server: Postgres, schema: str) -> Iterator[str]:
+    """The URL of a role that was granted the schema; in a strict database, PUBLIC may not call what comes later."""
     with session(server) as owner:
         owner.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
         owner.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
         owner.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema}")
         owner.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")
-    with fencepost.connect(url, ttl=LONG) as locks, pytest.raises(BackendError, match=r"postgres/schema\.sql"):
+        if request.param == "strict":
+            owner.execute(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
+            owner.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {schema}")
+            owner.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+        try:
+            owner.execute(f"CREATE FUNCTION {schema}.theirs() RETURNS integer LANGUAGE sql AS 'SELECT 7'")
+            yield f"{server.url.replace('postgres@', schema + '@')}?schema={schema}"
+        finally:
+            owner.execute("ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO PUBLIC")
+
+
+def test_who_was_granted_the_old_schema_may_use_what_is_new(server: Postgres, schema: str, granted: str) -> None:
+    def may_call_theirs() -> str:
+        return server.psql(f"SELECT has_function_privilege('{schema}', '{schema}.theirs()', 'EXECUTE')")
+
+    before = may_call_theirs()
+    with fencepost.connect(granted, ttl=LONG) as locks, pytest.raises(BackendError, match=r"postgres/schema\.sql"):
         locks.acquire("one")
     assert revision(server, schema) == "", "who may not upgrade it leaves it alone"
     with fencepost.connect(f"{server.url}?schema={schema}") as owning:
         assert owning.list() == []
-    with fencepost.connect(url, ttl=LONG) as locks:
+    with fencepost.connect(granted, ttl=LONG) as locks:
+        lease = locks.acquire("one")
+        heir = aside(locks.acquire, "one")
+        waiters_of(locks, "one", 1)
+        assert lease.release()
+        assert heir.result(PATIENCE).release()
         share = locks.shared("one").acquire()
         writer = aside(locks.acquire, "one")
         waiters_of(locks, "one", 1)
         share.renew()
         assert share.release()
         assert writer.result(PATIENCE).release()
+    assert may_call_theirs() == before, "what is not ours is left alone"
 
 
 def test_a_later_revision_is_used_and_left_alone(server: Postgres, schema: str) -> None:

@@ -122,7 +122,10 @@ def failure(error: psycopg.Error | OSError, *, ambiguous: bool) -> BackendError:
     elif isinstance(error, errors.ReadOnlySqlTransaction):
         text += "; this is a standby: name the primary, or several hosts, of which the writable one is taken"
     elif isinstance(error, errors.InsufficientPrivilege):
-        text += "; let the database's owner run fencepost/backends/postgres/schema.sql, and grant what its top names"
+        text += (
+            "; let the database's owner run fencepost/backends/postgres/schema.sql, and grant what its top names: "
+            "the schema, its tables, sequences and functions"
+        )
     return BackendError(f"Postgres: {text}", backend="postgresql", ambiguous=ambiguous)
 
 
@@ -284,6 +287,15 @@ class Call:
         return text
 
 
+def _schema() -> str:
+    return resources.files("fencepost.backends.postgres").joinpath("schema.sql").read_text("utf-8")
+
+
+def contents(kind: str) -> list[str]:
+    """The names of the tables or functions that a schema has."""
+    return sorted(set(re.findall(rf"^CREATE .*{kind} .*fencepost\.(\w+) ?\(", _schema(), re.MULTILINE)))
+
+
 async def create(link: Link, schema: str) -> None:
     """Create the schema, or bring an earlier revision of it up to date; ConfigError if it is of another version."""
     try:
@@ -291,8 +303,7 @@ async def create(link: Link, schema: str) -> None:
             return
     except _NO_SCHEMA:
         pass
-    sql = resources.files("fencepost.backends.postgres").joinpath("schema.sql").read_text("utf-8")
-    sql = sql.replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
+    sql = _schema().replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
     await tell(link, "BEGIN")
     try:
         # One creates it; the others wait, and then find it there.

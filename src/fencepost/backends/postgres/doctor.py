@@ -5,6 +5,7 @@ from typing import Any
 
 from fencepost.backend import Finding
 from fencepost.backends.exposure import is_remote
+from fencepost.backends.postgres.connection import contents
 from fencepost.backends.postgres.pool import Links
 
 _FACTS = """SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
@@ -16,11 +17,33 @@ _FACTS = """SELECT current_setting('server_version'), pg_is_in_recovery(), curre
     (SELECT max(greatest(token, floor)) FROM {schema}.lock) > {schema}.us(clock_timestamp()),
     pg_table_size('{schema}.lock')"""
 
+_LACKING = """SELECT current_user::text, what, array_agg(name) FROM (
+        SELECT 'EXECUTE ON ALL FUNCTIONS', proname::text FROM pg_proc
+        WHERE pronamespace = %s::regnamespace AND proname = ANY(%s) AND NOT has_function_privilege(oid, 'EXECUTE')
+    UNION
+        SELECT 'SELECT, INSERT, UPDATE, DELETE ON ALL TABLES', relname::text
+        FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS each
+        WHERE relnamespace = %s::regnamespace AND relname = ANY(%s) AND NOT has_table_privilege(oid, each)
+    ORDER BY 1, 2) AS lacking (what, name) GROUP BY what ORDER BY what"""
+
 
 async def examine(links: Links, schema: str, wall: float) -> list[Finding]:
-    """Everything worth knowing, asked in one statement. ``wall`` is what time it is here."""
+    """Everything worth knowing. ``wall`` is what time it is here."""
+    lacking = await links.rows(_LACKING, schema, contents("FUNCTION"), schema, contents("TABLE"))
+    if lacking:
+        return [_ungranted(schema, *each) for each in lacking]  # all else would be refused
     ((facts),) = await links.rows(_FACTS.format(schema=schema), wall)
     return [*_findings(facts, links.pooled), *_route(*await links.route())]
+
+
+def _ungranted(schema: str, user: str, what: str, names: list[str]) -> Finding:
+    kind = what.rpartition(" ")[2].lower()
+    some = ", ".join(names) if len(names) < 6 else f"{', '.join(names[:5])} and others"
+    return Finding(
+        "risk",
+        f"{user} may not use {kind} of schema {schema}: {some}",
+        f"what needs them is refused; let their owner run: GRANT {what} IN SCHEMA {schema} TO {user}",
+    )
 
 
 def _route(host: str, mode: str, encrypted: bool) -> Iterator[Finding]:

@@ -6,6 +6,9 @@
 --   GRANT USAGE ON SCHEMA fencepost TO app;
 --   GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencepost TO app;
 --   GRANT USAGE ON ALL SEQUENCES IN SCHEMA fencepost TO app;
+--   GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fencepost TO app;
+-- The last one is for databases where ALTER DEFAULT PRIVILEGES has revoked EXECUTE from PUBLIC. Where this file is run
+-- again, it grants by itself what is new to those who have the others.
 --
 -- Every change to a lock or to its queue is made while its row is locked. Whatever depends on time is
 -- read with clock_timestamp() after that: now() is the instant at which a blocked request began.
@@ -51,20 +54,6 @@ CREATE TABLE IF NOT EXISTS fencepost.share (
     expires timestamptz NOT NULL,
     PRIMARY KEY (name, holder)
 ) WITH (fillfactor = 50);
-
--- Who was granted the tables of an earlier revision needs this one too.
-DO $$
-DECLARE
-    _role text;
-BEGIN
-    FOR _role IN
-        SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END
-        FROM pg_class, aclexplode(relacl)
-        WHERE pg_class.oid = 'fencepost.waiter'::regclass AND privilege_type = 'DELETE'
-    LOOP
-        EXECUTE 'GRANT SELECT, INSERT, UPDATE, DELETE ON fencepost.share TO ' || _role;
-    END LOOP;
-END $$;
 
 -- The version is what a program must know, the revision what it may use besides: programs made for an earlier
 -- revision go on working with a later one.
@@ -524,4 +513,28 @@ BEGIN
     GET DIAGNOSTICS _gone = ROW_COUNT;
     DELETE FROM fencepost.share WHERE NOT EXISTS (SELECT 1 FROM fencepost.lock WHERE lock.name = share.name);
     RETURN _gone;
+END $$;
+
+-- Who was granted the tables of an earlier revision needs what is new: the shares, and where PUBLIC may not call them,
+-- the functions: those that this transaction has made.
+DO $$
+DECLARE
+    _user oid;
+    _role text;
+    _function regprocedure;
+BEGIN
+    FOR _user IN
+        SELECT DISTINCT grantee FROM pg_class, aclexplode(relacl)
+        WHERE pg_class.oid = 'fencepost.waiter'::regclass AND privilege_type = 'DELETE'
+    LOOP
+        _role := CASE _user WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(_user)) END;
+        EXECUTE 'GRANT SELECT, INSERT, UPDATE, DELETE ON fencepost.share TO ' || _role;
+        FOR _function IN
+            SELECT pg_proc.oid FROM pg_proc JOIN pg_class ON pronamespace = relnamespace
+            WHERE pg_class.oid = 'fencepost.waiter'::regclass AND pg_proc.xmin = pg_current_xact_id()::xid
+                AND NOT has_function_privilege(_user, pg_proc.oid, 'EXECUTE')
+        LOOP
+            EXECUTE 'GRANT EXECUTE ON FUNCTION ' || _function || ' TO ' || _role;
+        END LOOP;
+    END LOOP;
 END $$;
