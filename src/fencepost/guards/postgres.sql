@@ -3,6 +3,7 @@
 -- 'fencepost guard install URL' runs this, or a migration of yours does; running it again changes nothing.
 -- The role of a guarded program needs:  GRANT SELECT, INSERT, UPDATE ON fencepost_mark TO app; and where it runs
 -- something once, or sagas, the same on fencepost_run and fencepost_saga, with DELETE for the user that purges.
+-- Where ALTER DEFAULT PRIVILEGES has revoked EXECUTE from PUBLIC, it needs EXECUTE on the functions made here, too.
 -- Everything is made in the first schema of the search_path, and the functions find each other and the marks there,
 -- whatever their caller's search_path says. No percent sign may stand here: drivers would take it for a parameter.
 
