@@ -57,6 +57,11 @@ def test_nothing_is_lost_on_a_store_that_is_harmed(store: str, faults: str, tmp_
     assert set(found["faults"]) <= set(wanted)
     assert found["faults"], "no fault of the store happened"
     assert not any(found["left"][what] for what in ("threads", "sockets", "locks"))
+    t, resident, descriptors, threads = found["memory"]["samples"][-1]
+    assert t > 0
+    assert resident > 2**20
+    assert descriptors > 3, "standard input, output and error, and the store"
+    assert threads >= 1
     lines = history(tmp_path / "history.gz")
     assert check(lines).verdict == "kept"
     assert sum(line["ev"] == "fault" and line["do"] == "pause" for line in lines) >= counts["pauses"]
@@ -198,6 +203,23 @@ def result(control: str, violations: int) -> dict[str, Any]:
         "left": {"locks": 0},
         "memory": {"samples": [[0.5, 1000], [1.0, 1000]], "growth": 0},
     }
+
+
+def test_a_slice_without_kills_is_a_soak_and_shows_what_its_worst_worker_grew_by() -> None:
+    def life(*descriptors: int) -> list[tuple[float, int, int, int]]:
+        return [(number / 2, 10**6 * (1 + number // 12), count, 3) for number, count in enumerate(descriptors)]
+
+    uses = slices._uses({"w0": life(*[7] * 16), "w1": life(*range(7, 31))})
+    assert uses == {"samples": [[t, *rest] for t, *rest in life(*range(7, 31))]} | {
+        "growth": 1_000_000,
+        "descriptors": 12,
+        "threads": 0,
+    }
+    killed = result("", 0) | {"memory": uses, "counts": {"pauses": 2, "kills": 1}}
+    assert "A soak" not in page.figures([killed])
+    soak = result("", 0) | {"memory": uses, "seconds": 90.0}
+    assert "| sqlite | 1.5 | 10 | 2 | 4 | 1.0 MB | 12 | 0 |" in page.figures([killed, soak])
+    assert "Together 2 minutes (release size: 120)" in page.figures([killed, soak])
 
 
 def test_a_summary_fails_where_a_control_showed_nothing() -> None:

@@ -47,7 +47,6 @@ class Life:
         self.store = 0
         self.ordered: Do | None = None
         self.since = boottime()
-        self.memory: list[tuple[float, int]] = []
 
 
 class Crew:
@@ -67,7 +66,8 @@ class Crew:
         self.left: list[dict[str, Any]] = []
         self.wrong: list[str] = []
         self.running: dict[str, Life] = {}
-        self.memory: dict[str, list[tuple[float, int]]] = {}
+        self.uses: dict[str, list[tuple[float, int, int, int]]] = {}
+        """Of each worker, over time: resident bytes, descriptors and threads."""
         self.board_store = 0
         """Which of the stores was in use at the end."""
         self.harmless = threading.Event()
@@ -192,7 +192,7 @@ class Crew:
             case "store" if life:
                 life.store = fact["store"]
             case "tally" if life:
-                self.memory.setdefault(life.who, []).append((boottime() - self.start, fact["memory"]))
+                self.uses.setdefault(life.who, []).append((boottime() - self.start, *fact["uses"]))
             case "stopping" if life:
                 self._sleeps(life, fact)
             case "resumed":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -162,42 +163,74 @@ def _memory(found: list[dict[str, Any]]) -> list[str]:
     product = [each for each in found if not each["plan"]["control"] and each["memory"]["samples"]]
     if not product:
         return []
-    longest = max(product, key=lambda each: each["memory"]["samples"][-1][0])
-    samples = longest["memory"]["samples"]
     grown = max(each["memory"]["growth"] for each in product)
-    return [
+    lines = [
         "## What is left",
         "",
         f"After {len(product)} slices: {sum(each['left'].get('threads', 0) for each in product)} threads, "
         f"{sum(each['left'].get('sockets', 0) for each in product)} sockets and "
         f"{sum(each['left'].get('locks', 0) for each in product)} held locks were left. The resident memory of a "
         f"worker grew by at most {grown / 1e6:.1f} MB between the second and the last quarter of its life; the longest "
-        f"life that was watched is {samples[-1][0]:.0f} s.",
+        f"life that was watched is {max(_life(each) for each in product):.0f} s.",
+    ]
+    soaks = [each for each in product if not each["counts"].get("kills") and "descriptors" in each["memory"]]
+    if not soaks:
+        return lines
+    lines += [
+        "",
+        "A soak is slices in which no worker is killed, so that each lives as long as its slice:",
+        "",
+        "| store | minutes | operations | pauses | faults of the store | memory grew by | descriptors | threads |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(each["plan"]["store"] for each in soaks):
+        mine = [each for each in soaks if each["plan"]["store"] == name]
+        most = {what: max(each["memory"][what] for each in mine) for what in ("growth", "descriptors", "threads")}
+        faults = sum(sum(each["faults"].values()) for each in mine)
+        minutes = sum(each["seconds"] for each in mine) / 60
+        lines.append(
+            f"| {name} | {minutes:.1f} | {sum(each['operations'] for each in mine):,} "
+            f"| {sum(each['counts'].get('pauses', 0) for each in mine)} | {faults} "
+            f"| {most['growth'] / 1e6:.1f} MB | {most['descriptors']} | {most['threads']} |"
+        )
+    minutes = sum(each["seconds"] for each in soaks) / 60
+    return [
+        *lines,
+        "",
+        f"Together {minutes:.0f} minutes (release size: 120). What grew is the median of the last quarter of a "
+        "worker's life less that of its second quarter; the worst worker of each store is shown.",
     ]
 
 
+def _life(each: dict[str, Any]) -> float:
+    samples = each["memory"]["samples"]
+    return float(samples[-1][0] - samples[0][0]) if samples else 0.0
+
+
 def plot(found: list[dict[str, Any]], path: Path) -> None:
-    """The resident memory of the longest-lived worker of each store over time."""
+    """The resident memory, descriptors and threads of the longest-lived worker of each store over time."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot
 
     mpl.rcParams["svg.hashsalt"] = "fencepost"
-    figure, axes = pyplot.subplots(figsize=(7, 3.2))
-    lives: dict[str, list[list[float]]] = {}
+    lives: dict[str, dict[str, Any]] = {}
     for each in found:
-        samples = each["memory"]["samples"]
-        if (
-            not each["plan"]["control"]
-            and samples
-            and samples[-1][0] > lives.get(each["plan"]["store"], [[0.0]])[-1][0]
-        ):
-            lives[each["plan"]["store"]] = samples
-    for name, samples in lives.items():
-        axes.plot([t for t, _ in samples], [size / 1e6 for _, size in samples], label=name)
-    axes.set(xlabel="seconds", ylabel="resident MB of a worker", ylim=(0, None))
-    axes.legend(fontsize=7, ncols=3)
+        name = each["plan"]["store"]
+        if not each["plan"]["control"] and _life(each) > _life(lives.get(name, {"memory": {"samples": []}})):
+            lives[name] = each
+    figure, panels = pyplot.subplots(3, 1, figsize=(7, 7), sharex=True)
+    shown = (("resident MB", 1e6), ("descriptors", 1), ("threads", 1))
+    for which, (axes, (label, unit)) in enumerate(zip(panels, shown, strict=True), 1):
+        for (name, each), marker in zip(lives.items(), cycle("os^vDPX*<>"), strict=False):
+            samples = [sample for sample in each["memory"]["samples"] if len(sample) > which]
+            times, sizes = [sample[0] for sample in samples], [sample[which] / unit for sample in samples]
+            axes.plot(times, sizes, marker=marker, markevery=10, markersize=4, linewidth=1, label=name)
+        axes.set(ylabel=f"{label} of a worker", ylim=(0, None))
+    panels[0].set_title("What a worker uses while its store is harmed")
+    panels[0].legend(fontsize=7, ncols=3)
+    panels[-1].set_xlabel("seconds since the slice began")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

@@ -362,20 +362,26 @@ def _verdict(
         "stale_refused": crew.counts["wrote:stale"] + crew.counts["read:stale"],
         "served": max(served.values(), default=0.0),
         "left": left["left"],
-        "memory": _memory(crew.memory),
+        "memory": _uses(crew.uses),
         "python": platform.python_version(),
     }
 
 
-def _memory(samples: dict[str, list[tuple[float, int]]]) -> dict[str, Any]:
-    """Resident bytes of the workers over time: those of the longest life, thinned out, and the growth of each."""
+def _uses(samples: dict[str, list[tuple[float, int, int, int]]]) -> dict[str, Any]:
+    """What the worker of the longest life used over time, thinned out, and by how much the worst worker grew."""
     if not samples:
-        return {"samples": [], "growth": 0}
+        return {"samples": [], "growth": 0, "descriptors": 0, "threads": 0}
     longest = max(samples.values(), key=lambda each: each[-1][0] - each[0][0])
     step = max(1, len(longest) // 60)
+
+    def most(which: int) -> int:
+        return max(_growth([int(each[which]) for each in life]) for life in samples.values())
+
     return {
-        "samples": [[round(t, 1), size] for t, size in longest[::step]],
-        "growth": max(_growth([size for _, size in each]) for each in samples.values()),
+        "samples": [[round(t, 1), *uses] for t, *uses in longest[::step]],
+        "growth": most(1),
+        "descriptors": most(2),
+        "threads": most(3),
     }
 
 

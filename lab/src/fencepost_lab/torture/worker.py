@@ -217,7 +217,7 @@ class Worker:
         now = boottime()
         if now - self._reported >= _REPORT:
             self._reported = now
-            say({"ev": "tally", "who": self.who, "memory": _memory(), **self._tally()})
+            say({"ev": "tally", "who": self.who, "uses": _uses(), **self._tally()})
 
     def _cycle(self) -> None:
         key = self.dice.choice(self.plan.keys)
@@ -468,10 +468,11 @@ class _Peer:
         self.deadline = deadline
 
 
-def _memory() -> int:
-    """Resident bytes of this process."""
+def _uses() -> list[int]:
+    """Resident bytes, open descriptors and threads of this process."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return [resident, len(os.listdir("/proc/self/fd")) - 1, len(os.listdir("/proc/self/task"))]
 
 
 def _left_open() -> dict[str, Any]:
