@@ -12,6 +12,7 @@ POST /check                   a history as JSON lines; answers what `fencepost c
 
 import json
 import mimetypes
+import sys
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -116,14 +117,21 @@ class Page(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # the page asks for many files at once; of more than five, some would be reset
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        # Who closes the page while it loads has done nothing wrong, and no traceback is to tell of it.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # passed on as they came
+
+
 def server(port: int, play: Path | None = None) -> ThreadingHTTPServer:
     """A server on 127.0.0.1, not yet serving; ConfigError if the port is taken, or ``play`` cannot be read."""
     if play is not None:
         played(play)
     try:
-        made = ThreadingHTTPServer(("127.0.0.1", port), partial(Page, play))
-        made.socket.listen(128)  # the page asks for many files at once; of more than five, some would be reset
+        return _Server(("127.0.0.1", port), partial(Page, play))
     except OSError as error:
         raise ConfigError(f"cannot listen on port {port} of 127.0.0.1: {error.strerror}; try --port 0") from error
-    made.daemon_threads = True
-    return made
