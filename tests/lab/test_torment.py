@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fencepost.cli.app import app
 from fencepost.errors import ConfigError, StaleToken
 from fencepost.lease import Access
 from fencepost.rule import Stamp
@@ -128,6 +130,15 @@ def test_a_stack_that_is_not_ours_is_not_harmed(tmp_path: Path) -> None:
     assert found["faults"] == {}
     assert found["counts"]["pauses"] > 0
     assert set(found["without"]) == {name for name, each in CATALOGUE.items() if each.group != "client"}
+
+
+def test_the_faults_are_listed_without_a_store_and_a_run_needs_one() -> None:
+    listed = CliRunner().invoke(app, ["torture", "--faults", "list"])
+    assert listed.exit_code == 0
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(CATALOGUE)
+    with Child.fencepost("torture") as refused:
+        assert refused.wait() == 2
+        assert "say what to torture: sqlite," in refused.errors
 
 
 def test_every_store_says_which_faults_it_cannot_meet_and_why() -> None:

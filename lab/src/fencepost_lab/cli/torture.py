@@ -20,13 +20,13 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def torture(
     stores: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="STORE|URL...",
             help="What to torture: sqlite, redis, redlock, redis+cluster, redis+sentinel, etcd, zookeeper, consul or "
             "postgres, started for you; all; or the URL of a running store, with --on.",
         ),
-    ],
+    ] = None,
     guard: Annotated[
         str,
         typer.Option(
@@ -84,6 +84,8 @@ def torture(
         for fault in CATALOGUE.values():
             print(f"{fault.name:20} {fault.about}")
         return
+    if not stores:
+        raise ConfigError(f"say what to torture: {', '.join(STORES)}, all, or the URL of a running store with --on")
     wanted = [one for each in stores for one in (STORES if each == "all" else (each,))]
     for each in wanted:
         checked(each, guard)
@@ -96,7 +98,7 @@ def torture(
         raise ConfigError("--on is for a store that runs already; give its URL")
     chosen = None if faults is None else tuple(dict.fromkeys(faults.split(",")))
     if chosen and (unknown := [each for each in chosen if each not in CATALOGUE]):
-        raise ConfigError(f"there is no fault {unknown[0]!r}; 'fencepost torture all --faults list' names them")
+        raise ConfigError(f"there is no fault {unknown[0]!r}; 'fencepost torture --faults list' names them")
     if minutes is None and operations is None:
         operations = 4000
     before = campaigns.kept(out)
