@@ -242,6 +242,13 @@ def test_a_summary_fails_where_a_control_showed_nothing() -> None:
     assert not campaign.summarise([])["ok"]
 
 
+def test_a_run_of_a_few_faults_does_not_say_that_the_store_could_meet_the_others() -> None:
+    few = result("", 0) | {"plan": Plan(store="sqlite", faults=("pause",)).data(), "without": {}}
+    for slices_ in ([result("", 0), few], [few, result("", 0)]):
+        assert campaign.summarise(slices_)["stores"]["sqlite"]["without"] == {"flushall": "it has no such command"}
+    assert campaign.summarise([few])["stores"]["sqlite"]["without"] == {}
+
+
 def test_the_figures_of_the_docs_are_those_of_the_slices_that_are_kept_beside_them() -> None:
     docs = ROOT / "docs"
     dated = re.compile("^Written on .*? by ", re.MULTILINE)

@@ -242,6 +242,8 @@ def _of(results: list[Result]) -> dict[str, Any]:
             found["seeds"].append(each["plan"]["seed"])
     ok = all(each["ok"] for each in product) and all(each["violations"] for each in controls_.values())
     last = product[-1] if product else results[-1]
+    # What a run that was given its faults left out says nothing of what the store can meet.
+    free = [each for each in product if not each["plan"]["faults"]] or product or results
     return {
         "ok": ok,
         "slices": len(product),
@@ -262,7 +264,7 @@ def _of(results: list[Result]) -> dict[str, Any]:
         "stale refused": sum(each["stale_refused"] for each in product),
         "faults": dict(sorted(faults.items())),
         "without": {
-            name: why for name, why in last["without"].items() if all(name in each["without"] for each in product)
+            name: why for name, why in free[-1]["without"].items() if all(name in each["without"] for each in free)
         },
         "longest until served": max((each["served"] for each in product), default=0.0),
         "left": {what: sum(each["left"].get(what, 0) for each in product) for what in last["left"]},
