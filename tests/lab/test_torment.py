@@ -17,6 +17,7 @@ from fencepost.rule import Stamp
 from fencepost_lab.history.checks import check
 from fencepost_lab.history.format import decode
 from fencepost_lab.torture import campaign, crew, page, slices
+from fencepost_lab.torture.board import At, Board, Do, Order
 from fencepost_lab.torture.faults import CATALOGUE
 from fencepost_lab.torture.nemesis import menu
 from fencepost_lab.torture.plan import STORES, Plan
@@ -130,6 +131,37 @@ def test_a_stack_that_is_not_ours_is_not_harmed(tmp_path: Path) -> None:
     assert found["faults"] == {}
     assert found["counts"]["pauses"] > 0
     assert set(found["without"]) == {name for name, each in CATALOGUE.items() if each.group != "client"}
+
+
+_READER = """
+import sys
+from pathlib import Path
+from fencepost_lab.torture.board import At, Board, Do
+board = Board(Path(sys.argv[1]), 2)
+print("reading", flush=True)
+seen, orders = 0, {0: (Do.KILL, At.WROTE), 1: (Do.PAUSE, At.ASKING)}
+while not board.over:
+    if (order := board.look(1)) is not None:
+        assert orders[order.number % 2] == (order.do, order.at), order
+        seen += 1
+print(seen)
+"""
+
+
+def test_an_order_is_read_whole_while_the_next_one_is_written(tmp_path: Path) -> None:
+    board = Board(tmp_path / "board", 2)
+    with Child.python("-c", _READER, tmp_path / "board") as reader:
+        reader.heard("reading")
+        for number in range(2, 200_000, 2):
+            board.give(1, Order(number, Do.KILL, At.WROTE))
+            board.give(1, Order(number + 1, Do.PAUSE, At.ASKING))
+        board.end()
+        reader.succeed()
+        assert int(reader.output[-1]) > 0, "it was never looked at"
+    assert board.look(0) is None
+    board.withdraw(1)
+    assert board.look(1) is None
+    board.close()
 
 
 def test_the_faults_are_listed_without_a_store_and_a_run_needs_one() -> None:

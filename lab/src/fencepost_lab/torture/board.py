@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import struct
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-_HEAD = struct.Struct("=QQ")  # whether all are to end; which of the stores is in use
-_SLOT = struct.Struct("=QBB")  # the order's number; what; where
+# The words: whether all are to end, which of the stores is in use, and an order for each worker.
+_OVER, _STORE, _SLOTS = range(3)
 
 
 class Do(IntEnum):
@@ -40,45 +39,48 @@ class Order(NamedTuple):
 
 
 class Board:
-    """The orders of one slice. The crew writes, each worker reads its own slot."""
+    """The orders of one slice. The crew writes, each worker reads its own slot.
+
+    Each word is written and read in one step of the processor, so that nobody reads half of an order.
+    """
 
     def __init__(self, path: Path, slots: int) -> None:
-        size = _HEAD.size + slots * _SLOT.size
+        size = 8 * (_SLOTS + slots)
         if not path.exists():
             path.write_bytes(bytes(size))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size)
+        self._words = memoryview(self._memory).cast("Q")
 
     @property
     def over(self) -> bool:
-        return bool(_HEAD.unpack_from(self._memory)[0])
+        return bool(self._words[_OVER])
 
     def end(self) -> None:
         """Have all workers finish what they do, and end."""
-        struct.pack_into("=Q", self._memory, 0, 1)
+        self._words[_OVER] = 1
 
     @property
     def store(self) -> int:
         """Which of the stores is in use."""
-        return int(_HEAD.unpack_from(self._memory)[1])
+        return self._words[_STORE]
 
     @store.setter
     def store(self, number: int) -> None:
-        struct.pack_into("=Q", self._memory, 8, number)
+        self._words[_STORE] = number
 
     def look(self, slot: int) -> Order | None:
         """The newest order for this slot."""
-        number, do, at = _SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)
-        return Order(number, Do(do), At(at)) if number else None
+        word = self._words[_SLOTS + slot]
+        return Order(word >> 16, Do(word >> 8 & 255), At(word & 255)) if word else None
 
     def give(self, slot: int, order: Order) -> None:
-        at = _HEAD.size + slot * _SLOT.size
-        struct.pack_into("=BB", self._memory, at + 8, order.do, order.at)
-        struct.pack_into("=Q", self._memory, at, order.number)  # last: from here on it counts
+        self._words[_SLOTS + slot] = order.number << 16 | order.do << 8 | order.at
 
     def withdraw(self, slot: int) -> None:
         """Take back the order for a slot, unless it was carried out already."""
-        struct.pack_into("=Q", self._memory, _HEAD.size + slot * _SLOT.size, 0)
+        self._words[_SLOTS + slot] = 0
 
     def close(self) -> None:
+        self._words.release()
         self._memory.close()
