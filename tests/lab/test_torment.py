@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import signal
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_nothing_is_lost_on_a_store_that_is_harmed(store: str, faults: str, tmp_
     t, resident, descriptors, threads = found["memory"]["samples"][-1]
     assert t > 0
     assert resident > 2**20
-    assert descriptors > 3, "standard input, output and error, and the store"
+    assert descriptors > 3, "standard input, output and error, and more"
     assert threads >= 1
     lines = history(tmp_path / "history.gz")
     assert check(lines).verdict == "kept"
@@ -138,26 +139,23 @@ import sys
 from pathlib import Path
 from fencepost_lab.torture.board import At, Board, Do
 board = Board(Path(sys.argv[1]), 2)
-print("reading", flush=True)
-seen, orders = 0, {0: (Do.KILL, At.WROTE), 1: (Do.PAUSE, At.ASKING)}
-while not board.over:
+seen, orders = {0: 0, 1: 0}, {0: (Do.KILL, At.WROTE), 1: (Do.PAUSE, At.ASKING)}
+while min(seen.values()) < 10_000:
     if (order := board.look(1)) is not None:
         assert orders[order.number % 2] == (order.do, order.at), order
-        seen += 1
-print(seen)
+        seen[order.number % 2] += 1
 """
 
 
 def test_an_order_is_read_whole_while_the_next_one_is_written(tmp_path: Path) -> None:
     board = Board(tmp_path / "board", 2)
+    numbers = count(2, 2)
     with Child.python("-c", _READER, tmp_path / "board") as reader:
-        reader.heard("reading")
-        for number in range(2, 200_000, 2):
-            board.give(1, Order(number, Do.KILL, At.WROTE))
-            board.give(1, Order(number + 1, Do.PAUSE, At.ASKING))
-        board.end()
+        while reader.running:
+            for number in islice(numbers, 500):
+                board.give(1, Order(number, Do.KILL, At.WROTE))
+                board.give(1, Order(number + 1, Do.PAUSE, At.ASKING))
         reader.succeed()
-        assert int(reader.output[-1]) > 0, "it was never looked at"
     assert board.look(0) is None
     board.withdraw(1)
     assert board.look(1) is None
@@ -258,17 +256,18 @@ def test_a_slice_without_kills_is_a_soak_and_shows_what_its_worst_worker_grew_by
         "descriptors": 12,
         "threads": 0,
     }
-    killed = result("", 0) | {"memory": uses, "counts": {"pauses": 2, "kills": 1}}
-    assert "A soak" not in page.figures([killed])
-    soak = result("", 0) | {"memory": uses, "seconds": 90.0}
-    assert "| sqlite | 1.5 | 10 | 2 | 4 | 1.0 MB | 12 | 0 |" in page.figures([killed, soak])
-    assert "Together 2 minutes (release size: 120)" in page.figures([killed, soak])
+    kept = result("", 0) | {"memory": uses, "seconds": 330.0}
+    killed = kept | {"plan": Plan(store="sqlite", faults=("pause", "kill")).data()}
+    soak = kept | {"plan": Plan(store="sqlite", faults=("pause",)).data()}
+    assert "A soak" not in page.figures([kept, killed, soak | {"seconds": 299.0}])
+    assert "| sqlite | 5.5 | 10 | 2 | 4 | 1.0 MB | 12 | 0 |" in page.figures([killed, soak])
+    assert "Together 6 minutes (release size: 120)" in page.figures([killed, soak])
 
 
 def test_a_summary_fails_where_a_control_showed_nothing() -> None:
     good = campaign.summarise([result("off", 4), result("", 0)])
     assert good["ok"]
-    assert (good["total"]["migrations"], good["total"]["losses of state"]) == (2, 3)
+    assert (good["total"]["migrations"], good["total"]["losses of state"]) == (1, 3)
     assert not campaign.summarise([result("off", 0), result("", 0)])["ok"]
     assert not campaign.summarise([result("off", 4), result("", 1)])["ok"]
     assert not campaign.summarise([])["ok"]
@@ -284,8 +283,13 @@ def test_a_run_of_a_few_faults_does_not_say_that_the_store_could_meet_the_others
 def test_the_figures_of_the_docs_are_those_of_the_slices_that_are_kept_beside_them() -> None:
     docs = ROOT / "docs"
     dated = re.compile("^Written on .*? by ", re.MULTILINE)
-    found = page.figures(page.results(docs / "torture-slices.json"))
-    assert dated.sub("", found) in dated.sub("", (docs / "torture.md").read_text("utf-8"))
+    kept = page.results(docs / "torture-slices.json")
+    assert dated.sub("", page.figures(kept)) in dated.sub("", (docs / "torture.md").read_text("utf-8"))
+    total = campaign.summarise(kept)["total"]
+    said = f"{total['operations']:,} checked operations on nine kinds of store, {total['pauses']:,} pauses, "
+    said += f"{total['client kills']:,} killed workers, {total['server kills']:,} killed servers, "
+    said += f"{total['partitions']:,} partitions, and **{total['violations']} violations**"
+    assert said in (ROOT / "README.md").read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import queue
 import socket
 import struct
 import threading
@@ -25,7 +26,7 @@ from fencepost_lab.sim.scenario import BACKENDS, FENCINGS
 from fencepost_lab.sim.seeds import keep, try_seeds
 from fencepost_lab.sim.serve import MAX_BODY, Page, server
 from fencepost_lab.sim.site import data
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE
 
 SCENARIO = {"actions": [{"at": 0, "who": "A", "do": "acquire"}], "until": 2}
 
@@ -177,27 +178,29 @@ def test_a_port_that_is_taken_is_named(page: ThreadingHTTPServer) -> None:
 def test_who_closes_the_page_while_it_loads_causes_no_traceback(
     page: ThreadingHTTPServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = set(threading.enumerate())  # a browser may have left a connection open at another page's server
+    answered: queue.SimpleQueue[None] = queue.SimpleQueue()
+    answer_one = page.process_request_thread
 
-    def answering() -> int:
-        return sum("process_request_thread" in each.name for each in set(threading.enumerate()) - before)
+    def watched(*connection: Any) -> None:
+        answer_one(*connection)
+        answered.put(None)
 
     def fail(self: Page) -> None:
         raise failures.pop()
 
+    monkeypatch.setattr(page, "process_request_thread", watched)
     for request in (b"POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"GET /"):
         with socket.create_connection(("127.0.0.1", page.server_port)) as client:
             client.sendall(request)
-            until(lambda: answering() == 1, "the server's thread")
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset, not closed
-        until(lambda: answering() == 0, "the end of that request")
+        answered.get(timeout=PATIENCE)
     assert capsys.readouterr().err == ""
 
     failures = [ZeroDivisionError("a mistake of ours")]
     monkeypatch.setattr(Page, "do_GET", fail)
     with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
         ask(page, "GET", "/")
-    until(lambda: answering() == 0, "the end of that request")
+    answered.get(timeout=PATIENCE)
     assert "a mistake of ours" in capsys.readouterr().err
 
 

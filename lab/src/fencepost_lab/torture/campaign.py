@@ -281,8 +281,6 @@ _GROUPS = {
     "losses of state": tuple(name for name, each in CATALOGUE.items() if each.loses),
     "migrations": ("migration",),
 }
-_EACH = {"migrations": 2, "clock jumps": 2}
-"""A migration goes there and back; a clock that jumps comes back by another jump."""
 
 
 def _total(stores: dict[str, Any]) -> dict[str, Any]:
@@ -300,8 +298,7 @@ def _total(stores: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {name: sum(each[name] for each in stores.values()) for name in plain}
     found["seconds"] = round(found["seconds"], 1)
     for group, names in _GROUPS.items():
-        times = sum(each["faults"].get(name, 0) for each in stores.values() for name in names)
-        found[group] = times * _EACH.get(group, 1)
+        found[group] = sum(each["faults"].get(name, 0) for each in stores.values() for name in names)
     return found
 
 

@@ -31,6 +31,7 @@ _WANTED = {
 """The size that the release figures are to have."""
 _LEAST = {"consul": 20_000}
 _EACH = 100_000
+_SOAK = 300  # seconds
 
 
 def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -48,7 +49,10 @@ def slim(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "faults",
     )
     wanted += ("without", "lost_updates", "overlapping_beliefs", "stale_refused", "served", "left", "memory")
-    found = [{name: each[name] for name in wanted} for each in results]
+    found = [
+        {name: each[name] for name in wanted} | {name: each[name] for name in ("unchecked",) if name in each}
+        for each in results
+    ]
     # Of what a worker said when it broke, not its traceback: that names folders of the machine.
     return [
         each | {"wrong": [re.split(r" ended with \d+:", text)[0].splitlines()[0][:120] for text in each["wrong"]]}
@@ -88,7 +92,7 @@ def figures(found: list[dict[str, Any]]) -> str:
         "overlapping beliefs",
         "stale refused",
     )
-    head += ("slowest lock after the last fault", "violations")
+    head += ("slowest grant after the faults", "violations")
     lines += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for name, each in stores.items():
         short = "" if each["operations"] >= _LEAST.get(name, _EACH) else " (short)"
@@ -173,12 +177,13 @@ def _memory(found: list[dict[str, Any]]) -> list[str]:
         f"worker grew by at most {grown / 1e6:.1f} MB between the second and the last quarter of its life; the longest "
         f"life that was watched is {max(_life(each) for each in product):.0f} s.",
     ]
-    soaks = [each for each in product if not each["counts"].get("kills") and "descriptors" in each["memory"]]
+    soaks = [each for each in product if _soak(each)]
     if not soaks:
         return lines
     lines += [
         "",
-        "A soak is slices in which no worker is killed, so that each lives as long as its slice:",
+        f"A soak is slices of {_SOAK / 60:.0f} minutes or more in which no worker is killed, so that each process "
+        "lives as long as its slice:",
         "",
         "| store | minutes | operations | pauses | faults of the store | memory grew by | descriptors | threads |",
         "|---|---|---|---|---|---|---|---|",
@@ -200,6 +205,11 @@ def _memory(found: list[dict[str, Any]]) -> list[str]:
         f"Together {minutes:.0f} minutes (release size: 120). What grew is the median of the last quarter of a "
         "worker's life less that of its second quarter; the worst worker of each store is shown.",
     ]
+
+
+def _soak(each: dict[str, Any]) -> bool:
+    faults = each["plan"]["faults"]
+    return bool(faults) and "kill" not in faults and each["seconds"] >= _SOAK and "descriptors" in each["memory"]
 
 
 def _life(each: dict[str, Any]) -> float:
