@@ -50,10 +50,10 @@ def test_more_contenders_buy_nothing_but_waiting() -> None:
     figures = outcome.figures["redis"]
     assert [each["contenders"] for each in figures["fencepost"]] == [1, 4, 40]
     assert [(each["contenders"], each["processes"]) for each in figures["processes"]] == [(2, 2)]
-    assert [each["of"] for each in figures["offered"]] == [0.5, 1.5]
-    several = figures["fencepost"][1:]
-    assert figures["capacity"] == max(each["throughput"] for each in several), "who is alone hands nothing over"
-    assert [each["rate"] for each in figures["offered"]] == [0.5 * figures["capacity"], 1.5 * figures["capacity"]]
+    assert [each["of"] for each in figures["offered"]] == [0.5, 2.0]
+    several = {each["contenders"]: each["throughput"] for each in figures["fencepost"][1:]}
+    assert figures["capacity"] == {"crowded": several[40], "most": max(several.values()), "contenders": 40}
+    assert [each["rate"] for each in figures["offered"]] == [0.5 * several[40], 2.0 * several[40]]
     assert all(each["backlog"] and each["wait"]["count"] for each in figures["offered"])
     assert figures["works"][0]["sections"] == 5
     assert len(figures["redis-spin"]) == 2

@@ -60,12 +60,11 @@ def run(settings: Settings, context: Context) -> Outcome:
 def _open(
     outcome: Outcome, store: Store, ours: dict[int, dict[str, Any]], settings: Settings, context: Context
 ) -> offered.Loads:
-    """Offer rates around the most that two contenders or more came to, and work of several lengths."""
-    # Who is alone never hands over, which takes another commit to the disk of some stores.
-    capacity = max(each["throughput"] for count, each in ours.items() if count > 1)
+    """Offer rates around the capacity, and work of several lengths."""
+    capacity = offered.capacity(ours, settings["crowd"])
     loads = offered.offer(store, capacity, settings, context)
     works = offered.works(store, settings, context)
-    outcome.figures[store.name] |= {"capacity": capacity, "offered": loads, "works": works}
+    outcome.figures[store.name] |= {"capacity": capacity._asdict(), "offered": loads, "works": works}
     offered.add_claims(outcome, store.name, capacity, loads)
     outcome.tables.append(offered.table(store.name, capacity, loads))
     offered.add_works(outcome, store.name, works)
