@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SEED = 7
-_TOLD = 2000  # the keeper hears of new leases so many at a time
+_TOLD = 2000  # the keeper hears of new leases so many at a time, or sooner, so that none expires unheard of
 
 
 class Turn(NamedTuple):
@@ -156,13 +156,14 @@ def _ramp(
 def _lay(settings: Settings, cluster: EtcdCluster, keeping: Keeping, count: int, seed: int) -> float:
     """Lay the first locks of a seed, and have them kept from the moment they are there; how many a second."""
     there = told = 0
+    when = time.monotonic()
 
     def laid(start: int, more: Laid) -> None:
-        nonlocal there, told
+        nonlocal there, told, when
         there = (there or start) + more.locks
-        if there - told >= _TOLD:
+        if there - told >= _TOLD or time.monotonic() - when > settings["etcd_ttl"] / 10:
             keeping.keep(there)
-            told = there
+            told, when = there, time.monotonic()
 
     done = lay(_patient(cluster), Order(keys=count, seed=seed, ttl=settings["etcd_ttl"]), told=laid)
     keeping.keep(count)
