@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import bench
-from bench import page
-from bench.harness import Bench, Fact, Result, facts, measure, registry
+from bench import page, profile
+from bench.harness import Bench, Fact, Result, facts, measure, profile_fact, registry
+from bench.profile import Profile
 
 
 def load() -> None:
@@ -35,7 +36,15 @@ def row(result: Result) -> str:
     aim = "" if result.aim is None else f"  aim <= {result.aim:g}x: {'met' if result.met else 'MISSED'}"
     spread = f"[{result.low:.2f} .. {result.high:.2f}]"
     cores = f"cores {result.client:.2f} + {result.servers:.2f}"
-    return f"  {result.side:<32} {span(result.seconds):>10}  {result.ratio:>7.2f}x  {spread:<18}{cores}{aim}".rstrip()
+    return (
+        f"  {result.side:<32} {span(result.seconds):>10}  {result.ratio:>7.2f}x  {spread:<18}{cores}{aim}".rstrip()
+        + samples(result.profile)
+    )
+
+
+def samples(found: Profile | None) -> str:
+    """What a profile adds to the table."""
+    return "" if found is None else f"\n    profile ({found.size or 'no samples'}): {found.text}"
 
 
 def main() -> int:
@@ -55,11 +64,19 @@ def main() -> int:
         help=f"exit 1 when a figure is more than {100 * (page.WORSE - 1):.0f} percent worse than in FILE.json "
         "(docs/speed.json)",
     )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="also show in which functions the client spends its time, for each side with an aim; needs py-spy. "
+        "--page does so for those that missed theirs",
+    )
     parser.add_argument("--aims", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--list", action="store_true", help="name the benches and stop")
     parser.add_argument("--seed", type=int, default=None, help="fixes the order of the sides")
     options = parser.parse_args()
 
+    if options.profile and profile.tool() is None:
+        parser.error(f"--profile: {profile.MISSING}; install it with: {profile.INSTALL}")
     before = page.read(options.check, parser.error) if options.check else {}
     load()
 
@@ -77,11 +94,14 @@ def main() -> int:
         print("\n".join(names(chosen, counted)))
         return 0
 
+    def profiled(met: bool | None) -> bool:
+        return met is not None and bool(options.profile or (options.page and not met))
+
     results: list[Result] = []
     order = random.Random(options.seed)
     for each in chosen:
         rounds = max(3, each.rounds // 5) if options.quick else each.rounds
-        found = measure(each, rounds=rounds, order=order)
+        found = measure(each, rounds=rounds, order=order, profiled=lambda result: profiled(result.met))
         results += found
         if not options.json:
             print(f"{each.name}  ({rounds} rounds x {each.iterations}; per call, ratio, 10th .. 90th percent)")
@@ -90,16 +110,25 @@ def main() -> int:
     for subject in counted:
         value = subject.quick() if options.quick else subject.find()
         met = value <= subject.aim
+        functions = profile_fact(subject) if profiled(met) else None
         found_facts.append(
-            {"bench": subject.name, "value": value, "aim": subject.aim, "met": met, "bound": subject.bound}
+            {
+                "bench": subject.name,
+                "value": value,
+                "aim": subject.aim,
+                "met": met,
+                "bound": subject.bound,
+                "profile": functions,
+            }
         )
         if not options.json:
-            print(f"{subject.name}\n  {value:.3g}  aim <= {subject.aim:g}: {'met' if met else 'MISSED'}", flush=True)
+            verdict = f"  {value:.3g}  aim <= {subject.aim:g}: {'met' if met else 'MISSED'}"
+            print(f"{subject.name}\n{verdict}{samples(functions)}", flush=True)
     if options.page:
         page.write(options.page, " ".join(["python -m bench", *sys.argv[1:]]), results, found_facts)
     every = [{**asdict(result), "met": result.met} for result in results] + found_facts
     if options.json:
-        print(json.dumps(every, indent=2))
+        print(json.dumps(every, indent=2, default=asdict))
     worse = page.worse(before, every) if options.check else []
     for sentence in worse:
         print(sentence, file=sys.stderr)

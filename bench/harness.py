@@ -7,9 +7,12 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+
+from bench.profile import Profile, Sampling, children, repeat
 
 Sides = Mapping[str, Callable[[], object]]
 """What is measured, by name, each called once per iteration. The last side is the baseline."""
@@ -48,6 +51,7 @@ class Result:
     client: float
     servers: float
     bound: str
+    profile: Profile | None = None
 
     @property
     def met(self) -> bool | None:
@@ -90,21 +94,47 @@ class Fact:
     quick: Callable[[], float]
     """The same with less, for a smoke test; its aim means little then."""
     bound: str
+    profile: Callable[[AbstractContextManager[object]], object] | None
+    """Does the same once, with the part to look at inside the given block. None: that is all of `quick`."""
 
 
 facts: list[Fact] = []
+UNSEEN: AbstractContextManager[object] = nullcontext()
+"""What a fact enters in place of a profile."""
 
 
 def fact(
-    name: str, *, aim: float, quick: Callable[[], float] | None = None, bound: str = ""
+    name: str,
+    *,
+    aim: float,
+    quick: Callable[[], float] | None = None,
+    bound: str = "",
+    profile: Callable[[AbstractContextManager[object]], object] | None = None,
 ) -> Callable[[Callable[[], float]], Callable[[], float]]:
-    """Register a function that finds one number; ``quick`` is called in its place by a smoke test."""
+    """Register a function that finds one number; ``quick`` is called in its place by a smoke test.
+
+    ``profile`` is called to see where the time goes, if ``quick`` is too short for that, or does much else besides.
+    """
 
     def register(find: Callable[[], float]) -> Callable[[], float]:
-        facts.append(Fact(name=name, find=find, aim=aim, quick=quick or find, bound=bound))
+        facts.append(Fact(name=name, find=find, aim=aim, quick=quick or find, bound=bound, profile=profile))
         return find
 
     return register
+
+
+def profile_fact(subject: Fact) -> Profile:
+    """Where the time goes while a fact is found."""
+    sampling = Sampling(starts=subject.profile is None)
+    try:
+        if subject.profile is not None:
+            subject.profile(sampling)
+        else:
+            with sampling:
+                subject.quick()
+    except RuntimeError as error:  # such as that py-spy took so long that leases expired; what was found stands
+        return Profile(failure=str(error))
+    return sampling.profile
 
 
 @dataclass
@@ -119,24 +149,16 @@ class Spent:
 def processors() -> tuple[float, float]:
     """The seconds of processors that this process has used so far, and all those that it has started."""
     over = resource.getrusage(resource.RUSAGE_CHILDREN)
-    servers, pids = over.ru_utime + over.ru_stime, _children(os.getpid())
+    servers, pids = over.ru_utime + over.ru_stime, children(os.getpid())
     while pids:
         pid = pids.pop()
         try:
             used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-            pids += _children(pid)
+            pids += children(pid)
         except OSError:  # it has just ended
             continue
         servers += sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
     return time.process_time(), servers
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # it has just ended
-            found += map(int, (thread / "children").read_text().split())
-    return found
 
 
 def measure(
@@ -146,8 +168,13 @@ def measure(
     order: random.Random,
     clock: Callable[[], float] = time.perf_counter,
     used: Callable[[], tuple[float, float]] = processors,
+    profiled: Callable[[Result], bool] = lambda result: False,
+    sample: Callable[[Callable[[], object]], Profile] = repeat,
 ) -> list[Result]:
-    """Run every side `rounds` times after one warm-up round, the order of the sides drawn again each round."""
+    """Run every side `rounds` times after one warm-up round, the order of the sides drawn again each round.
+
+    Then profile the sides that are to be `profiled`, so that it disturbs no round.
+    """
     with subject.sides() as sides:
         names = list(sides)
         for name in names:
@@ -160,6 +187,17 @@ def measure(
                 after = used()
                 mine.client += after[0] - before[0]
                 mine.servers += after[1] - before[1]
+        results = _results(subject, spent)
+        for number, result in enumerate(results):
+            if profiled(result):
+                with _uncollected():
+                    found = sample(partial(_calls, sides[result.side], subject.iterations))
+                results[number] = replace(result, profile=found)
+    return results
+
+
+def _results(subject: Bench, spent: Mapping[str, Spent]) -> list[Result]:
+    names = list(spent)
     baseline = spent[names[-1]].rounds
     aims = subject.aims if isinstance(subject.aims, Mapping) else {names[0]: subject.aims}
     results = []
@@ -185,14 +223,25 @@ def measure(
 
 
 def _round(side: Callable[[], object], iterations: int, clock: Callable[[], float]) -> float:
+    with _uncollected():
+        start = clock()
+        _calls(side, iterations)
+        return clock() - start
+
+
+def _calls(side: Callable[[], object], iterations: int) -> None:
+    for _ in range(iterations):
+        side()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Begin with a collected heap, and keep it from being collected."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        start = clock()
-        for _ in range(iterations):
-            side()
-        return clock() - start
+        yield
     finally:
         if was_enabled:
             gc.enable()

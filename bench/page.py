@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Result
+from bench.profile import RATE, Profile
 
 PEERS = ("redis", "python-redis-lock", "pottery", "aetcd", "etcd3gw", "kazoo", "py-consul", "tooz")
 
@@ -33,11 +34,20 @@ far from that, the side waits for wake-ups and the network. An aim that was miss
 Measured on {cores} cores with Python {python}; {peers}.
 """
 
+PROFILED = f"""\
+After its rounds, each of these sides ran again while [py-spy](https://github.com/benfred/py-spy) looked up to {RATE}
+times a second at the measuring process and at the Python processes that it has started. These are the functions that
+most samples were in, not counting what they call. What a function asks the kernel for, such as to send, is counted as
+its own. Where the process waited, there is no sample; **client** above tells how much that was. A sample is lost if
+Python went on while py-spy read it; the percentages are of all samples, also the lost ones.
+"""
+UNKNOWN = "not known"
+
 
 def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[dict[str, Any]]) -> None:
     """Write the page."""
     head = HEAD.format(command=command, cores=os.cpu_count(), python=platform.python_version(), peers=_peers())
-    parts = [head, _missed(results, facts)]
+    parts = [head, _missed(results, facts), *_profiles(results, facts)]
     for name, sides in groupby(results, key=lambda result: result.bench):
         parts.append(_table(name, ("side", "times", "10th .. 90th", "client", "servers", "aim"), map(_row, sides)))
     if counted := [_counted(fact) for fact in facts]:
@@ -51,18 +61,27 @@ def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[d
 def _missed(results: Sequence[Result], facts: Sequence[Mapping[str, Any]]) -> str:
     """Aims that were missed, and where the other side is ahead: what a reader should see first."""
     rows = [
-        [f"{each.bench}: {each.side}", f"{each.ratio:.2f}", f"{each.aim:.3g}", _cores(each), each.bound]
+        [f"{each.bench}: {each.side}", f"{each.ratio:.2f}", f"{each.aim:.3g}", _cores(each), each.bound or UNKNOWN]
         for each in results
         if each.met is False
     ]
     rows += [
-        [str(fact["bench"]), f"{fact['value']:.3g}", f"{fact['aim']:g}", "", str(fact["bound"])]
+        [str(fact["bench"]), f"{fact['value']:.3g}", f"{fact['aim']:g}", "", str(fact["bound"] or UNKNOWN)]
         for fact in facts
         if not fact["met"]
     ]
     if not rows:
         return "Every aim was met.\n"
     return _table("Missed aims", ("what", "found", "aim, at most", "client and servers", "what bounds it"), rows)
+
+
+def _profiles(results: Sequence[Result], facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the time of each side that missed its aim went."""
+    found = [(f"{each.bench}: {each.side}", each.profile) for each in results if each.met is False]
+    found += [(str(fact["bench"]), fact.get("profile")) for fact in facts if not fact["met"]]
+    rows = [[name, profile.size, profile.text] for name, given in found for profile in [given or Profile()]]
+    columns = ("what", "samples", "the functions on top")
+    return [_table("Where the client's time goes", columns, rows, note=PROFILED)] if rows else []
 
 
 def read(path: Path, refuse: Callable[[str], object]) -> Figures:
@@ -89,9 +108,9 @@ def _name(figure: Mapping[str, Any]) -> str:
     return f"{figure['bench']}: {figure['side']}" if "side" in figure else str(figure["bench"])
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join([f"## {title}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
+    return "\n".join([f"## {title}", "", *([note] if note else []), *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
 def _row(side: Result) -> list[str]:

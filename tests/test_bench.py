@@ -2,15 +2,18 @@
 
 import gc
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from bench import __main__, bench_redis_many, page
-from bench.harness import Bench, Sides, bench, measure, processors, registry
+from bench import __main__, bench_redis_many, page, profile
+from bench.harness import Bench, Fact, Sides, bench, measure, processors, profile_fact, registry
+from bench.profile import Profile, Sampling, parse, repeat
 from fencepost.backend import Hold, Renewal
 from fencepost.backends.redis.backend import Redis
 from tests.harness.child import Child
@@ -142,6 +145,124 @@ def test_a_figure_that_got_worse_by_more_than_a_tenth_is_named(tmp_path: Path) -
     assert page.worse(before, now) == ["worse: a: ours is 1.12, and was 1"]
     with pytest.raises(OSError, match="No such file"):
         page.read(tmp_path / "none.json", lambda why: None)
+
+
+RAW = """\
+process 7:"python -m bench; x";<module> (bench/__main__.py);Pool.call (fencepost/backends/redis/pool.py) 30
+<module> (bench/__main__.py);Socket._receive (fencepost/pool.py);interruptible (fencepost/driver/interrupts.py) 20
+Thread.run (threading.py);Pool.call (fencepost/backends/redis/pool.py) 10
+run.<locals>.<lambda> (bench/bench_redis.py) 9
+<module> (bench/__main__.py);EpollSelector.select (selectors.py) 8
+_find_and_load (<frozen importlib._bootstrap>) 2
+Sampling.__enter__ (bench/profile.py);sleep (time.py) 500
+no function 1
+"""
+
+
+def test_a_profile_has_the_functions_that_most_samples_were_in() -> None:
+    found = parse(RAW, lost=20)
+    assert (found.samples, found.lost, found.size) == (80, 20, "80, 20 lost")
+    assert found.text == (
+        "`fencepost/backends/redis/pool.py: Pool.call` 40 %, `fencepost/pool.py: Socket._receive` 20 %, "
+        "`bench/bench_redis.py: run.<locals>.<lambda>` 9 %, `selectors.py: EpollSelector.select` 8 %"
+    ), "and what only calls what it is given is counted as its caller"
+    assert parse("").text == "not profiled: no sample found Python at work"
+    assert parse("").size == ""
+
+
+def test_a_side_is_profiled_after_its_rounds_and_before_the_clean_up(tmp_path: Path) -> None:
+    clock, profiled = Clock(), parse(RAW)
+
+    def sample(turn: Callable[[], object]) -> Profile:
+        assert not gc.isenabled(), "as in the rounds"
+        clock.calls.append("profile")
+        turn()
+        return profiled
+
+    slow, fast = measure(
+        registered(clock, aim=1.5),
+        rounds=2,
+        order=random.Random(1),
+        clock=lambda: clock.now,
+        used=lambda: (clock.now, clock.now),
+        profiled=lambda result: result.met is False,
+        sample=sample,
+    )
+    assert clock.calls[-6:] == ["profile", "slow", "slow", "slow", "slow", "down"]
+    assert gc.isenabled()
+    assert (slow.profile, fast.profile) == (profiled, None)
+    facts = [{"bench": "m", "value": 3, "aim": 2, "met": False, "bound": "", "profile": Profile(failure="no rights")}]
+    page.write(tmp_path / "speed.md", "python -m bench", [slow, fast], facts)
+    text = (tmp_path / "speed.md").read_text()
+    missed, _, rest = text.partition("## Where the client's time goes")
+    assert "| m | 3 | 2 |  | not known |" in missed, "each missed aim has a text"
+    assert f"| slow vs fast: slow | 80, 0 lost | {profiled.text} |" in rest
+    assert "| m |  | not profiled: no rights |" in rest
+    assert "fast: fast |" not in rest
+    page.write(tmp_path / "speed.md", "python -m bench", [fast], [])
+    assert "Where the client" not in (tmp_path / "speed.md").read_text()
+
+
+def test_without_py_spy_there_is_a_page_and_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile, "tool", lambda: None)
+    monkeypatch.setattr(__main__, "load", lambda: None)
+    monkeypatch.setattr(__main__, "registry", [registered(Clock(), aim=1e-9)])
+    counted = Fact(name="n", find=lambda: 3, aim=2, quick=lambda: 3, bound="", profile=None)
+    monkeypatch.setattr(__main__, "facts", [counted])
+    monkeypatch.setattr("sys.argv", ["bench", "--page", str(tmp_path / "speed.md")])
+    assert __main__.main() == 0
+    text = (tmp_path / "speed.md").read_text()
+    assert "| slow vs fast: slow |  | not profiled: py-spy is missing |" in text
+    assert "| n |  | not profiled: py-spy is missing |" in text
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["bench", "--profile"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2
+    assert "py-spy is missing; install it with: .venv/bin/pip install -r bench/peers.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo; echo 'Error: no rights' >&2; echo >&2; echo 'Caused by:' >&2; exit 1", "Error: no rights"),
+        ("exit 3", "py-spy ended with status 3"),
+        ("trap '' INT; echo Sampling; exec sleep 60", "py-spy did not end within 0.2 seconds"),
+    ],
+)
+def test_a_py_spy_that_fails_or_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    fake = tmp_path / "py-spy"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o700)
+    monkeypatch.setattr(profile, "tool", lambda: str(fake))
+    if "trap" in script:  # the others end by themselves
+        monkeypatch.setattr(profile, "_END", 0.2)
+    assert repeat(lambda: time.sleep(0.01), seconds=0.05).text == f"not profiled: {why}"
+
+
+def test_a_fact_is_profiled_in_the_part_that_it_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "tool", lambda: None)
+    seen: list[object] = []
+    chosen = Fact(name="n", find=lambda: 3, aim=2, quick=lambda: 3, bound="", profile=seen.append)
+    assert profile_fact(chosen).text == "not profiled: it did not run"
+    assert isinstance(seen[0], Sampling)
+
+    def expired() -> float:
+        raise RuntimeError("2 leases expired")
+
+    failing = Fact(name="n", find=expired, aim=2, quick=expired, bound="", profile=None)
+    assert profile_fact(failing).text == "not profiled: 2 leases expired"
+
+
+@pytest.mark.skipif(profile.tool() is None, reason="needs py-spy: pip install -r bench/peers.txt")
+def test_py_spy_finds_the_function_that_computes() -> None:
+    code = "from bench.profile import repeat\ndef busy(): sum(range(9999))\nprint(repeat(busy, 1.0).text)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.startswith(("`<string>: busy` ", "not profiled: Permission")), found
 
 
 def test_its_help_can_be_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
