@@ -41,9 +41,7 @@ def run(settings: Settings, context: Context) -> Outcome:
         context.stores["redis"] = Store("redis", server.url, server)
         _active(outcome, server, settings, context)
         _lazy(outcome, server, settings, context)
-    with started(settings) as cluster:
-        context.stores["etcd"] = Store("etcd", cluster.url, cluster)
-        leases(outcome, settings, context, cluster)
+    leases(outcome, settings, context)
     with started(settings, "--quota-backend-bytes", str(settings["etcd_quota"])) as cluster:
         revisions(outcome, settings, context, cluster)
     return outcome

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fencepost.address import parse
@@ -10,7 +11,7 @@ from fencepost.sync import connect
 from fencepost_lab.contend.recorder import Recorder
 from fencepost_lab.experiments import Settings
 from fencepost_lab.experiments.context import Context
-from fencepost_lab.experiments.keyspace_etcd import MB, look
+from fencepost_lab.experiments.keyspace_etcd import MB, look, started
 from fencepost_lab.faults.record import Faults
 from fencepost_lab.faults.signals import Victim
 from fencepost_lab.gen.etcd import EtcdGround
@@ -20,7 +21,8 @@ from fencepost_lab.gen.run import Order, lay
 from fencepost_lab.report import plots
 from fencepost_lab.report.outcome import Outcome, Plot, Table
 from fencepost_lab.report.units import span
-from fencepost_lab.servers import EtcdCluster, wait_until
+from fencepost_lab.servers import EtcdCluster
+from fencepost_lab.servers.stores import Store
 from fencepost_lab.stage.processes import Unexpected
 
 if TYPE_CHECKING:
@@ -75,18 +77,23 @@ class Bystander:
                 self.turns.append(Turn(begin, time.monotonic() - begin, error))
 
 
-def leases(outcome: Outcome, settings: Settings, context: Context, cluster: EtcdCluster) -> None:
+def leases(outcome: Outcome, settings: Settings, context: Context) -> None:
     """Ramp them up, then stop every member for a while, and every holder for good."""
-    with Bystander(cluster.url) as bystander:
+    with ExitStack() as stack:
+        cluster, bystander, keeping = _begin(settings, context, stack)
         begin = time.monotonic()
         time.sleep(settings["etcd_quiet"])
         quiet = bystander.between(begin, time.monotonic())
-        with Keeping(cluster.url, seed=SEED, ttl=settings["etcd_ttl"]) as keeping:
-            steps, broke = _ramp(settings, context, cluster, keeping, bystander)
-            most = {} if broke else _burst(settings, context, cluster, keeping)
+        steps, broke = _ramp(settings, context, cluster, keeping, bystander)
         if broke:
-            most = _recover(settings, context, cluster, steps)
-        storm = _outage(settings, context, cluster, bystander)
+            # Another cluster, because leases that nobody keeps take etcd minutes to revoke.
+            stack.close()
+            cluster, bystander, keeping = _begin(settings, context, stack)
+            count = max((each["leases"] for each in steps if _kept(each, settings)), default=steps[0]["leases"])
+            context.say(f"{count:,} leases in another cluster")
+            _lay(settings, cluster, keeping, count)
+        most = _burst(settings, context, cluster, keeping)
+        storm = _outage(settings, context, cluster, bystander, keeping)
     outcome.figures["etcd_leases"] = {
         "members": settings["etcd_members"],
         "steps": steps,
@@ -100,6 +107,14 @@ def leases(outcome: Outcome, settings: Settings, context: Context, cluster: Etcd
     outcome.plots += [_ramp_plot(steps, settings), _outage_plot(storm, settings)]
 
 
+def _begin(settings: Settings, context: Context, stack: ExitStack) -> tuple[EtcdCluster, Bystander, Keeping]:
+    """A cluster, another user of it, and the process that will keep leases alive."""
+    cluster = stack.enter_context(started(settings))
+    context.stores["etcd"] = Store("etcd", cluster.url, cluster)
+    bystander = stack.enter_context(Bystander(cluster.url))
+    return cluster, bystander, stack.enter_context(Keeping(cluster.url, seed=SEED, ttl=settings["etcd_ttl"]))
+
+
 def _ramp(
     settings: Settings, context: Context, cluster: EtcdCluster, keeping: Keeping, bystander: Bystander
 ) -> tuple[list[dict[str, Any]], str]:
@@ -110,7 +125,7 @@ def _ramp(
         context.say(f"{count:,} leases in etcd, kept alive")
         begin = time.monotonic()
         try:
-            rate = _lay(settings, cluster, keeping, count, SEED)
+            rate = _lay(settings, cluster, keeping, count)
         except BackendError as error:
             if not steps:
                 raise
@@ -153,8 +168,8 @@ def _ramp(
     return steps, ""
 
 
-def _lay(settings: Settings, cluster: EtcdCluster, keeping: Keeping, count: int, seed: int) -> float:
-    """Lay the first locks of a seed, and have them kept from the moment they are there; how many a second."""
+def _lay(settings: Settings, cluster: EtcdCluster, keeping: Keeping, count: int) -> float:
+    """Lay the first locks of the seed, and have them kept from the moment they are there; how many a second."""
     there = told = 0
     when = time.monotonic()
 
@@ -165,22 +180,9 @@ def _lay(settings: Settings, cluster: EtcdCluster, keeping: Keeping, count: int,
             keeping.keep(there)
             told, when = there, time.monotonic()
 
-    done = lay(_patient(cluster), Order(keys=count, seed=seed, ttl=settings["etcd_ttl"]), told=laid)
+    done = lay(_patient(cluster), Order(keys=count, seed=SEED, ttl=settings["etcd_ttl"]), told=laid)
     keeping.keep(count)
     return done.rate
-
-
-def _recover(
-    settings: Settings, context: Context, cluster: EtcdCluster, steps: list[dict[str, Any]]
-) -> dict[str, float]:
-    """After the ramp broke: once the locks are gone, lay and keep as many of another seed as were kept before."""
-    context.say("the leases of the ramp expire")
-    if not wait_until(lambda: _locks(cluster) == 0, timeout=_gone_within(settings, steps[-1]["leases"]), poll=0.5):
-        raise Unexpected(f"{_locks(cluster):,} leases did not expire")
-    count = max((step["leases"] for step in steps if _kept(step, settings)), default=settings["etcd_leases"][0])
-    with Keeping(cluster.url, seed=SEED + 1, ttl=settings["etcd_ttl"]) as keeping:
-        _lay(settings, cluster, keeping, count, SEED + 1)
-        return _burst(settings, context, cluster, keeping)
 
 
 def _gone_within(settings: Settings, leases: int) -> float:
@@ -211,12 +213,15 @@ def _kept(step: dict[str, Any], settings: Settings) -> bool:
     return bool(not step["lost"] and step["late"] < settings["etcd_ttl"] / 6)
 
 
-def _outage(settings: Settings, context: Context, cluster: EtcdCluster, bystander: Bystander) -> dict[str, Any]:
-    """Kill every member, start them again, and watch the locks whose holders are gone."""
+def _outage(
+    settings: Settings, context: Context, cluster: EtcdCluster, bystander: Bystander, keeping: Keeping
+) -> dict[str, Any]:
+    """Kill every member and all holders, start the members again, and watch the locks whose holders are gone."""
     if not (before := _locks(cluster)):
         raise Unexpected("no lease was left that could go through an outage")
     context.say(f"etcd is killed with {before:,} leases")
     faults = Faults()
+    keeping.stop()
     for number, member in enumerate(cluster.members, 1):
         Victim(member.pid, f"member-{number}", faults).kill()
     killed = time.monotonic()

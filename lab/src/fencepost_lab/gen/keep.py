@@ -52,8 +52,13 @@ class Keeping:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.stop()
+
+    def stop(self) -> None:
+        """Kill the process: its leases are kept no longer."""
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.communicate()
 
     def keep(self, leases: int, *, every: float | None = None) -> Kept:
         """Keep so many leases, at least those that it keeps already, each every third of its ttl, or as often as told.
