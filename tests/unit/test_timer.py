@@ -511,6 +511,60 @@ def test_a_timer_that_is_closed_while_many_are_moved_fires_nothing(driver: Drive
     run(scene())
 
 
+async def fill(timer: Timer[Any]) -> None:
+    """Set many keys, each in a bucket of its own."""
+    timer.offer_all([(key, 200.0 + key, 0.0) for key in range(MANY)])
+    await soon(lambda: timer._inside == MANY and not timer._behind, "all are moved")
+
+
+def drop_most(timer: Timer[Any]) -> None:
+    """Leave every fourth."""
+    with timer._service.gate:
+        for key in range(MANY):
+            if key % 4:
+                timer.drop(key)
+    timer._service.wake()
+
+
+def test_others_have_their_turn_while_many_buckets_are_swept(driver: Driver) -> None:
+    async def scene() -> None:
+        by, _ = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        await fill(timer)
+        pauses = Pauses(by, timer)
+        drop_most(timer)
+        await soon(lambda: timer._inside == MANY // 4, "they are swept")
+        assert len(pauses.moved) >= 20
+        assert pauses.moved[0] >= MANY - 1000
+        with timer._service.gate:
+            assert sum(map(len, timer._buckets.values())) == timer._inside
+            assert len(timer._heap) == len(timer._buckets)
+        assert not fired.calls
+        timer.close()
+
+    run(scene())
+
+
+def test_keys_that_become_due_while_many_buckets_are_swept_are_fired_in_order(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test", most=MANY)
+
+        def pass_time() -> None:
+            if len(pauses.moved) == 3:
+                clock.now = 200.0 + MANY / 2
+
+        await fill(timer)
+        pauses = Pauses(by, timer, pass_time)
+        drop_most(timer)
+        await soon(lambda: fired.calls and not timer._behind, "they are swept")
+        assert fired.calls == [[*range(0, MANY // 2 + 1, 4)]]
+        assert timer._inside == len(timer) == MANY // 4 - len(fired.keys)
+        timer.close()
+
+    run(scene())
+
+
 @pytest.mark.slow
 def test_a_key_that_is_set_again_moves_both_ways(driver: Driver) -> None:
     async def scene() -> None:

@@ -19,8 +19,9 @@ H = TypeVar("H", bound=Hashable)
 K = TypeVar("K")
 
 _AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
-_SPARE = 64  # keys in buckets that may be stale before the buckets are made new
-# New keys that one turn moves to buckets. It takes a third of a millisecond, or one if each needs a bucket of its own.
+_SPARE = 64  # keys in buckets that may be stale before the buckets are swept
+# New keys that one turn moves to buckets: it takes a third of a millisecond, or one if each needs a bucket of its own.
+# Also the keys that it sweeps, in whole buckets, which takes about as long.
 _SLICE = 500
 
 
@@ -66,11 +67,12 @@ class Timer(Generic[K]):
         # What was new at an earlier turn and is not in a bucket yet. What was cancelled since is stale here, too.
         self._moving: Iterator[tuple[K, tuple[float, float]]] = iter(())
         self._posted: deque[tuple[K, float]] = deque()  # what must not wait for those
-        self._behind = False  # whether the last turn has left some of them to the next
+        self._behind = False  # whether the last turn has left some work to the next
         # The keys that are due at one instant. Those that were cancelled, or set to another one, are stale there.
         self._buckets: dict[tuple[float, float], deque[K]] = {}
         self._inside = 0  # keys in all buckets, also stale ones
         self._heap: list[tuple[float, int, float, deque[K]]] = []
+        self._unswept: list[tuple[float, int, float, deque[K]]] = []  # a heap, too: what is left to sweep
         # The buckets that are due. Those whose keys may be the least early come first: they have the least time.
         self._ripe: list[tuple[float, float, int, deque[K]]] = []
         self._order = itertools.count()  # of buckets; within one, keys are fired in the order they were set
@@ -193,15 +195,13 @@ class Timer(Generic[K]):
         """In a forked child: the keys were the parent's."""
         self._due, self._new, self._next, self._nudged = {}, {}, -inf, -inf
         self._moving, self._posted, self._behind = iter(()), deque(), False
-        self._heap, self._ripe, self._buckets, self._inside = [], [], {}, 0
+        self._heap, self._unswept, self._ripe, self._buckets, self._inside = [], [], [], {}, 0
 
     def _empty(self) -> None:
         self._moving = iter(())
         self._posted.clear()
-        self._clear()
-
-    def _clear(self) -> None:
         self._heap.clear()
+        self._unswept.clear()
         self._ripe.clear()
         self._buckets.clear()
         self._inside = 0
@@ -253,14 +253,14 @@ class Timer(Generic[K]):
             if not run.current:
                 return
             due = self._due
-            self._behind = not self._move()
-            if self._inside > 2 * len(due) + _SPARE:
-                self._sweep()
+            moved, swept = self._move(), self._sweep()
+            self._behind = not (moved and swept)
             now = self._driver.now()
             heap, ripe = self._heap, self._ripe
-            while heap and heap[0][0] <= now:
-                at, order, early, bucket = heappop(heap)
-                heappush(ripe, (early, at, order, bucket))
+            for each in (heap, self._unswept):
+                while each and each[0][0] <= now:
+                    at, order, early, bucket = heappop(each)
+                    heappush(ripe, (early, at, order, bucket))
             while ripe and len(keys) < self._most:
                 early, at, _, bucket = ripe[0]
                 if self._take(bucket, at, keys):
@@ -332,14 +332,25 @@ class Timer(Generic[K]):
         bucket.append(key)
         self._inside += 1
 
-    def _sweep(self) -> None:
-        """Make the buckets new, without what is stale in them."""
-        buckets = list(self._buckets.items())
-        self._clear()
-        for (at, early), bucket in buckets:
-            for key in dict.fromkeys(bucket):
-                if self._due.get(key) == at:
-                    self._put(key, at, early)
+    def _sweep(self) -> bool:
+        """If much is stale, take it out of as many buckets as one turn may; whether none is left to sweep."""
+        unswept, due, room = self._unswept, self._due, _SLICE
+        if not unswept:
+            if self._inside <= 2 * len(due) + _SPARE:
+                return True
+            unswept, self._unswept, self._heap = self._heap, self._heap, []
+        while unswept and room > 0:
+            item = at, _, early, bucket = heappop(unswept)
+            live = [key for key in dict.fromkeys(bucket) if due.get(key) == at]
+            room -= len(bucket)
+            self._inside -= len(bucket) - len(live)
+            bucket.clear()
+            bucket.extend(live)
+            if live:
+                heappush(self._heap, item)
+            else:
+                del self._buckets[at, early]
+        return not unswept
 
 
 class Timers(Generic[H, K]):
