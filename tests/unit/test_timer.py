@@ -669,6 +669,53 @@ def test_an_action_that_raises_ends_nothing(driver: Driver, caplog: pytest.LogCa
     run(scene())
 
 
+class Hashed:
+    """A key that calls ``then`` whenever it is hashed: in the middle of things, as a finalizer is called."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[], object] = lambda: None
+
+    def __hash__(self) -> int:
+        self.then()
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_keys_that_are_dropped_and_set_while_others_are_put_back_harm_none(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        key, others = Hashed(), [*range(20)]
+
+        def finalize() -> None:
+            if len(others) > 1:
+                timer.drop(others.pop())
+                timer.set(str(len(others)), 110.0)
+
+        async def fail(keys: list[Any]) -> None:
+            if len(fired.calls) == 1:
+                key.then = finalize
+                raise LookupError("as told")
+
+        fired.before = fail
+        timer.set(key, 100.5)
+        timer.offer_all([(other, 110.0, 0.0) for other in others])
+        await soon(lambda: not timer._new, "they have had their turn")
+        clock.now = 101.0
+        timer._service.wake()
+        await soon(lambda: len(fired.calls) == 2, "it is fired again")
+        key.then = lambda: None
+        await clock.reach(111.0, timer, fired)
+        assert fired.calls[:2] == [[key], [key]]
+        assert len(others) < 20
+        assert {*fired.calls[2]} == {*others, *map(str, range(len(others), 20)), "now"}
+        timer.close()
+
+    run(scene())
+
+
 def test_keys_on_their_way_to_their_buckets_are_not_lost_for_want_of_memory(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,9 +242,11 @@ class Timer(Generic[K]):
             now = self._driver.now()
             for key in keys:
                 self._due.setdefault(key, now)
-            # Also what was on its way to a bucket.
+            # Also what was on its way to a bucket. A finalizer may set or drop a key in between.
+            self._new.clear()
             self._empty()
-            self._new = {key: (at, 0.0) for key, at in self._due.items()}
+            for key, at in self._due.copy().items():
+                self._new.setdefault(key, (at, 0.0))
             self._next = -inf
 
     def _turn(self, run: Run, keys: list[K]) -> None:
