@@ -64,8 +64,10 @@ class Clock:
 
     async def reach(self, instant: float, timer: Timer[Any], fired: Fired) -> None:
         """Set it, and have the timer look once."""
-        self.now = instant
-        timer.set("now", instant)
+        with timer._service.gate:  # it looks before, or sees both
+            self.now = instant
+            timer.set("now", instant)
+        timer._service.wake()  # or else it waits for the end of its nap, if another key is due before this one
         await soon(lambda: "now" in fired.keys, "it has looked")
 
 
