@@ -64,8 +64,10 @@ class Clock:
 
     async def reach(self, instant: float, timer: Timer[Any], fired: Fired) -> None:
         """Set it, and have the timer look once."""
-        self.now = instant
-        timer.set("now", instant)
+        with timer._service.gate:  # it looks before, or sees both
+            self.now = instant
+            timer.set("now", instant)
+        timer._service.wake()  # or else it waits for the end of its nap, if another key is due before this one
         await soon(lambda: "now" in fired.keys, "it has looked")
 
 
@@ -198,6 +200,7 @@ def test_a_key_that_is_set_during_a_turn_is_not_lost(driver: Driver, method: str
         timer = Timer(driver, fired := Fired(), "test")
         timer.set("first", driver.now() + 600)
         await soon(lambda: not timer._new, "it has had its turn")
+        timer.set("other", driver.now() + 700)  # later than the first, so that the run does not look yet
         run = timer._service._run
         assert run is not None
         timer._service.gate = Between(timer, run)  # type: ignore[assignment]
@@ -275,6 +278,290 @@ def test_a_key_that_has_little_time_does_not_wait_for_many_that_have_more(driver
         await soon(lambda: len(fired.keys) == 501, "all are fired")
         assert fired.keys.index("short") < 50
         assert [key for key in fired.keys if key != "short"] == [*range(500)]
+        timer.close()
+
+    run(scene())
+
+
+class Pauses:
+    """Calls ``then`` whenever the timer lets others have their turn, and notes how many keys it had moved by then."""
+
+    def __init__(self, driver: Driver, timer: Timer[Any], then: Callable[[], object] = lambda: None) -> None:
+        self.moved: list[int] = []
+        sleep = driver.sleep
+
+        async def paused(seconds: float) -> None:
+            if seconds == 0.0:
+                self.moved.append(timer._inside)
+                then()
+            await sleep(seconds)
+
+        driver.sleep = paused  # type: ignore[method-assign]
+
+
+MANY = 20_000
+
+
+def many(at: float, first: int = 0, last: int = MANY) -> list[tuple[int, float, float]]:
+    return [(key, at, 0.0) for key in range(first, last)]
+
+
+def test_others_have_their_turn_while_many_new_keys_are_moved(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, Fired(), "test")
+        pauses = Pauses(driver, timer)
+        timer.offer_all(many(driver.now() + 600))
+        turns = 0
+        async with asyncio.timeout(PATIENCE):
+            while timer._inside < MANY:
+                turns += 1
+                await asyncio.sleep(0)
+        assert driver.blocking or turns >= 20
+        assert len(pauses.moved) >= 20
+        assert pauses.moved[0] <= 1000
+        timer.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("posted", [False, True], ids=["due", "posted"])
+def test_a_key_that_is_due_does_not_wait_until_many_new_ones_are_moved(driver: Driver, posted: bool) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        moved = []
+
+        async def note(_: list[Any]) -> None:
+            moved.append(timer._inside)
+
+        fired.before = note
+        timer.set("key", 110.0)
+        await soon(lambda: timer._inside == 1, "it is in its bucket")
+        with timer._service.gate:
+            timer.offer_all(many(200.0))
+            if posted:
+                timer.post("key")
+            else:
+                clock.now = 110.0
+                timer._service.wake()
+        await soon(lambda: timer._inside >= MANY, "all are moved")
+        assert fired.calls == [["key"]]
+        assert moved[0] <= 1000
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_that_is_posted_while_many_are_moved_does_not_wait_for_them(driver: Driver) -> None:
+    async def scene() -> None:
+        by, _ = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        moved = []
+
+        async def note(_: list[Any]) -> None:
+            moved.append(timer._inside)
+
+        def post() -> None:
+            if len(pauses.moved) == 2:
+                timer.post(MANY - 1)  # the last of those that wait
+                timer.post("nobody's")
+
+        fired.before = note
+        pauses = Pauses(by, timer, post)
+        timer.offer_all(many(200.0))
+        await soon(lambda: timer._inside == MANY - 1, "all are moved")
+        assert fired.calls == [[MANY - 1]]
+        assert moved[0] <= 3000
+        assert len(timer) == MANY - 1
+        timer.close()
+
+    run(scene())
+
+
+def test_posted_keys_are_moved_in_slices_too_and_each_is_fired_once(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test", most=MANY)
+        with timer._service.gate:
+            timer.offer_all(many(driver.now() + 600))
+            for key in range(MANY):
+                timer.post(key)
+        await soon(lambda: len(fired.keys) >= MANY, "all are fired")
+        assert fired.keys == [*range(MANY)]
+        assert len(fired.calls) >= 20
+        timer.close()
+
+    run(scene())
+
+
+def test_many_new_keys_of_one_instant_are_fired_in_the_order_they_were_set(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test", most=2 * MANY)
+
+        def more() -> None:
+            if len(pauses.moved) == 2:
+                timer.offer_all(many(101.0, MANY, MANY + 3000))
+
+        pauses = Pauses(by, timer, more)
+        timer.offer_all(many(101.0))
+        await soon(lambda: timer._inside == MANY + 3000, "all are moved")
+        await clock.reach(102.0, timer, fired)
+        assert fired.calls == [[*range(MANY + 3000), "now"]]
+        timer.close()
+
+    run(scene())
+
+
+def test_keys_can_be_cancelled_and_set_again_while_many_are_moved(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test", most=2 * MANY)
+        first, last = [0, 1, 2, 3, 4], [MANY - 5, MANY - 4, MANY - 3, MANY - 2, MANY - 1]
+
+        def change() -> None:
+            if len(pauses.moved) != 1:
+                return
+            for dropped, cancelled, later, again, parked in (first, last):  # those that were moved, and that wait
+                timer.drop(dropped)
+                assert timer.cancel(cancelled)
+                assert timer.extend(later, 103.0)
+                timer.drop(again)
+                timer.set(again, 101.0)
+                timer.park([(parked, 105.0)])
+
+        pauses = Pauses(by, timer, change)
+        timer.offer_all(many(101.0))
+        await soon(lambda: pauses.moved and not timer._behind, "all are moved")
+        await clock.reach(102.0, timer, fired)
+        assert sorted(key for key in fired.keys if key != "now") == [3, *range(5, MANY - 5), MANY - 2]
+        fired.calls.clear()
+        await clock.reach(104.0, timer, fired)
+        assert fired.calls == [[2, MANY - 3, "now"]]
+        assert len(timer) == 2, "those that are parked"
+        timer.close()
+
+    run(scene())
+
+
+def test_what_is_cancelled_while_many_are_moved_takes_no_room(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, Fired(), "test")
+
+        def drop() -> None:
+            for key in range(MANY):
+                timer.drop(key)
+
+        pauses = Pauses(driver, timer, drop)
+        timer.offer_all([*many(driver.now() + 600), ("last", driver.now() + 600, 0.0)])
+        await soon(lambda: pauses.moved and not timer._behind, "all are moved")
+        assert timer._inside < 1000
+        assert len(timer) == 1
+        timer.close()
+
+    run(scene())
+
+
+def test_keys_that_were_being_moved_when_the_timer_was_cancelled_are_fired(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+
+        def cancel() -> None:
+            if len(pauses.moved) == 2 and (task := asyncio.current_task()):
+                task.cancel()
+
+        pauses = Pauses(driver, timer, cancel)
+        timer.offer_all(many(driver.now()))
+        await soon(lambda: len(fired.keys) >= MANY, "all are fired")
+        assert fired.keys == [*range(MANY)]
+        timer.close()
+
+    if not driver.blocking:  # nobody cancels a thread
+        run(scene())
+
+
+def test_keys_that_are_being_moved_when_an_action_raises_are_fired_once(driver: Driver) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+
+        async def fail(keys: list[Any]) -> None:
+            if len(fired.calls) == 2:
+                raise LookupError("as told")
+
+        fired.before = fail
+        timer.offer_all(many(driver.now()))
+        await soon(lambda: len(fired.calls) > 1, "it raises")
+        await soon(lambda: len(fired.keys) >= MANY + len(fired.calls[1]), "all are fired")
+        done = [key for number, call in enumerate(fired.calls) if number != 1 for key in call]
+        assert sorted(done) == [*range(MANY)]
+        timer.close()
+
+    run(scene())
+
+
+def test_a_timer_that_is_closed_while_many_are_moved_fires_nothing(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        pauses = Pauses(by, timer, timer.close)
+        timer.offer_all(many(101.0))
+        await soon(lambda: pauses.moved, "some are moved")
+        clock.now = 102.0
+        await soon(lambda: not timer.busy, "it has ended")
+        assert timer._inside == 0
+        assert not fired.calls
+
+    run(scene())
+
+
+async def fill(timer: Timer[Any]) -> None:
+    """Set many keys, each in a bucket of its own."""
+    timer.offer_all([(key, 200.0 + key, 0.0) for key in range(MANY)])
+    await soon(lambda: timer._inside == MANY and not timer._behind, "all are moved")
+
+
+def drop_most(timer: Timer[Any]) -> None:
+    """Leave every fourth."""
+    with timer._service.gate:
+        for key in range(MANY):
+            if key % 4:
+                timer.drop(key)
+    timer._service.wake()
+
+
+def test_others_have_their_turn_while_many_buckets_are_swept(driver: Driver) -> None:
+    async def scene() -> None:
+        by, _ = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        await fill(timer)
+        pauses = Pauses(by, timer)
+        drop_most(timer)
+        await soon(lambda: timer._inside == MANY // 4, "they are swept")
+        assert len(pauses.moved) >= 20
+        assert pauses.moved[0] >= MANY - 1000
+        with timer._service.gate:
+            assert sum(map(len, timer._buckets.values())) == timer._inside
+            assert len(timer._heap) == len(timer._buckets)
+        assert not fired.calls
+        timer.close()
+
+    run(scene())
+
+
+def test_keys_that_become_due_while_many_buckets_are_swept_are_fired_in_order(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test", most=MANY)
+
+        def pass_time() -> None:
+            if len(pauses.moved) == 3:
+                clock.now = 200.0 + MANY / 2
+
+        await fill(timer)
+        pauses = Pauses(by, timer, pass_time)
+        drop_most(timer)
+        await soon(lambda: fired.calls and not timer._behind, "they are swept")
+        assert fired.calls == [[*range(0, MANY // 2 + 1, 4)]]
+        assert timer._inside == len(timer) == MANY // 4 - len(fired.keys)
         timer.close()
 
     run(scene())
@@ -379,6 +666,53 @@ def test_an_action_that_raises_ends_nothing(driver: Driver, caplog: pytest.LogCa
         await soon(lambda: fired.keys == ["first", "first", "second"], "and the second")
         assert "as told" in caplog.text
         assert timer.left("later") is not None
+        timer.close()
+
+    run(scene())
+
+
+class Hashed:
+    """A key that calls ``then`` whenever it is hashed: in the middle of things, as a finalizer is called."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[], object] = lambda: None
+
+    def __hash__(self) -> int:
+        self.then()
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_keys_that_are_dropped_and_set_while_others_are_put_back_harm_none(driver: Driver) -> None:
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test")
+        key, others = Hashed(), [*range(20)]
+
+        def finalize() -> None:
+            if len(others) > 1:
+                timer.drop(others.pop())
+                timer.set(str(len(others)), 110.0)
+
+        async def fail(keys: list[Any]) -> None:
+            if len(fired.calls) == 1:
+                key.then = finalize
+                raise LookupError("as told")
+
+        fired.before = fail
+        timer.set(key, 100.5)
+        timer.offer_all([(other, 110.0, 0.0) for other in others])
+        await soon(lambda: not timer._new, "they have had their turn")
+        clock.now = 101.0
+        timer._service.wake()
+        await soon(lambda: len(fired.calls) == 2, "it is fired again")
+        key.then = lambda: None
+        await clock.reach(111.0, timer, fired)
+        assert fired.calls[:2] == [[key], [key]]
+        assert len(others) < 20
+        assert {*fired.calls[2]} == {*others, *map(str, range(len(others), 20)), "now"}
         timer.close()
 
     run(scene())

@@ -4,7 +4,7 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -19,7 +19,10 @@ H = TypeVar("H", bound=Hashable)
 K = TypeVar("K")
 
 _AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
-_SPARE = 64  # keys in buckets that may be stale before the buckets are made new
+_SPARE = 64  # keys in buckets that may be stale before the buckets are swept
+# New keys that one turn moves to buckets: it takes a third of a millisecond, or one if each needs a bucket of its own.
+# Also the keys that it sweeps, in whole buckets, which takes about as long.
+_SLICE = 500
 
 
 _GRAIN = 8  # keys that may be early share a bucket with others that are due within this part of that time
@@ -39,6 +42,9 @@ class Timer(Generic[K]):
     they were set again: after a pause, or by the next run if this one was cancelled or lost its event loop. At most
     ``most`` keys are fired in one call. The thread lingers for a while: keys that come and go need not start it each
     time.
+
+    However many keys are set at once, others have their turn after some hundreds of them. Keys that were set before,
+    and keys that are posted, do not wait for the rest.
     """
 
     def __init__(
@@ -58,10 +64,15 @@ class Timer(Generic[K]):
         self._due: dict[K, float] = {}
         # What is set and cancelled soon costs no more than this: only what is left at the next turn goes to a bucket.
         self._new: dict[K, tuple[float, float]] = {}
+        # What was new at an earlier turn and is not in a bucket yet. What was cancelled since is stale here, too.
+        self._moving: Iterator[tuple[K, tuple[float, float]]] = iter(())
+        self._posted: deque[tuple[K, float]] = deque()  # what must not wait for those
+        self._behind = False  # whether the last turn has left some work to the next
         # The keys that are due at one instant. Those that were cancelled, or set to another one, are stale there.
         self._buckets: dict[tuple[float, float], deque[K]] = {}
         self._inside = 0  # keys in all buckets, also stale ones
         self._heap: list[tuple[float, int, float, deque[K]]] = []
+        self._unswept: list[tuple[float, int, float, deque[K]]] = []  # a heap, too: what is left to sweep
         # The buckets that are due. Those whose keys may be the least early come first: they have the least time.
         self._ripe: list[tuple[float, float, int, deque[K]]] = []
         self._order = itertools.count()  # of buckets; within one, keys are fired in the order they were set
@@ -137,7 +148,10 @@ class Timer(Generic[K]):
         with self._service.gate:
             if key in self._due:
                 self._due[key] = now = self._driver.now()
-                self._new[key] = now, 0.0
+                if self._behind or len(self._new) >= _SLICE:
+                    self._posted.append((key, now))
+                else:
+                    self._new[key] = now, 0.0
         self._service.wake()
 
     def extend(self, key: K, at: float) -> bool:
@@ -180,10 +194,14 @@ class Timer(Generic[K]):
     def _forked(self) -> None:
         """In a forked child: the keys were the parent's."""
         self._due, self._new, self._next, self._nudged = {}, {}, -inf, -inf
-        self._heap, self._ripe, self._buckets, self._inside = [], [], {}, 0
+        self._moving, self._posted, self._behind = iter(()), deque(), False
+        self._heap, self._unswept, self._ripe, self._buckets, self._inside = [], [], [], {}, 0
 
     def _empty(self) -> None:
+        self._moving = iter(())
+        self._posted.clear()
         self._heap.clear()
+        self._unswept.clear()
         self._ripe.clear()
         self._buckets.clear()
         self._inside = 0
@@ -208,9 +226,9 @@ class Timer(Generic[K]):
                 until = now() + self._linger
                 continue
             pauses.reset()
-            if keys:
+            if keys or self._behind:
                 until = now() + self._linger
-                if len(keys) == self._most:
+                if self._behind or len(keys) == self._most:
                     await self._driver.sleep(0.0)  # others have their turn
                 continue
             if self._due:
@@ -224,27 +242,27 @@ class Timer(Generic[K]):
             now = self._driver.now()
             for key in keys:
                 self._due.setdefault(key, now)
-            # Also what was on its way to a bucket.
+            # Also what was on its way to a bucket. A finalizer may set or drop a key in between.
+            self._new.clear()
             self._empty()
-            self._new = {key: (at, 0.0) for key, at in self._due.items()}
+            for key, at in self._due.copy().items():
+                self._new.setdefault(key, (at, 0.0))
             self._next = -inf
 
     def _turn(self, run: Run, keys: list[K]) -> None:
-        """Take the keys that are due, and note when the next one is."""
+        """Move new keys to buckets, take the keys that are due, and note when the next one is."""
         with self._service.gate:
             if not run.current:
                 return
             due = self._due
-            new, self._new = self._new, {}  # a finalizer may set or cancel a key in between
-            for key, (at, early) in new.items():
-                self._put(key, at, early)
-            if self._inside > 2 * len(due) + _SPARE:
-                self._sweep()
+            moved, swept = self._move(), self._sweep()
+            self._behind = not (moved and swept)
             now = self._driver.now()
             heap, ripe = self._heap, self._ripe
-            while heap and heap[0][0] <= now:
-                at, order, early, bucket = heappop(heap)
-                heappush(ripe, (early, at, order, bucket))
+            for each in (heap, self._unswept):
+                while each and each[0][0] <= now:
+                    at, order, early, bucket = heappop(each)
+                    heappush(ripe, (early, at, order, bucket))
             while ripe and len(keys) < self._most:
                 early, at, _, bucket = ripe[0]
                 if self._take(bucket, at, keys):
@@ -263,11 +281,39 @@ class Timer(Generic[K]):
                         break
                 heappop(heap)
                 del self._buckets[at, early]
+            if self._behind:
+                self._next = -inf  # the run looks again at once: nobody needs to nudge it
+                return
             self._next = ripe[0][1] if ripe else heap[0][0] if heap else inf
             if now < self._nudged < self._next:
                 # The key that it was nudged for is gone. It looks then all the same: a lease that is held for a moment
                 # only, again and again, would have to nudge it each time.
                 self._next = self._nudged
+
+    def _move(self) -> bool:
+        """Put new keys into buckets, as many as one turn may; whether all are there now.
+
+        The order is that in which they were set, except that those that were posted come first.
+        """
+        due, posted, room = self._due, self._posted, _SLICE
+        while posted:
+            key, at = posted.popleft()
+            if due.get(key) == at:
+                self._put(key, at, 0.0)
+            room -= 1
+            if not room:
+                return False
+        while True:
+            for key, (at, early) in self._moving:
+                if due.get(key) == at:  # or else it was cancelled, or set to another instant, while it waited here
+                    self._put(key, at, early)
+                room -= 1
+                if not room:
+                    return False
+            if not self._new:
+                return True
+            new, self._new = self._new, {}  # a finalizer may set or cancel a key in between
+            self._moving = iter(new.items())
 
     def _take(self, bucket: deque[K], at: float, keys: list[K]) -> bool:
         """Take the keys of a bucket, as many as may be fired; whether it is empty now."""
@@ -288,14 +334,25 @@ class Timer(Generic[K]):
         bucket.append(key)
         self._inside += 1
 
-    def _sweep(self) -> None:
-        """Make the buckets new, without what is stale in them."""
-        buckets = list(self._buckets.items())
-        self._empty()
-        for (at, early), bucket in buckets:
-            for key in dict.fromkeys(bucket):
-                if self._due.get(key) == at:
-                    self._put(key, at, early)
+    def _sweep(self) -> bool:
+        """If much is stale, take it out of as many buckets as one turn may; whether none is left to sweep."""
+        unswept, due, room = self._unswept, self._due, _SLICE
+        if not unswept:
+            if self._inside <= 2 * len(due) + _SPARE:
+                return True
+            unswept, self._unswept, self._heap = self._heap, self._heap, []
+        while unswept and room > 0:
+            item = at, _, early, bucket = heappop(unswept)
+            live = [key for key in dict.fromkeys(bucket) if due.get(key) == at]
+            room -= len(bucket)
+            self._inside -= len(bucket) - len(live)
+            bucket.clear()
+            bucket.extend(live)
+            if live:
+                heappush(self._heap, item)
+            else:
+                del self._buckets[at, early]
+        return not unswept
 
 
 class Timers(Generic[H, K]):
