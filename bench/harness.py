@@ -146,8 +146,8 @@ class Spent:
     servers: float = 0.0
 
 
-def processors() -> tuple[float, float]:
-    """The seconds of processors that this process has used so far, and all those that it has started."""
+def servers_time() -> float:
+    """The seconds of processors that the processes which this one has started have used so far."""
     over = resource.getrusage(resource.RUSAGE_CHILDREN)
     servers, pids = over.ru_utime + over.ru_stime, children(os.getpid())
     while pids:
@@ -158,7 +158,7 @@ def processors() -> tuple[float, float]:
         except OSError:  # it has just ended
             continue
         servers += sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
-    return time.process_time(), servers
+    return servers
 
 
 def measure(
@@ -167,7 +167,8 @@ def measure(
     rounds: int,
     order: random.Random,
     clock: Callable[[], float] = time.perf_counter,
-    used: Callable[[], tuple[float, float]] = processors,
+    own: Callable[[], float] = time.process_time,
+    servers: Callable[[], float] = servers_time,
     profiled: Callable[[Result], bool] = lambda result: False,
     sample: Callable[[Callable[[], object]], Profile] = repeat,
 ) -> list[Result]:
@@ -178,15 +179,20 @@ def measure(
     with subject.sides() as sides:
         names = list(sides)
         for name in names:
-            _round(sides[name], subject.iterations, clock)
+            with _uncollected():
+                _calls(sides[name], subject.iterations)
         spent = {name: Spent() for name in names}
         for _ in range(rounds):
             for name in order.sample(names, len(names)):
-                mine, before = spent[name], used()
-                mine.rounds.append(_round(sides[name], subject.iterations, clock))
-                after = used()
-                mine.client += after[0] - before[0]
-                mine.servers += after[1] - before[1]
+                mine = spent[name]
+                with _uncollected():
+                    # Neither the collection of the heap nor the counting itself is work of this side.
+                    theirs, ours, start = servers(), own(), clock()
+                    _calls(sides[name], subject.iterations)
+                    end, after = clock(), own()
+                mine.rounds.append(end - start)
+                mine.client += after - ours
+                mine.servers += servers() - theirs
         results = _results(subject, spent)
         for number, result in enumerate(results):
             if profiled(result):
@@ -220,13 +226,6 @@ def _results(subject: Bench, spent: Mapping[str, Spent]) -> list[Result]:
             )
         )
     return results
-
-
-def _round(side: Callable[[], object], iterations: int, clock: Callable[[], float]) -> float:
-    with _uncollected():
-        start = clock()
-        _calls(side, iterations)
-        return clock() - start
 
 
 def _calls(side: Callable[[], object], iterations: int) -> None:

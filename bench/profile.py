@@ -55,16 +55,19 @@ class Profile:
 def parse(raw: str, lost: int = 0) -> Profile:
     """Count the samples of ``--format raw`` by the function that each was in: a stack and a number on each line.
 
-    A function of the standard library is counted as itself, not as the one that calls it.
+    A function of the standard library is counted as itself, not as the one that calls it. py-spy does not stop the
+    process, so what it takes for a function's name may be any other text, also of several lines: such a sample is lost.
     """
     counts: Counter[str] = Counter()
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
-        if _OWN.search(stack):
+        if not count.isdecimal() or _OWN.search(stack):
             continue
         frame = stack.removesuffix(f";{_WRAPPER}").rpartition(";")[2]
-        found = _FRAME.fullmatch(frame)
-        counts[f"{found[2]}: {found[1]}" if found else frame] += int(count)
+        if found := _FRAME.fullmatch(frame):
+            counts[f"{found[2]}: {found[1]}"] += int(count)
+        else:
+            lost += int(count)
     samples = counts.total()
     top = tuple((name, count / (samples + lost)) for name, count in counts.most_common(TOP))
     return Profile(samples=samples, lost=lost, top=top)
