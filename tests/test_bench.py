@@ -240,7 +240,7 @@ def test_without_py_spy_there_is_a_page_and_it_says_so(
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     assert ended.value.code == 2
-    assert "py-spy is missing; install it with: .venv/bin/pip install -r bench/peers.txt" in capsys.readouterr().err
+    assert "py-spy is missing; install it with: make setup" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,6 @@ def test_a_fact_is_profiled_in_the_part_that_it_chooses(monkeypatch: pytest.Monk
     assert profile_fact(failing).text == "not profiled: 2 leases expired"
 
 
-@pytest.mark.skipif(profile.tool() is None, reason="needs py-spy: pip install -r bench/peers.txt")
 def test_py_spy_finds_the_function_that_computes() -> None:
     code = "from bench.profile import repeat\ndef busy(): sum(range(9999))\nprint(repeat(busy, 1.0).text)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -185,7 +185,11 @@ def _call(order: Path) -> None:
     )
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+    gc.disable()
     target: Any = importlib.import_module(module)
+    # What was imported is no garbage. To look through it would take longer than many a test, and copy each page of it.
+    gc.freeze()
+    gc.enable()
     for part in name.split("."):
         target = getattr(target, part)
     test = inspect.unwrap(target)
