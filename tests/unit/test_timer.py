@@ -164,11 +164,11 @@ def test_a_key_that_may_be_early_is_fired_with_others_and_not_for_itself(driver:
 def test_a_key_can_be_posted_from_any_thread_and_only_if_it_is_set(driver: Driver) -> None:
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test")
-        timer.post("nobody's")
+        timer.post("unset")
         assert not timer._service.running, "that starts nothing"
         timer.set("key", driver.now() + 600)
         await soon(lambda: not timer._new, "it has had its turn")
-        for key in ("nobody's", "key"):
+        for key in ("unset", "key"):
             poster = threading.Thread(target=timer.post, args=(key,))
             poster.start()
             poster.join()
@@ -364,7 +364,7 @@ def test_a_key_that_is_posted_while_many_are_moved_does_not_wait_for_them(driver
         def post() -> None:
             if len(pauses.moved) == 2:
                 timer.post(MANY - 1)  # the last of those that wait
-                timer.post("nobody's")
+                timer.post("unset")
 
         fired.before = note
         pauses = Pauses(by, timer, post)
