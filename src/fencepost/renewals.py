@@ -43,6 +43,8 @@ class Flight(Generic[L]):
     def __init__(self, leases: list[L], asked: float) -> None:
         self.leases = leases
         self.asked = asked
+        self.over = False
+        """Whether its answers have come, or nobody waits for them any more."""
 
     def next(self, lease: L, now: float) -> float:
         """The next instant at which something about this lease has to be told, if no answer comes."""
@@ -180,6 +182,8 @@ class Renewals(Generic[L]):
                 self._put_at_risk(lease)
             due.append((lease._stored, lease._due, ttl / _TOGETHER))
         self._timer.offer_all(due)
+        for holder, _ in self._reports.copy():  # it may be one of these, which was posted before it was set
+            self._timer.post(holder)
 
     def _put_at_risk(self, lease: L) -> None:
         """A renewal of a lease failed, or has had no answer for too long; it is told once until the next renewal."""
@@ -208,6 +212,9 @@ class Renewals(Generic[L]):
             now = self._driver.now()
             flight = Flight(batch, now)
             self._timer.park([(lease._stored, lease.deadline) for lease in batch])
+            for lease in batch:
+                if lease._reason:  # it was released in between, and its key dropped before it was set
+                    self._timer.drop(lease._stored)
             self._timer.offer(flight, min(flight.next(lease, now) for lease in batch))
             # Apart, so that a store that hangs does not delay the news of a passed deadline.
             job = self._renew_apart(flight)
@@ -263,6 +270,8 @@ class Renewals(Generic[L]):
 
     def _watch_flight(self, flight: Flight[L], now: float) -> None:
         """End those of its leases whose deadline has passed, and tell whose answer is late; look again at the next."""
+        if flight.over:  # since this looked last: set again and again, it would keep its leases alive
+            return
         later = []
         for lease in flight.leases:
             if lease._reason:
@@ -288,6 +297,7 @@ class Renewals(Generic[L]):
                 self._driver.later(self._start_again)
             raise
         finally:
+            flight.over = True
             self._timer.drop(flight)
 
     def _start_again(self) -> None:

@@ -192,6 +192,57 @@ def test_the_service_keeps_no_dropped_lease_alive(bench: Bench) -> None:
     until(lambda: bench.locks.status("a") is None, f"the lease of {holder} expires")
 
 
+def test_nor_does_it_keep_one_alive_whose_renewal_was_answered_while_its_risk_was_told(bench: Bench) -> None:
+    stuck = threading.Event()
+    bench.backend.renewing = [hangs(stuck), fine]
+
+    def renewing() -> bool:
+        return any(thread.name == "fencepost-renewal" for thread in threading.enumerate())
+
+    def answered(event: Event) -> None:
+        if event.kind == "at_risk":
+            stuck.set()
+            until(lambda: not renewing(), "the answer is taken in")
+
+    bench.core.hooks._hooks += (answered,)
+    lease = bench.locks.acquire("a")
+    until(lambda: "recovered" in bench.kinds(), "it is renewed after all")
+    assert lease.reason is None
+    del lease
+    gc.collect()
+    until(lambda: bench.locks.status("a") is None, "the lease expires")
+
+
+async def test_a_loss_is_told_at_once_although_a_renewal_is_answered_at_the_same_time() -> None:
+    driver = Asyncio()
+    backend = Faulty(driver)
+
+    async def renew(holds: Sequence[Hold]) -> list[Renewal]:
+        backend.report(holds[0].holder, "the session is gone")
+        return [Renewal.RENEWED] * len(holds)
+
+    backend.renew = renew  # type: ignore[method-assign]
+    core: Core[aio.Lease] = Core(backend, driver, aio.Lease, ttl=40 * PATIENCE, queue_limit=10, hooks=[])
+    lease = await aio.Locks(core).acquire("a")
+    await core.renew(lease)
+    await until_async(lambda: lease.reason is Reason.GONE, "the news, long before the next renewal")
+    await core.close()
+
+
+def test_a_lease_that_is_released_when_its_renewal_begins_leaves_no_key(bench: Bench) -> None:
+    lease = bench.locks.acquire("a")
+    released: list[bool] = []
+
+    def home(name: str) -> None:
+        if not released:
+            released.append(lease.release())
+
+    bench.backend.home = home  # type: ignore[method-assign]
+    until(lambda: released, "a renewal is due")
+    until(lambda: len(bench.core._renewals._timer) == 0, "nothing is left to watch")
+    assert released == [True]
+
+
 def test_a_manual_clock_decides_what_is_over() -> None:
     now = [100.0]
     driver = Blocking(clock=lambda: now[0])

@@ -547,6 +547,30 @@ def test_others_have_their_turn_while_many_buckets_are_swept(driver: Driver) -> 
     run(scene())
 
 
+@pytest.mark.parametrize("due", [False, True], ids=["early", "due"])
+def test_others_have_their_turn_while_many_stale_keys_are_passed_over(driver: Driver, due: bool) -> None:
+    """They are too few for a sweep."""
+
+    async def scene() -> None:
+        by, clock = stopped(driver)
+        timer = Timer(by, fired := Fired(), "test", most=MANY)
+        timer.offer_all([(key, 200.0 + (not due) * key, 0.0) for key in range(MANY)])
+        await soon(lambda: timer._inside == MANY and not timer._behind, "all are moved")
+        pauses = Pauses(by, timer)
+        stale = MANY * 9 // 20
+        with timer._service.gate:
+            for key in range(stale):
+                timer.drop(key)
+            clock.now = 200.0 if due else 199.0
+        timer._service.wake()
+        await soon(lambda: not timer._behind and timer._inside == (0 if due else MANY - stale), "they are gone")
+        assert len(pauses.moved) >= stale // 500
+        assert fired.keys == ([*range(stale, MANY)] if due else [])
+        timer.close()
+
+    run(scene())
+
+
 def test_keys_that_become_due_while_many_buckets_are_swept_are_fired_in_order(driver: Driver) -> None:
     async def scene() -> None:
         by, clock = stopped(driver)
@@ -560,7 +584,7 @@ def test_keys_that_become_due_while_many_buckets_are_swept_are_fired_in_order(dr
         pauses = Pauses(by, timer, pass_time)
         drop_most(timer)
         await soon(lambda: fired.calls and not timer._behind, "they are swept")
-        assert fired.calls == [[*range(0, MANY // 2 + 1, 4)]]
+        assert fired.keys == [*range(0, MANY // 2 + 1, 4)]
         assert timer._inside == len(timer) == MANY // 4 - len(fired.keys)
         timer.close()
 
@@ -742,6 +766,77 @@ def test_keys_on_their_way_to_their_buckets_are_not_lost_for_want_of_memory(
     run(scene())
 
 
+class Failing(dict[Any, Any]):
+    """Does what it is told, and then raises MemoryError, ``times`` times."""
+
+    def __init__(self, method: str, times: int) -> None:
+        super().__init__()
+        self.method = method
+        self.left = times
+
+    def _do(self, method: str, *args: Any) -> Any:
+        done = getattr(super(), method)(*args)
+        if method == self.method and self.left:
+            self.left -= 1
+            raise MemoryError
+        return done
+
+    def copy(self) -> Any:
+        return self._do("copy")
+
+    def pop(self, *args: Any) -> Any:
+        return self._do("pop", *args)
+
+    def setdefault(self, *args: Any) -> Any:
+        return self._do("setdefault", *args)
+
+
+@pytest.mark.parametrize("method", ["copy", "pop", "setdefault"])
+def test_no_key_is_lost_if_there_is_no_memory_to_put_it_back(driver: Driver, method: str) -> None:
+    async def scene() -> None:
+        timer = Timer(driver, fired := Fired(), "test")
+        timer._due = due = Failing(method, 3)
+
+        async def fail(keys: list[Any]) -> None:
+            if len(fired.calls) == 1:
+                raise LookupError("as told")
+
+        fired.before = fail
+        now = driver.now()
+        with timer._service.gate:
+            for key, wait in (("first", 0.0), ("second", 0.0), ("other", 0.2)):
+                timer.set(key, now + wait)
+        await soon(lambda: {*fired.keys[2:]} == {"first", "second", "other"}, "all are fired")
+        assert due.left == 0
+        timer.close()
+
+    run(scene())
+
+
+def test_a_key_that_is_set_while_it_is_dropped_is_fired_or_gone(driver: Driver) -> None:
+    class Beside(dict[Any, Any]):
+        def pop(self, key: Any, *default: Any) -> Any:
+            popped = super().pop(key, *default)
+            if key == "key" and not fired.calls and not beside:
+                beside.append(True)
+                timer.offer("key", driver.now() + 0.1)  # as another thread may
+            return popped
+
+    beside: list[bool] = []
+    fired = Fired()
+
+    async def scene() -> None:
+        timer._due = Beside()
+        timer.set("key", driver.now() + 600)
+        timer.drop("key")
+        assert beside
+        await soon(lambda: len(timer) == 0, "nothing is left")
+        timer.close()
+
+    timer = Timer(driver, fired, "test")
+    run(scene())
+
+
 def test_a_key_whose_firing_was_cancelled_is_fired_again(driver: Driver) -> None:
     async def scene() -> None:
         timer = Timer(driver, fired := Fired(), "test")
@@ -782,6 +877,40 @@ def test_a_key_whose_firing_ended_with_its_event_loop_is_fired_in_the_next(drive
         timer.close()
 
     run(first())
+    run(second())
+
+
+def test_what_an_earlier_event_loop_leaves_behind_wakes_the_run_of_the_next(driver: Driver) -> None:
+    """Its task is collected, or fails, when another run has taken its place and sleeps."""
+    if driver.blocking:
+        return
+    timer = Timer(driver, fired := Fired(), "test")
+
+    async def hang(keys: list[Any]) -> None:
+        if len(fired.calls) == 1:
+            await asyncio.sleep(600)
+
+    async def first() -> None:
+        fired.before = hang
+        timer.set("old", driver.now())
+        await soon(lambda: fired.keys, "it is fired")
+
+    async def second() -> None:
+        timer.set("long", driver.now() + 600)
+        await soon(lambda: timer._next > driver.now() + 100, "it sleeps")
+        for task in left:
+            task.get_coro().close()
+        await soon(lambda: fired.keys == ["old", "old"], "what was left behind is fired")
+        timer.set("short", driver.now() + 0.05)
+        await soon(lambda: fired.has("short"), "so is what comes later")
+        timer.close()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(first())
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
     run(second())
 
 

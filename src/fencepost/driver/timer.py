@@ -1,10 +1,11 @@
 """Keys that are due at their time: leases to renew, holds to end, queues to look at."""
 
+import contextlib
 import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -21,7 +22,7 @@ K = TypeVar("K")
 _AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
 _SPARE = 64  # keys in buckets that may be stale before the buckets are swept
 # New keys that one turn moves to buckets: it takes a third of a millisecond, or one if each needs a bucket of its own.
-# Also the keys that it sweeps, in whole buckets, which takes about as long.
+# Also the keys that it sweeps, in whole buckets, and the stale ones that it meets, which takes about as long.
 _SLICE = 500
 
 
@@ -71,6 +72,7 @@ class Timer(Generic[K]):
         # The keys that are due at one instant. Those that were cancelled, or set to another one, are stale there.
         self._buckets: dict[tuple[float, float], deque[K]] = {}
         self._inside = 0  # keys in all buckets, also stale ones
+        self._room = 0  # how many stale keys this turn may still see to
         self._heap: list[tuple[float, int, float, deque[K]]] = []
         self._unswept: list[tuple[float, int, float, deque[K]]] = []  # a heap, too: what is left to sweep
         # The buckets that are due. Those whose keys may be the least early come first: they have the least time.
@@ -78,6 +80,8 @@ class Timer(Generic[K]):
         self._order = itertools.count()  # of buckets; within one, keys are fired in the order they were set
         self._next = -inf  # when the run looks again; what is due earlier has to nudge it
         self._nudged = -inf  # for which instant it was last nudged
+        self._astray: Sequence[K] = ()  # what was to be fired, and has to be set again
+        self._scattered = False  # whether the next turn has to put all keys into buckets again
         in_child(self, Timer._forked)
 
     def __len__(self) -> int:
@@ -171,8 +175,8 @@ class Timer(Generic[K]):
 
     def drop(self, key: K) -> None:
         """The same, for those who do not ask whether it was due; as this is called often, without the gate."""
+        self._new.pop(key, None)  # first: if it is set again in between, it is dropped all the same
         self._due.pop(key, None)
-        self._new.pop(key, None)
 
     def left(self, key: K) -> float | None:
         """Seconds until a key is due; None if it is not set."""
@@ -189,12 +193,14 @@ class Timer(Generic[K]):
             self._due.clear()
             self._new.clear()
             self._empty()
+            self._astray = ()
         self._service.close()
 
     def _forked(self) -> None:
         """In a forked child: the keys were the parent's."""
         self._due, self._new, self._next, self._nudged = {}, {}, -inf, -inf
         self._moving, self._posted, self._behind = iter(()), deque(), False
+        self._astray, self._scattered = (), False
         self._heap, self._unswept, self._ripe, self._buckets, self._inside = [], [], [], {}, 0
 
     def _empty(self) -> None:
@@ -238,49 +244,68 @@ class Timer(Generic[K]):
             await wait_until(self._driver, run.nudge, min(self._next, until if not self._due else inf))
 
     def _put_back(self, keys: list[K]) -> None:
+        """Set again what was to be fired. The next turn sees to the buckets, in which a key may be missing now."""
         with self._service.gate:
-            now = self._driver.now()
-            for key in keys:
-                self._due.setdefault(key, now)
-            # Also what was on its way to a bucket. A finalizer may set or drop a key in between.
-            self._new.clear()
-            self._empty()
-            for key, at in self._due.copy().items():
-                self._new.setdefault(key, (at, 0.0))
+            # First what needs no memory: there may be none, and what is not done here the next turn does.
+            self._scattered = True
             self._next = -inf
+            if keys:
+                self._astray = [*self._astray, *keys] if self._astray else keys
+            with contextlib.suppress(MemoryError):
+                self._restore()
+        self._service.wake()  # another run may have taken the place of the one that failed
+
+    def _restore(self) -> None:
+        now = self._driver.now()
+        for key in self._astray:
+            self._due.setdefault(key, now)
+        self._astray = ()
+
+    def _gather(self) -> None:
+        """Have every key put into a bucket again, also what was on its way to one."""
+        self._restore()
+        self._empty()
+        for key, at in self._due.copy().items():
+            entry = at, 0.0
+            if self._due.get(key) == at:  # or a finalizer has set or dropped it in between
+                self._new[key] = entry
+        self._scattered = False
 
     def _turn(self, run: Run, keys: list[K]) -> None:
         """Move new keys to buckets, take the keys that are due, and note when the next one is."""
         with self._service.gate:
             if not run.current:
                 return
+            if self._scattered:
+                self._gather()
             due = self._due
             moved, swept = self._move(), self._sweep()
-            self._behind = not (moved and swept)
-            now = self._driver.now()
+            now, self._room = self._driver.now(), _SLICE
             heap, ripe = self._heap, self._ripe
             for each in (heap, self._unswept):
                 while each and each[0][0] <= now:
                     at, order, early, bucket = heappop(each)
                     heappush(ripe, (early, at, order, bucket))
-            while ripe and len(keys) < self._most:
+            while ripe and len(keys) < self._most and self._room > 0:
                 early, at, _, bucket = ripe[0]
                 if self._take(bucket, at, keys):
                     heappop(ripe)
                     del self._buckets[at, early]
-            while heap and not ripe and len(keys) < self._most:
+            while heap and not ripe and len(keys) < self._most and self._room > 0:
                 at, _, early, bucket = heap[0]
                 if keys and at - early * (1 - 1 / _GRAIN) <= now:
                     if not self._take(bucket, at, keys):
                         break
                 else:
-                    while bucket and due.get(bucket[0]) != at:  # it was cancelled, or set to another instant
+                    while bucket and due.get(bucket[0]) != at and self._room > 0:  # it was cancelled, or set again
                         bucket.popleft()
                         self._inside -= 1
+                        self._room -= 1
                     if bucket:
                         break
                 heappop(heap)
                 del self._buckets[at, early]
+            self._behind = not (moved and swept and self._room > 0)
             if self._behind:
                 self._next = -inf  # the run looks again at once: nobody needs to nudge it
                 return
@@ -318,12 +343,14 @@ class Timer(Generic[K]):
     def _take(self, bucket: deque[K], at: float, keys: list[K]) -> bool:
         """Take the keys of a bucket, as many as may be fired; whether it is empty now."""
         due = self._due
-        while bucket and len(keys) < self._most:
+        while bucket and len(keys) < self._most and self._room > 0:
             key = bucket.popleft()
             self._inside -= 1
             if due.get(key) == at:
+                keys.append(key)  # first: what comes in between must not lose it
                 due.pop(key, None)
-                keys.append(key)
+            else:
+                self._room -= 1
         return not bucket
 
     def _put(self, key: K, at: float, early: float) -> None:
