@@ -66,8 +66,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of every later garbage collection: it takes a second each time."""
-    gc.collect()
+    """Leave what was imported and collected out of every garbage collection: it takes a second each time."""
     gc.freeze()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sqlite3
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parent.parent.parent / "docs" / "lab"
 
 
+@functools.cache  # many tests need one, and drawing it takes longer than all else that they do
 def drawn(name: str) -> Plot:
     def paint(axes: Axes) -> None:
         axes.plot([1, 2, 3], [2, 1, 3], label="redis")

@@ -269,6 +269,6 @@ def test_an_interrupt_takes_no_other_test_along_and_no_test_gets_a_second_chance
 @pytest.mark.slow
 def test_all_workers_draw_the_same_random_order() -> None:
     tests = ["tests/unit/test_backoff.py", "tests/unit/test_log.py", "tests/unit/test_metrics.py"]
-    with Child.python("-m", "pytest", "-q", "-n", "3", "--random-order-seed=random", *tests) as child:
+    with Child.python("-m", "pytest", "-q", "-n", "2", "--random-order-seed=random", *tests) as child:
         child.succeed(4 * PATIENCE)
         assert re.search(r"\d\d passed", child.story)

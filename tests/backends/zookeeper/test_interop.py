@@ -70,6 +70,11 @@ def recipe_classes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return java(tmp_path_factory.mktemp("java"), "Recipe", "zookeeper-recipes-lock.jar")
 
 
+def recipe(classes: str, url: str, path: str) -> Recipe:
+    jvm = ("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # it starts sooner, and runs but a moment
+    return Recipe([program("JAVA"), *jvm, "-cp", classes, "Recipe", address(url), path, "10000"])
+
+
 @contextlib.contextmanager
 def kazoo_lock(url: str, path: str) -> Iterator[Other]:
     with kazoo(url) as client:
@@ -87,8 +92,7 @@ def parties(
     def other() -> contextlib.AbstractContextManager[Any]:
         if request.param == "kazoo":
             return kazoo_lock(url, path)
-        classes = request.getfixturevalue("recipe_classes")
-        return Recipe([program("JAVA"), "-Xmx64m", "-cp", classes, "Recipe", address(url), path, "10000"])
+        return recipe(request.getfixturevalue("recipe_classes"), url, path)
 
     with fencepost.connect(f"{url}{root}?layout={request.param}", ttl=LONG) as locks:
         if request.param == "zookeeper":
@@ -153,8 +157,7 @@ def test_a_killed_java_holder_is_followed(zookeeper_server: Endpoint, recipe_cla
     with fencepost.connect(f"{url}{root}?layout=zookeeper", ttl=LONG) as locks:
         before = locks.acquire(name)
         before.release()
-        command = [program("JAVA"), "-Xmx64m", "-cp", recipe_classes, "Recipe", address(url), f"{root}/{name}"]
-        with Recipe([*command, "10000"]) as other:
+        with recipe(recipe_classes, url, f"{root}/{name}") as other:
             other.ask()
             until(other.has_it, "it has the lock")
             other.kill()
