@@ -456,8 +456,10 @@ class Core(Generic[L]):
             if not isinstance(error, BackendError) or error.ambiguous or visit is not None:
                 # Cancelled, interrupted or failed: it may have been granted or queued all the same.
                 grace = min(GRACE, max(until + _OVERTIME - self.driver.now(), 0.1)) if failed and queue else GRACE
-                await self.driver.apart(self._leave(name, holder), grace)
-                self.emit("abandoned", name, holder=holder)
+                try:
+                    await self.driver.apart(self._leave(name, holder), grace)
+                finally:  # also if it is cancelled once more
+                    self.emit("abandoned", name, holder=holder)
             if self._closed and (failed or isinstance(error, Closed)):
                 raise _closed() from (error if failed else None)
             raise
@@ -532,6 +534,7 @@ class Core(Generic[L]):
         try:
             self._renewals.forget(lease)
             if keep:
+                await self._renewals.settled(lease)  # it would undo this
                 released = await self.backend.keep(lease.name, lease._stored, lease.token, keep)
             else:
                 released = await self.backend.release(lease.name, lease._stored, lease.token)

@@ -52,6 +52,17 @@ class Flight(Generic[L]):
         return late if now < late < lease.deadline else lease.deadline
 
 
+class _Request:
+    """A renewal that is under way."""
+
+    __slots__ = ("answered", "over")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.answered: Signal | None = None
+        """Set once it is over, if somebody waits for that."""
+
+
 class Renewals(Generic[L]):
     """Watches leases: renews each at a third of its ttl, in batches, and ends those past their deadline.
 
@@ -67,6 +78,8 @@ class Renewals(Generic[L]):
         self._reports: deque[tuple[str, str]] = deque()
         self._unknown: dict[str, str] = {}
         """What was reported of holders whose acquire is on its way back."""
+        self._requests: dict[_Request, list[L]] = {}
+        """Those under way, with the leases that they are to renew."""
         self._turns: dict[Signal, float] = {}
         """Batches whose answers came, each to be taken in by a step of the event loop; with their first deadlines."""
         self._turn: Signal | None = None  # whose turn it is
@@ -99,7 +112,31 @@ class Renewals(Generic[L]):
     async def renew(self, leases: list[L], strict: bool = False) -> None:
         """Renew in one batch; an answer that did not come keeps the old deadline, or raises if ``strict``."""
         now = self._driver.now
-        sent = now()
+        request = _Request()
+        self._requests[request] = leases
+        try:
+            # After that, and not before: who is released meanwhile either sees this request, or is not renewed by it.
+            leases = [lease for lease in leases if lease._reason is None]
+            if leases:
+                await self._ask(leases, now(), strict)
+        finally:
+            del self._requests[request]
+            request.over = True
+            if request.answered is not None:
+                request.answered.set()
+
+    async def settled(self, lease: L) -> None:
+        """Return once no renewal of a released lease is under way; it may arrive at the store after what comes next.
+
+        One that is not answered before the lease's deadline is not waited for.
+        """
+        for request, leases in self._requests.copy().items():
+            if any(each is lease for each in leases):
+                answered = request.answered = request.answered or self._driver.signal()
+                if not request.over:
+                    await answered.wait(max(0.0, lease.deadline - self._driver.now()))
+
+    async def _ask(self, leases: list[L], sent: float, strict: bool) -> None:
         try:
             holds = [Hold(each.name, each._stored, each.token, each.ttl) for each in leases]
             answers = await self._backend.renew(holds)
@@ -260,6 +297,9 @@ class Renewals(Generic[L]):
                 self._leases.pop(key, None)
             elif now >= lease.deadline:
                 self._lose(lease, Reason.EXPIRED)
+            elif now >= lease._renew_until:  # also if the last renewal failed
+                lease._due = lease.deadline
+                later.append((key, lease._due, 0.0))
             elif lease._due - now <= lease.ttl / _TOGETHER and lease._due < lease.deadline:
                 homes.setdefault(home(lease.name), []).append(lease)
             else:

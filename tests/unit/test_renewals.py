@@ -243,6 +243,30 @@ def test_a_lease_that_is_released_when_its_renewal_begins_leaves_no_key(bench: B
     assert released == [True]
 
 
+def test_a_renewal_that_is_under_way_when_the_block_ends_does_not_undo_at_least(bench: Bench) -> None:
+    stuck = threading.Event()
+    bench.backend.renewing = [hangs(stuck), fine]  # the second is made by keep, in the store in memory
+    with bench.locks.lock("a", at_least=10 * PATIENCE) as lease:
+        until(lambda: len(bench.backend.batches) == 1, "a renewal is under way")
+        timer = threading.Timer(0.3, stuck.set)
+        timer.start()
+    timer.join()
+    assert lease.released
+    until(lambda: not any(thread.name == "fencepost-renewal" for thread in threading.enumerate()), "it is answered")
+    status = bench.locks.status("a")
+    assert status is not None
+    assert status.remaining > PATIENCE
+
+
+def test_a_renewal_that_failed_is_not_tried_again_after_max_hold(bench: Bench) -> None:
+    bench.backend.renewing = [silent, fine]
+    lease = bench.locks.acquire("a", max_hold=KEPT / 3 + 0.05)
+    deadline = lease.deadline
+    assert lease.ended.wait(PATIENCE)
+    assert len(bench.backend.batches) == 1, "it was due for renewal once"
+    assert lease.deadline == deadline
+
+
 def test_a_manual_clock_decides_what_is_over() -> None:
     now = [100.0]
     driver = Blocking(clock=lambda: now[0])

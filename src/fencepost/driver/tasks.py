@@ -28,8 +28,13 @@ def shared(job: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
 
 
 async def joined(task: asyncio.Task[T]) -> T:
-    """What a shared task comes to; who is cancelled here leaves it to the others."""
+    """What a shared task comes to; who is cancelled here leaves it to the others.
+
+    ConnectionAbortedError if somebody else cancelled the task: nobody cancelled who waits for it.
+    """
     await asyncio.wait([task])
+    if task.cancelled():
+        raise ConnectionAbortedError("it was closed")
     try:
         return task.result()
     finally:

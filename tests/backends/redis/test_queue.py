@@ -1,7 +1,10 @@
 """Waiting in Redis: in order, in silence, and past everything that dies or is forgotten on the way."""
 
 import asyncio
+import gc
+import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,9 +15,12 @@ import fencepost
 from fencepost import aio, sync
 from fencepost.backends.redis import waiters
 from fencepost.driver import boottime
+from fencepost.errors import BackendError, ConfigError, NotAcquired
 from fencepost_lab.faults.proxy import Proxy
+from fencepost_lab.servers.processes import HOST
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
+from tests.harness.forsaken import forsake
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 from tests.unit.test_no_threads import Unstartable
@@ -398,3 +404,85 @@ def test_a_waiter_finds_a_dead_holder_although_the_look_out_could_not_be_started
         assert held.release()
         others.acquire("a", ttl=0.5, renew=False)  # a holder that dies: nobody tells of the end of its lease
         assert locks.acquire("a", timeout=PATIENCE).release()
+
+
+def test_a_look_that_is_under_way_when_the_lock_is_released_takes_it_for_nobody(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would arrive after the release, find the lock free, and hold it until somebody notices, or for its ttl."""
+    monkeypatch.setattr(waiters, "POLL", 0.1)
+    monkeypatch.setattr(waiters, "_LOOKS", PATIENCE)
+    with fencepost.connect(own_redis.url, ttl=300) as locks, fencepost.connect(own_redis.url) as others:
+        held = others.acquire("a")
+        backend: Any = locks._core.backend
+        ask, looking, releasing = backend._calls.run, threading.Event(), threading.Event()
+
+        async def slow(script: Any, *args: Any, **options: Any) -> Any:
+            if threading.current_thread().name.startswith("fencepost-redis-lookout") and not looking.is_set():
+                looking.set()
+                assert releasing.wait(PATIENCE)
+                time.sleep(0.3)
+            return await ask(script, *args, **options)
+
+        backend._calls.run = slow
+        waiting = background(lambda: locks.acquire("a", timeout=PATIENCE))
+        assert looking.wait(PATIENCE)
+        assert held.release()
+        lease = waiting.result()
+        releasing.set()
+        assert lease.release()
+        assert others.status("a") is None
+        until(lambda: not backend._waiters._looks, "the look is over")
+        counter = own_redis.client.get(backend.layout.keys("a").counter)
+        assert int(str(counter)) == lease.token, "nothing was granted since"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # of the first loop's connection
+def test_a_waiter_whose_event_loop_was_closed_does_not_keep_those_behind_it_from_the_lock(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url, ttl=10 * PATIENCE) as others:
+        held = others.acquire("a")
+        left = forsake(own_redis.url, "a", lambda: own_redis.client.zcard(QUEUE) == 1, ttl=1)
+
+        async def second_loop() -> None:
+            waiting = asyncio.create_task(left.acquire("a", timeout=PATIENCE))
+            await until_async(lambda: own_redis.client.zcard(QUEUE) == 2, "two wait", watching=[waiting])
+            assert held.release()
+            assert await (await waiting).release()
+            await left.close()
+
+        run(second_loop())
+        gc.collect()
+
+
+@pytest.mark.silence
+async def test_a_waiter_that_cannot_leave_before_its_timeout_leaves_when_it_can(own_redis: Own) -> None:
+    """Its leaving is cut short while it connects, and made again."""
+    with fencepost.connect(own_redis.url, ttl=10 * PATIENCE) as others, Proxy(own_redis.server.port) as proxy:
+        held = others.acquire("a")
+        url = f"redis://{proxy.address}?timeout={PATIENCE:g}s&connect_timeout={PATIENCE:g}s"
+        async with aio.connect(url) as locks:
+            waiting = asyncio.create_task(locks.acquire("a", timeout=1))
+            await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
+            proxy.cut_newcomers()
+            proxy.drop()  # from now on it connects, in vain
+            with pytest.raises((BackendError, NotAcquired)):
+                await waiting
+            assert own_redis.client.zcard(QUEUE) == 1
+            proxy.heal()
+            proxy.drop()  # that attempt fails, and the next ones work
+            await until_async(lambda: own_redis.client.zcard(QUEUE) == 0, "it has left")
+        assert held.release()
+
+
+async def test_closing_while_an_acquire_connects_is_told_as_such_and_connects_no_more() -> None:
+    def connecting() -> list[asyncio.Task[Any]]:
+        return [task for task in asyncio.all_tasks() if task.get_name() == "fencepost-redis-connect"]
+
+    with socket.create_server((HOST, 0)) as silent:
+        locks = aio.connect(f"redis://{HOST}:{silent.getsockname()[1]}?connect_timeout=30s")
+        asking = asyncio.create_task(locks.acquire("a"))
+        await until_async(connecting, "it connects", watching=[asking])
+        await locks.close()
+        with pytest.raises(ConfigError, match="closed"):
+            await asking
+        assert not connecting()

@@ -93,6 +93,9 @@ class Channels:
                 return await joined(self._connecting(member, timeout))
         except TimeoutError:
             raise cannot_connect("no answer in time") from None
+        except ConnectionAbortedError:
+            self._check()
+            raise cannot_connect("the connection was closed") from None
 
     def _connecting(self, member: int, timeout: float) -> "asyncio.Task[Link]":
         """The attempt that is under way, not any caller's to cancel: others wait for the same connection."""

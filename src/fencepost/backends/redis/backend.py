@@ -214,7 +214,9 @@ class Redis(Backend):
         try:
             # A look of its that got no answer may still arrive, and take the lock.
             return await self._leave(name, holder, entry, earlier, late=waiter is not None and waiter.doubtful)
-        except BackendError:
+        except GeneratorExit:
+            raise
+        except BaseException:  # also if it is cut short: who asks again does not know of the entry
             self._later(name, holder, entry)
             raise
 
@@ -241,10 +243,10 @@ class Redis(Backend):
         if not self._closed:
             self._cleanups.add(_Left(name, holder, entry, token, late=True))
 
-    def _forsake(self, name: str, holder: str, token: str) -> None:
-        """The queue handed the lock to one of ours who is done, as after a failover: the next one gets it."""
+    def _forsake(self, name: str, holder: str, token: str, entry: str) -> None:
+        """One of ours is done, and was handed the lock, as after a failover, or is still queued: the next is served."""
         if not self._closed:  # anybody can publish that, and often; one clean-up is enough
-            self._cleanups.add(_Left(name, holder, "", token, late=False), at_once=True)
+            self._cleanups.add(_Left(name, holder, entry, token, late=False), at_once=True)
 
     async def _clean(self, left: "_Left") -> None:
         await self._leave(left.name, left.holder, left.entry, late=left.late, token=left.token)
@@ -344,6 +346,8 @@ class Redis(Backend):
         node = self._nodes.only or await self._nodes.at(keys.lock)
         own = f"{holder}:{token}"
         transport = node.at_hand() or await node.ready()
+        if not transport.ordered:
+            await self._waiters.looked(holder)
         if name in self._waiters.queues:
             return await self._hand_over(name, keys, node, transport, own)
         request = self._requests.release(keys, own)
@@ -373,6 +377,8 @@ class Redis(Backend):
             self._requests.release(self.layout.keys(item.hold.name), self._requests.own(item.hold)[0]) for item in batch
         ]
         fits = [self.scripts.release.fits] * len(batch)
+        for item in batch:
+            await self._waiters.looked(item.hold.holder)
         unsure: BackendError | None = None
         try:
             try:

@@ -20,6 +20,7 @@ class TaskNode(Node):
     _listens = False
     _opening: "asyncio.Task[Stream] | None" = None
     _keeper: "asyncio.Task[None] | None" = None
+    _ended = False
 
     @property
     def listening(self) -> bool:
@@ -36,7 +37,10 @@ class TaskNode(Node):
     async def ready(self, secret: Secret | None = None) -> Stream:
         if (transport := self.at_hand()) is not None:
             return transport
-        return await joined(self._connecting(secret))
+        try:
+            return await joined(self._connecting(secret))
+        except ConnectionAbortedError as error:
+            raise BackendError(f"Redis: {error}", backend=self.dial.scheme, ambiguous=False) from None
 
     def _connecting(self, secret: Secret | None) -> "asyncio.Task[Stream]":
         """The attempt that is under way, not any caller's to cancel: others wait for the same connection."""
@@ -54,6 +58,8 @@ class TaskNode(Node):
             if self._listens:
                 stream.listen(self.channel)
             self._keeper = asyncio.create_task(self._keep(stream), name="fencepost-redis-connection")
+            if self._ended:  # it is for a clean-up only
+                asyncio.get_running_loop().call_later(self.dial.timeout, stream.close)
             return stream
         except BackendError:
             self.failed(self)
@@ -96,6 +102,7 @@ class TaskNode(Node):
 
     async def end(self) -> None:
         opening = self._opening
+        self._ended = True
         self.close()
         if opening is not None and opening.get_loop() is asyncio.get_running_loop():
             opening.cancel()

@@ -15,7 +15,7 @@ from fencepost.backends.redis.answers import texts
 from fencepost.backends.redis.connection import Denied
 from fencepost.backends.redis.nodes import Node, Transport
 from fencepost.backends.redis.scripts import Keys
-from fencepost.driver import Driver, Signal
+from fencepost.driver import Driver, Signal, abandoned
 from fencepost.driver.timer import Timers
 from fencepost.errors import BackendError
 from fencepost.lease import Grant
@@ -29,6 +29,7 @@ _STEP, _STEPS = 0.01, 50  # each place in the queue looks a little later, so tha
 _PATIENCE = 10.0  # seconds of denied looks after which the waiters are told; an outage only delays them
 _SLOW = 0.5  # seconds that a look takes to fail, after which the other locks of that server are not asked for
 _PARTED = 10_000  # former waiters to remember
+_LOOKS = 1.0  # seconds that a release waits for the answer to a look
 
 
 class Waiter:
@@ -77,15 +78,15 @@ class LocalQueue:
 class Waiters:
     """All waiters of one backend.
 
-    ``look`` asks how a waiter stands. ``forsake`` is told of a former waiter that was handed the lock again: its name,
-    its holder, and the token under which it may hold it all the same.
+    ``look`` asks how a waiter stands. ``forsake`` is told of a former waiter that was handed the lock again, or left
+    its entry behind: the lock, its holder, the token under which it may hold it all the same, and that entry.
     """
 
     def __init__(
         self,
         driver: Driver,
         look: Callable[[LocalQueue, Waiter], Awaitable[None]],
-        forsake: Callable[[str, str, str], None],
+        forsake: Callable[[str, str, str, str], None],
     ) -> None:
         self._driver = driver
         self._look = look
@@ -103,6 +104,8 @@ class Waiters:
         self.waiters: dict[str, Waiter] = {}
         self.asking: dict[str, tuple[Transport, str]] = {}
         """Holders whose request is under way: the connection it went over, and its entry for the queue."""
+        self._looks: dict[str, Signal] = {}
+        """By holder: set once the look-out's request for it was answered."""
 
     def join(
         self, name: str, keys: Keys, node: Node, holder: str, ttl: float, entry: str, limit: int | None = None
@@ -160,7 +163,7 @@ class Waiters:
         if waiter is None:
             # The queue brought back one who is done, as after a failover: nobody waits for this grant.
             if parted is not None:
-                self._forsake(parted[0], holder, parted[1])
+                self._forsake(parted[0], holder, parted[1], "")
         elif proven is not None:
             self.give(waiter, Grant(proven[0], waiter.ttl, proven[1]))
         else:
@@ -229,12 +232,17 @@ class Waiters:
         audit, queue.audit = queue.audit, False
         with self._gate:
             waiters = list(queue.waiters.values())
+        for waiter in waiters:
+            if abandoned(waiter.signal) and self.part(waiter.holder) is waiter:  # nobody is left who would leave
+                self._forsake(queue.name, waiter.holder, "", waiter.entry)
         slow = True
         if failure is None:
             try:
-                for waiter in waiters if audit else waiters[:1]:
+                # One who has its grant already may be in an event loop that stands still: the next one looks.
+                lacking = [each for each in waiters if each.grant is None and each.holder in queue.waiters]
+                for waiter in lacking if audit else lacking[:1]:
                     if waiter.grant is None and waiter.holder in queue.waiters:
-                        await self._look(queue, waiter)
+                        await self._look_once(queue, waiter)
                 queue.failing = None
             except BackendError as error:
                 failure = error
@@ -254,6 +262,22 @@ class Waiters:
         elif queue.waiters and (lookout := self._lookouts.at(queue.node)).left(queue) is None:
             lookout.offer(queue, now() + FOREIGN)  # the first was granted the lock meanwhile: the next one looks
         return failure if slow else None
+
+    async def _look_once(self, queue: LocalQueue, waiter: Waiter) -> None:
+        answered = self._looks[waiter.holder] = self._driver.signal()
+        try:
+            await self._look(queue, waiter)
+        finally:
+            del self._looks[waiter.holder]
+            answered.set()
+
+    async def looked(self, holder: str) -> None:
+        """Return once no look for ``holder`` is under way; or after a while, if the server does not answer.
+
+        It could arrive after the holder's release, and take the free lock for nobody.
+        """
+        if self._looks and (answered := self._looks.get(holder)) is not None:
+            await answered.wait(_LOOKS)
 
     def close(self) -> None:
         self._lookouts.close()
