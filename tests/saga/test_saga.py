@@ -10,8 +10,8 @@ import signal
 import sqlite3
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,9 +22,11 @@ from typer.testing import CliRunner
 import fencepost
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
-from fencepost.guards import sqlite
+from fencepost.guards import default_policy, sqlite
+from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
-from fencepost.saga import Compensated, Record, Saga, Step, Stuck, Task, aio
+from fencepost.saga import Compensated, Record, Saga, Step, Stuck, Task, aio, ledger
+from fencepost.signing import Keys
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
 
@@ -107,11 +109,91 @@ def test_a_coordinator_that_lost_its_lease_moves_nothing_and_the_step_did_not_fa
             say(task)
 
     saga = Saga("order", [Step("a", taken, external=True), Step("b", say)])
-    with pytest.raises((StaleToken, LeaseLost)):
+    with pytest.raises(StaleToken):
         saga.run(locks, conn, "1")
     assert said == ["taken", "do b", "do a"], "the zombie came as far as its call, and no further"
     assert saga.run(locks, conn, "1") == {"a": None, "b": "b"}
     assert record_of(saga, conn, "1").undone == []
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["inside", "outside"])
+@pytest.mark.parametrize("mode", ["off", "passive", "shadow", "canary:0%", "enforce", "overridden"])
+def test_a_replaced_coordinator_repeats_and_undoes_nothing_in_any_mode_of_a_rollout(
+    conn: Any, locks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, external: bool
+) -> None:
+    moving, calls = ledger.moving, iter(range(100))
+
+    def replaced_at_its_second_move(at: Any, start: Record, lease: Any) -> Any:
+        if next(calls) == 1:
+            locks.break_lock("saga/order/1")
+            with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as other:
+                saga.run(locks, other, "1")
+        return moving(at, start, lease)
+
+    monkeypatch.setattr(ledger, "moving", replaced_at_its_second_move)
+    policy = Policy("strict" if mode == "overridden" else mode)
+    if mode == "overridden":
+        policy.override("the issuer was restored from a backup")
+    saga = Saga("order", [Step("reserve", say, say, external=external), Step("ship", say)])
+    with default_policy(policy):
+        with pytest.raises(StaleToken):
+            saga.run(locks, conn, "1")
+        assert said == ["do reserve", "do ship"], "those of the coordinator that replaced it"
+        assert record_of(saga, conn, "1").state == "done"
+        assert saga.run(locks, conn, "1") == {"reserve": "reserve", "ship": "ship"}
+
+
+async def test_with_asyncio_a_replaced_coordinator_repeats_and_undoes_nothing_in_shadow(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving, calls, id = ledger.moving, iter(range(100)), f"order-{os.getpid()}"
+    saga = aio.Saga("shadowed", [Step("reserve", say, say), Step("ship", say)])
+
+    @asynccontextmanager
+    async def replaced_at_its_second_move(at: Any, start: Record, lease: Any) -> AsyncIterator[Record]:
+        if next(calls) == 1:
+            await alocks.break_lock(f"saga/shadowed/{id}")
+            async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+                await saga.run(alocks, other, id)
+        async with moving(at, start, lease) as record:
+            yield record
+
+    monkeypatch.setattr(ledger, "moving", replaced_at_its_second_move)
+    async with (
+        fencepost.aio.connect("memory://") as alocks,
+        await psycopg.AsyncConnection.connect(postgres_url) as conn,
+    ):
+        with default_policy("shadow"), pytest.raises(StaleToken):
+            await saga.run(alocks, conn, id)
+    assert said == ["do reserve", "do ship"]
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["inside", "outside"])
+def test_a_saga_that_was_moved_behind_its_coordinator_s_back_is_not_moved_further(
+    conn: Any, locks: Any, monkeypatch: pytest.MonkeyPatch, external: bool
+) -> None:
+    moving, calls = ledger.moving, iter(range(100))
+
+    def moved_by_hand(at: Any, start: Record, lease: Any) -> Any:
+        if next(calls) == 1:
+            with at:
+                at.execute("UPDATE fencepost_saga SET state = 'done'")
+        return moving(at, start, lease)
+
+    monkeypatch.setattr(ledger, "moving", moved_by_hand)
+    saga = Saga("order", [Step("reserve", say, say, external=external)])
+    with pytest.raises(LeaseLost, match="saga order 1 was running at reserve, and is now done"):
+        saga.run(locks, conn, "1")
+    assert said == []
+    assert record_of(saga, conn, "1").state == "done"
+
+
+def test_keys_and_limits_that_a_process_tries_out_in_shadow_do_not_stop_a_saga(conn: Any, locks: Any) -> None:
+    saga = Saga("order", [Step("a", say)])
+    with default_policy(Policy("shadow", keys=Keys({"2026": b"x" * 32}), max_jump=1, max_first=1)):
+        for _ in range(3):
+            locks.acquire("saga/order/1").release()
+        assert saga.run(locks, conn, "1") == {"a": "a"}
 
 
 def test_a_number_that_equals_nothing_is_the_same_argument_again(conn: Any, locks: Any) -> None:
