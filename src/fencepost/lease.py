@@ -94,18 +94,27 @@ class Access:
         """The stamp as HTTP headers, the same on every call.
 
         The Idempotency-Key is for receivers that know nothing else: they can tell a retry, but not a holder that has
-        been replaced.
+        been replaced. No two accesses share one.
         """
         token, seq, holder = self.stamp
         headers = {
             "X-Fence-Token": str(token),
             "X-Fence-Seq": str(seq),
             "X-Fence-Holder": holder,
-            "Idempotency-Key": f"{holder}-{seq}",
+            "Idempotency-Key": self._idempotency_key(),
         }
         if self.signature:
             headers["X-Fence-Signature"] = self.signature
         return headers
+
+    def _idempotency_key(self) -> str:
+        from hashlib import sha256
+
+        token, seq, holder = self.stamp
+        # Holder and seq are not enough: a bare token has no holder, and some clients keep one holder for all tokens.
+        # A digest, because names may be long or not ASCII. No name contains NUL.
+        names = f"{self.resource}\0{holder}".encode()
+        return f"{token}-{seq}-{sha256(names).hexdigest()[:32]}"
 
 
 class BaseLease:
