@@ -88,13 +88,15 @@ class Access:
     resource: str
     stamp: Stamp
     signature: str = ""
+    key: str = ""
+    """The Idempotency-Key, for one that outlives the lease; empty: resource and stamp make it."""
 
     @property
     def headers(self) -> dict[str, str]:
         """The stamp as HTTP headers, the same on every call.
 
         The Idempotency-Key is for receivers that know nothing else: they can tell a retry, but not a holder that has
-        been replaced. No two accesses share one.
+        been replaced. No two accesses share one, unless they were given the same ``key``; that one is percent-encoded.
         """
         token, seq, holder = self.stamp
         headers = {
@@ -108,6 +110,11 @@ class Access:
         return headers
 
     def _idempotency_key(self) -> str:
+        if self.key:
+            from urllib.parse import quote  # only here, as below: not every program sends headers
+
+            # A header cannot carry all of Unicode, and receivers strip quotes and spaces from the ends of a key.
+            return quote(self.key, safe="/:,;=+*()[]!$&'@")
         from hashlib import sha256
 
         token, seq, holder = self.stamp
