@@ -88,24 +88,40 @@ class Access:
     resource: str
     stamp: Stamp
     signature: str = ""
+    key: str = ""
+    """The Idempotency-Key, for one that outlives the lease; empty: resource and stamp make it."""
 
     @property
     def headers(self) -> dict[str, str]:
         """The stamp as HTTP headers, the same on every call.
 
         The Idempotency-Key is for receivers that know nothing else: they can tell a retry, but not a holder that has
-        been replaced.
+        been replaced. No two accesses share one, unless they were given the same ``key``; that one is percent-encoded.
         """
         token, seq, holder = self.stamp
         headers = {
             "X-Fence-Token": str(token),
             "X-Fence-Seq": str(seq),
             "X-Fence-Holder": holder,
-            "Idempotency-Key": f"{holder}-{seq}",
+            "Idempotency-Key": self._idempotency_key(),
         }
         if self.signature:
             headers["X-Fence-Signature"] = self.signature
         return headers
+
+    def _idempotency_key(self) -> str:
+        if self.key:
+            from urllib.parse import quote  # only here, as below: not every program sends headers
+
+            # A header cannot carry all of Unicode, and receivers strip quotes and spaces from the ends of a key.
+            return quote(self.key, safe="/:,;=+*()[]!$&'@")
+        from hashlib import sha256
+
+        token, seq, holder = self.stamp
+        # Holder and seq are not enough: a bare token has no holder, and some clients keep one holder for all tokens.
+        # A digest, because names may be long or not ASCII. No name contains NUL.
+        names = f"{self.resource}\0{holder}".encode()
+        return f"{token}-{seq}-{sha256(names).hexdigest()[:32]}"
 
 
 class BaseLease:

@@ -23,6 +23,7 @@ from fencepost.guards import asgi, sqlite, wsgi
 from fencepost.guards.marks import Marks
 from fencepost.guards.policy import Policy
 from fencepost.lease import Access
+from fencepost.once.http import run_id
 from fencepost.rule import Stamp, Verdict
 from fencepost.signing import Keys
 from tests.harness.threads import background
@@ -273,7 +274,6 @@ def test_a_lease_s_headers_are_all_it_takes(serve: Callable[..., Ask], marks: Ma
     with fencepost.connect("memory://http", keys=KEYS) as locks, locks.lock("account/42") as lease:
         assert ask("PUT", "/account/42", lease.access().headers).status == 200
         headers = lease.access().headers
-        assert headers["Idempotency-Key"] == f"{lease.holder}-2"
         for wrong in (
             {name: value for name, value in headers.items() if name != "X-Fence-Signature"},
             {**headers, "X-Fence-Token": str(2**63 - 1)},
@@ -282,6 +282,15 @@ def test_a_lease_s_headers_are_all_it_takes(serve: Callable[..., Ask], marks: Ma
             assert (answer.status, answer.headers["x-fence-verdict"]) == (403, "forged")
         assert ask("PUT", "/account/7", headers).status == 403, "a signature holds for its own resource"
         assert ask("PUT", "/account/42", headers).status == 200
+
+
+def test_two_different_writes_never_share_an_idempotency_key() -> None:
+    stamps = [Stamp(5), Stamp(6), Stamp(5, 0), Stamp(5, 1, "ann"), Stamp(6, 1, "ann"), Stamp(5, 2, "ann"), Stamp(51)]
+    accesses = [Access(resource, stamp) for resource in ("account/42", "account/7", "x" * 512) for stamp in stamps]
+    keys = [access.headers["Idempotency-Key"] for access in accesses]
+    assert len({run_id([key]) for key in keys}) == len(accesses)
+    again = [Access(access.resource, access.stamp, "signed") for access in accesses]
+    assert [access.headers["Idempotency-Key"] for access in again] == keys, "a retry has the same one"
 
 
 def test_the_policy_and_the_hooks_hold_here_too(serve: Callable[..., Ask], marks: Marks) -> None:

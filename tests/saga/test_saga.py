@@ -10,21 +10,27 @@ import signal
 import sqlite3
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import psycopg
 import pytest
 from typer.testing import CliRunner
+from werkzeug.test import Client
 
 import fencepost
 from fencepost.cli import app as root
 from fencepost.errors import ConfigError, LeaseLost, NotAcquired, StaleToken
-from fencepost.guards import sqlite
+from fencepost.guards import default_policy, sqlite, wsgi
+from fencepost.guards.marks import Marks
+from fencepost.guards.policy import Policy
+from fencepost.once import http
 from fencepost.rule import Stamp
-from fencepost.saga import Compensated, Record, Saga, Step, Stuck, Task, aio
+from fencepost.saga import Compensated, Record, Saga, Step, Stuck, Task, aio, ledger
+from fencepost.signing import Keys
 from tests.harness.child import Child
 from tests.harness.isolated import isolated
 
@@ -107,11 +113,91 @@ def test_a_coordinator_that_lost_its_lease_moves_nothing_and_the_step_did_not_fa
             say(task)
 
     saga = Saga("order", [Step("a", taken, external=True), Step("b", say)])
-    with pytest.raises((StaleToken, LeaseLost)):
+    with pytest.raises(StaleToken):
         saga.run(locks, conn, "1")
     assert said == ["taken", "do b", "do a"], "the zombie came as far as its call, and no further"
     assert saga.run(locks, conn, "1") == {"a": None, "b": "b"}
     assert record_of(saga, conn, "1").undone == []
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["inside", "outside"])
+@pytest.mark.parametrize("mode", ["off", "passive", "shadow", "canary:0%", "enforce", "overridden"])
+def test_a_replaced_coordinator_repeats_and_undoes_nothing_in_any_mode_of_a_rollout(
+    conn: Any, locks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, external: bool
+) -> None:
+    moving, calls = ledger.moving, iter(range(100))
+
+    def replaced_at_its_second_move(at: Any, start: Record, lease: Any) -> Any:
+        if next(calls) == 1:
+            locks.break_lock("saga/order/1")
+            with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as other:
+                saga.run(locks, other, "1")
+        return moving(at, start, lease)
+
+    monkeypatch.setattr(ledger, "moving", replaced_at_its_second_move)
+    policy = Policy("strict" if mode == "overridden" else mode)
+    if mode == "overridden":
+        policy.override("the issuer was restored from a backup")
+    saga = Saga("order", [Step("reserve", say, say, external=external), Step("ship", say)])
+    with default_policy(policy):
+        with pytest.raises(StaleToken):
+            saga.run(locks, conn, "1")
+        assert said == ["do reserve", "do ship"], "those of the coordinator that replaced it"
+        assert record_of(saga, conn, "1").state == "done"
+        assert saga.run(locks, conn, "1") == {"reserve": "reserve", "ship": "ship"}
+
+
+async def test_with_asyncio_a_replaced_coordinator_repeats_and_undoes_nothing_in_shadow(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving, calls, id = ledger.moving, iter(range(100)), f"order-{os.getpid()}"
+    saga = aio.Saga("shadowed", [Step("reserve", say, say), Step("ship", say)])
+
+    @asynccontextmanager
+    async def replaced_at_its_second_move(at: Any, start: Record, lease: Any) -> AsyncIterator[Record]:
+        if next(calls) == 1:
+            await alocks.break_lock(f"saga/shadowed/{id}")
+            async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+                await saga.run(alocks, other, id)
+        async with moving(at, start, lease) as record:
+            yield record
+
+    monkeypatch.setattr(ledger, "moving", replaced_at_its_second_move)
+    async with (
+        fencepost.aio.connect("memory://") as alocks,
+        await psycopg.AsyncConnection.connect(postgres_url) as conn,
+    ):
+        with default_policy("shadow"), pytest.raises(StaleToken):
+            await saga.run(alocks, conn, id)
+    assert said == ["do reserve", "do ship"]
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["inside", "outside"])
+def test_a_saga_that_was_moved_behind_its_coordinator_s_back_is_not_moved_further(
+    conn: Any, locks: Any, monkeypatch: pytest.MonkeyPatch, external: bool
+) -> None:
+    moving, calls = ledger.moving, iter(range(100))
+
+    def moved_by_hand(at: Any, start: Record, lease: Any) -> Any:
+        if next(calls) == 1:
+            with at:
+                at.execute("UPDATE fencepost_saga SET state = 'done'")
+        return moving(at, start, lease)
+
+    monkeypatch.setattr(ledger, "moving", moved_by_hand)
+    saga = Saga("order", [Step("reserve", say, say, external=external)])
+    with pytest.raises(LeaseLost, match="saga order 1 was running at reserve, and is now done"):
+        saga.run(locks, conn, "1")
+    assert said == []
+    assert record_of(saga, conn, "1").state == "done"
+
+
+def test_keys_and_limits_that_a_process_tries_out_in_shadow_do_not_stop_a_saga(conn: Any, locks: Any) -> None:
+    saga = Saga("order", [Step("a", say)])
+    with default_policy(Policy("shadow", keys=Keys({"2026": b"x" * 32}), max_jump=1, max_first=1)):
+        for _ in range(3):
+            locks.acquire("saga/order/1").release()
+        assert saga.run(locks, conn, "1") == {"a": "a"}
 
 
 def test_a_number_that_equals_nothing_is_the_same_argument_again(conn: Any, locks: Any) -> None:
@@ -473,6 +559,75 @@ def test_a_running_saga_can_be_turned_back_by_hand(conn: Any, locks: Any) -> Non
     with pytest.raises(Compensated, match="turned back by hand"):
         saga.compensate(locks, conn, "1")
     assert said == ["do a", "undo a"]
+
+
+KEYS = Keys({"2026": b"secret " * 5})
+
+
+def service(environ: Any, start: Any) -> list[bytes]:
+    start("200 OK", [])
+    return [b"done"]
+
+
+def ask_guarded(marks: Marks) -> Callable[[str, dict[str, str]], int]:
+    """A service with a mark for each path, which lets signed tokens in only: how to send it a write."""
+    name = lambda environ: environ["PATH_INFO"].strip("/")  # noqa: E731  # as its user would write it
+    client = Client(wsgi.Fence(service, key=name, marks=marks, policy=Policy(keys=KEYS)))
+    return lambda path, headers: client.put(path, headers=headers).status_code
+
+
+def test_a_service_that_takes_signed_tokens_only_lets_a_step_in(conn: Any, tmp_path: Path) -> None:
+    answers: list[Any] = []
+
+    def charge(task: Task) -> None:
+        access = task.access("account/42")
+        answers.append([ask("/account/42", access.headers) for _ in range(2)])
+        answers.append(access.headers["Idempotency-Key"] == task.headers["Idempotency-Key"] == task.key)
+        answers.append(ask("/account/42", task.access("account/42").headers))
+        answers.append(ask("/account/42", task.headers))
+
+    with closing(Marks(tmp_path / "marks.sqlite3")) as marks, fencepost.connect("memory://", keys=KEYS) as locks:
+        ask = ask_guarded(marks)
+        Saga("order", [Step("charge", charge, external=True)]).run(locks, conn, "1")
+    assert answers == [[200, 409], True, 200, 403]
+
+
+def test_of_two_sagas_that_write_to_one_guarded_resource_the_older_lease_is_refused(conn: Any, tmp_path: Path) -> None:
+    """What docs/saga.md says: each has a lock of its own, and so their tokens say nothing about each other."""
+    answers: list[tuple[str, int]] = []
+
+    def charge(task: Task) -> None:
+        if task.id == "older":
+            with closing(sqlite3.connect(tmp_path / "app.sqlite3")) as other:
+                saga.run(locks, other, "newer")
+        answers.append((task.id, ask("/account/42", task.access("account/42").headers)))
+
+    def charge_under_its_lock(task: Task) -> None:
+        with locks.lock("account/42") as lease:
+            headers = replace(lease.access("account/42"), key=task.key).headers
+            assert headers["Idempotency-Key"] == task.key
+            answers.append((task.id, ask("/account/42", headers)))
+
+    with closing(Marks(tmp_path / "marks.sqlite3")) as marks, fencepost.connect("memory://", keys=KEYS) as locks:
+        ask = ask_guarded(marks)
+        saga = Saga("order", [Step("charge", charge, external=True)])
+        saga.run(locks, conn, "older")
+        Saga("bill", [Step("charge", charge_under_its_lock, external=True)]).run(locks, conn, "locked")
+    assert answers == [("newer", 200), ("older", 409), ("locked", 200)]
+
+
+def test_the_key_of_a_step_can_be_sent_and_is_its_own_whatever_the_id_of_the_saga_is(conn: Any, locks: Any) -> None:
+    sent: dict[str, str] = {}
+
+    def charge(task: Task) -> None:
+        sent[task.id] = task.headers["Idempotency-Key"]
+
+    saga = Saga("order", [Step("charge", charge, external=True)])
+    for id in ("42", "42 ", '42"', "100%", "100%25", "\u6ce8\u6587", "%E6%B3%A8%E6%96%87"):
+        saga.run(locks, conn, id)
+    assert sent["42"] == "do/order/charge/42"
+    assert len({http.run_id([key]) for key in sent.values()}) == len(sent)
+    assert all(key.isascii() for key in sent.values())
 
 
 def test_its_errors_can_be_pickled() -> None:

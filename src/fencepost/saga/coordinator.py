@@ -1,7 +1,8 @@
 """What both kinds of sagas share: a coordinator that drives one, step by step, under its lease."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -115,7 +116,7 @@ class BaseSaga:
                     record = await self._inside(conn, record, lease, step)
             except _Failed as failed:
                 cause = failed.cause
-                async with ledger.moving(conn, record, lease) as record:
+                async with _moving(conn, record, lease) as record:
                     moves.failed(record, step.name, cause)
         if record.state == "done":
             return record.results
@@ -126,18 +127,18 @@ class BaseSaga:
     async def _outside(self, conn: Any, record: Record, lease: BaseLease, step: Step) -> Record:
         """A step whose effect is elsewhere: noted before it may happen, called in no transaction, and noted after."""
         if record.state == "running" and record.begun != step.name:
-            async with ledger.moving(conn, record, lease) as record:
+            async with _moving(conn, record, lease) as record:
                 record.begun = step.name
         lease.check()
         result = await self._call(record, lease, step, None)
-        async with ledger.moving(conn, record, lease) as record:
+        async with _moving(conn, record, lease) as record:
             moves.performed(record, step.name, result)
         return record
 
     async def _inside(self, conn: Any, record: Record, lease: BaseLease, step: Step) -> Record:
         """A step in this database, which may refuse it as late as when it is committed: then it failed, too."""
         try:
-            async with ledger.moving(conn, record, lease) as record:
+            async with _moving(conn, record, lease) as record:
                 moves.performed(record, step.name, await self._call(record, lease, step, conn))
         except _Failed:
             raise
@@ -162,6 +163,20 @@ class BaseSaga:
             if _replaced(error, lease):
                 raise  # the step did not fail, and another goes on with it
             raise _Failed(error) from error
+
+
+@asynccontextmanager
+async def _moving(conn: Any, seen: Record, lease: BaseLease) -> AsyncIterator[Record]:
+    """A move of a saga that stands where it was last seen, for the step was chosen there; LeaseLost if it does not."""
+    async with ledger.moving(conn, seen, lease) as record:
+        if (record.state, record.step) != (seen.state, seen.step):
+            why = f"saga {seen.saga} {seen.id} was {_where(seen)}, and is now {_where(record)}: something else moved it"
+            raise LeaseLost(lease.name, lease.token, why)
+        yield record
+
+
+def _where(record: Record) -> str:
+    return f"{record.state} at {record.step}" if record.step else record.state
 
 
 def _replaced(error: Exception, lease: BaseLease) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from fencepost.guards import aio, postgres, sqlite
+from fencepost.guards.policy import Policy
 from fencepost.lease import BaseLease
 from fencepost.once import rows
 from fencepost.sql.connections import is_async, is_sqlite, opened
@@ -37,6 +38,10 @@ _UPDATE = "UPDATE fencepost_saga SET state = %s, body = %s, error = %s, at = %s 
 _NEXT = """SELECT id FROM fencepost_saga WHERE saga = %s AND id > %s AND state IN ('running', 'compensating')
     ORDER BY id LIMIT 1"""
 LIST = "SELECT saga, id, state, body, error, at FROM fencepost_saga ORDER BY saga, id"
+
+# Not the process's policy: that a saga moves once must not depend on how far a rollout is. Keys and limits keep out
+# what others send; this token is the coordinator's own, from its lock store.
+_STRICT = Policy(ceiling="off")
 
 
 @dataclass
@@ -127,8 +132,8 @@ async def unfinished(conn: Any, saga: str) -> AsyncIterator[str]:
 
 
 async def _admit(conn: Any, name: str, lease: BaseLease) -> None:
-    """Admit a move through either kind of connection."""
+    """Admit a move through either kind of connection; a stale one is refused whatever policy the process has."""
     if is_async(conn):
-        await (aio.sqlite if is_sqlite(conn) else aio.postgres).admit(conn, name, lease)
+        await (aio.sqlite if is_sqlite(conn) else aio.postgres).admit(conn, name, lease, policy=_STRICT)
     else:
-        (sqlite if is_sqlite(conn) else postgres).admit(conn, name, lease)
+        (sqlite if is_sqlite(conn) else postgres).admit(conn, name, lease, policy=_STRICT)

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from fencepost import check
 from fencepost.errors import ConfigError, FencepostError
-from fencepost.lease import BaseLease
+from fencepost.lease import Access, BaseLease
 
 
 class Compensated(FencepostError):
@@ -48,10 +48,23 @@ class Task:
     """The connection, inside the transaction that also records the step; None for an external step."""
     lease: BaseLease
 
+    def access(self, resource: str | None = None) -> Access:
+        """The lease's next access to ``resource``, with the key of this step; the saga's lock unless given.
+
+        A service that verifies signatures does so for the name of its own resource: name that. As with
+        ``lease.access``, each call counts as one; use its value again to retry a request.
+
+            requests.put(url, data=body, headers=task.access("account/42").headers)
+        """
+        return replace(self.lease.access(resource), key=self.key)
+
     @cached_property
     def headers(self) -> dict[str, str]:
-        """For requests to other services: the key, and the stamp by which a guard there refuses a zombie."""
-        return {**self.lease.access().headers, "Idempotency-Key": self.key}
+        """The headers of one access to the saga's lock: the key, and the stamp by which a guard refuses a zombie.
+
+        For services that verify no signature; for the others there is ``access(resource).headers``.
+        """
+        return self.access().headers
 
 
 @dataclass(frozen=True)
