@@ -20,7 +20,7 @@ from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers.processes import HOST
 from tests.backends.conftest import Own
 from tests.backends.redis.waiters import Waiters
-from tests.harness.forsaken import forsake
+from tests.harness.forsaken import forsake, stopped
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until, until_async
 from tests.unit.test_no_threads import Unstartable
@@ -451,6 +451,24 @@ def test_a_waiter_whose_event_loop_was_closed_does_not_keep_those_behind_it_from
             await left.close()
 
         run(second_loop())
+        gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_waiter_whose_event_loop_was_stopped_costs_those_behind_it_its_ttl(own_redis: Own) -> None:
+    with fencepost.connect(own_redis.url, ttl=10 * PATIENCE) as others:
+        held = others.acquire("a")
+        with stopped(own_redis.url, "a", lambda: own_redis.client.zcard(QUEUE) == 1, ttl=1) as left:
+
+            async def second_loop() -> None:
+                waiting = asyncio.create_task(left.locks.acquire("a", ttl=60, timeout=PATIENCE))
+                await until_async(lambda: own_redis.client.zcard(QUEUE) == 2, "two wait", watching=[waiting])
+                assert held.release()
+                backend: Any = left.locks._core.backend
+                backend._waiters.missed("a")  # it looks for both, and finds that the first was handed the lock
+                assert await (await waiting).release()
+
+            run(second_loop())
         gc.collect()
 
 
