@@ -560,7 +560,11 @@ def test_a_mark_that_was_not_there_is_worth_a_second_look(tmp_path: Path) -> Non
     assert "'thing' had no mark there" in done.err
 
 
-def test_raise_finds_etcd_s_marks_under_their_prefix(tmp_path: Path, etcd_server: Endpoint, thing: str) -> None:
-    assert lift(f"{etcd_server.url}?marks={thing}/", tmp_path).code == 0
-    with closing(EtcdGuard(etcd_server.url.replace("etcd://", "http://"), marks=f"{thing}/")) as guard:
+@pytest.mark.parametrize("option", ["marks", "prefix"])
+def test_raise_finds_etcd_s_marks_under_their_prefix(
+    tmp_path: Path, etcd_server: Endpoint, thing: str, option: str
+) -> None:
+    assert lift(f"{etcd_server.url}?{option}={thing}/", tmp_path).code == 0
+    own: dict[str, Any] = {option: f"{thing}/"}
+    with closing(EtcdGuard(etcd_server.url.replace("etcd://", "http://"), **own)) as guard:
         assert guard.mark("thing") == Stamp(50)
