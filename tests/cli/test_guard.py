@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import secrets
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -300,6 +301,23 @@ def test_uninstall_removes_from_postgres_what_install_made(postgres_server: Endp
         assert Done("uninstall", url).out == "nothing was there to remove\n"
         conn.execute("CREATE TABLE fencepost_value (id int)")
         assert "'fencepost resource'" in Done("uninstall", url, "--yes").err
+
+
+def test_uninstall_prints_statements_for_a_postgres_of_encoding_sql_ascii(postgres_server: Endpoint) -> None:
+    name = f"ascii_{secrets.token_hex(4)}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+        try:
+            url = f"{postgres_server.url.rpartition('/')[0]}/{name}"
+            with psycopg.connect(url) as conn:
+                conn.execute("CREATE TABLE account (id int)")
+            assert Done("install", url, "account", "--resource", "account/{id}").code == 0
+            assert "DROP TRIGGER fencepost_fenced ON account;" in Done("uninstall", url, "--print").out
+            assert [each["table"] for each in Done("uninstall", url, "--yes", "--json").json["triggers"]] == [
+                "account", "account",
+            ]  # fmt: skip
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_uninstall_removes_from_sqlite_what_install_made(tmp_path: Path) -> None:
