@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import secrets
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -302,6 +303,23 @@ def test_uninstall_removes_from_postgres_what_install_made(postgres_server: Endp
         assert "'fencepost resource'" in Done("uninstall", url, "--yes").err
 
 
+def test_uninstall_prints_statements_for_a_postgres_of_encoding_sql_ascii(postgres_server: Endpoint) -> None:
+    name = f"ascii_{secrets.token_hex(4)}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+        try:
+            url = f"{postgres_server.url.rpartition('/')[0]}/{name}"
+            with psycopg.connect(url) as conn:
+                conn.execute("CREATE TABLE account (id int)")
+            assert Done("install", url, "account", "--resource", "account/{id}").code == 0
+            assert "DROP TRIGGER fencepost_fenced ON account;" in Done("uninstall", url, "--print").out
+            assert [each["table"] for each in Done("uninstall", url, "--yes", "--json").json["triggers"]] == [
+                "account", "account",
+            ]  # fmt: skip
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 def test_uninstall_removes_from_sqlite_what_install_made(tmp_path: Path) -> None:
     path = tmp_path / "app.sqlite3"
     url = f"sqlite://{path}"
@@ -560,7 +578,11 @@ def test_a_mark_that_was_not_there_is_worth_a_second_look(tmp_path: Path) -> Non
     assert "'thing' had no mark there" in done.err
 
 
-def test_raise_finds_etcd_s_marks_under_their_prefix(tmp_path: Path, etcd_server: Endpoint, thing: str) -> None:
-    assert lift(f"{etcd_server.url}?marks={thing}/", tmp_path).code == 0
-    with closing(EtcdGuard(etcd_server.url.replace("etcd://", "http://"), marks=f"{thing}/")) as guard:
+@pytest.mark.parametrize("option", ["marks", "prefix"])
+def test_raise_finds_etcd_s_marks_under_their_prefix(
+    tmp_path: Path, etcd_server: Endpoint, thing: str, option: str
+) -> None:
+    assert lift(f"{etcd_server.url}?{option}={thing}/", tmp_path).code == 0
+    own: dict[str, Any] = {option: f"{thing}/"}
+    with closing(EtcdGuard(etcd_server.url.replace("etcd://", "http://"), **own)) as guard:
         assert guard.mark("thing") == Stamp(50)

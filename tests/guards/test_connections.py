@@ -1,22 +1,30 @@
 """The SQL guards inside the transactions of every kind of connection they claim to take."""
 
 import gc
+import secrets
+import sqlite3
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import fencepost
 from fencepost.driver import settle
-from fencepost.errors import ConfigError, ReplayMismatch, StaleToken
+from fencepost.errors import ConfigError, LateWrite, ReplayMismatch, StaleToken, TokenClash
 from fencepost.events import Event
 from fencepost.guards import aio, postgres, sqlite
 from fencepost.guards.policy import Policy
+from fencepost.once import once
 from fencepost.rule import Stamp
 from fencepost.sql import connections
 from fencepost.sql.connections import is_async
 from tests.harness.connections import KINDS, Kind, execute
+from tests.harness.leases import lease as lease_of
+from tests.harness.servers import Endpoint
 from tests.harness.waiting import run
 
 Scenario = Callable[[Kind, Any, str], Awaitable[None]]
@@ -290,3 +298,67 @@ def test_a_class_of_connections_that_is_gone_is_forgotten() -> None:
     del Own
     gc.collect()
     assert there() is None
+
+
+@pytest.fixture(scope="module")
+def ascii_url(postgres_server: Endpoint) -> Iterator[str]:
+    """A database of encoding SQL_ASCII, from which psycopg gives text as bytes."""
+    name = f"ascii_{secrets.token_hex(4)}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+        url = f"{postgres_server.url.rpartition('/')[0]}/{name}"
+        with psycopg.connect(url) as conn:
+            assert conn.execute("SELECT 'text'").fetchone() == (b"text",)
+            postgres.install(conn)
+        yield url
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def several_accesses(kind: Kind, conn: Any, thing: str) -> None:
+    """One lease writes twice, another one is refused, and operators see who was here."""
+    held = lease_of(thing, "änn", 5)
+    for _ in range(2):
+        async with kind.transaction(conn):
+            await settle(kind.guard.admit(conn, thing, held))
+    async with kind.transaction(conn):
+        with pytest.raises(TokenClash):
+            await settle(kind.guard.admit(conn, thing, Stamp(5, 3, "bob")))
+    assert await mark(kind, conn, thing) == Stamp(5, 2, "änn")
+    async with kind.transaction(conn):
+        await settle(kind.guard.enter(conn, thing, held))
+        with pytest.raises(LateWrite):
+            await settle(kind.guard.admit(conn, thing, Stamp(5, 1, "änn")))
+    async with kind.transaction(conn):
+        assert await settle(kind.guard.raise_mark(conn, thing, to=9)) == Stamp(9)
+        assert await settle(kind.guard.lower_mark(conn, thing, to=7, seen=9)) == Stamp(7)
+
+
+@pytest.mark.parametrize("name", ["psycopg", "psycopg-async"])
+async def test_a_postgres_of_encoding_sql_ascii_is_guarded_too(ascii_url: str, thing: str, name: str) -> None:
+    kind = KINDS[name]
+    async with kind.open(ascii_url) as conn:
+        await several_accesses(kind, conn, thing)
+        async with kind.transaction(conn):
+            await settle(kind.guard.locked(conn, thing, timeout=5))
+
+
+def test_a_run_in_a_postgres_of_encoding_sql_ascii_is_known_again(ascii_url: str, thing: str) -> None:
+    with psycopg.connect(ascii_url) as conn:
+        with once(conn, thing) as run:
+            run.result = {"für": "änn"}
+        with once(conn, thing) as run:
+            assert (run.done, run.result) == (True, {"für": "änn"})
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+@pytest.mark.parametrize("name", ["sqlite3", "sqlite-alchemy", "sqlite-alchemy-async"])
+async def test_an_sqlite_database_of_another_encoding_is_guarded_too(
+    tmp_path: Path, thing: str, name: str, encoding: str
+) -> None:
+    path, kind = str(tmp_path / "app.sqlite3"), KINDS[name]
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute(f"PRAGMA encoding = '{encoding}'")
+        conn.execute("CREATE TABLE account (id TEXT)")
+        assert conn.execute("PRAGMA encoding").fetchone() == (encoding,)
+    async with kind.open(path) as conn:
+        await several_accesses(kind, conn, thing)

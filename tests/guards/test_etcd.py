@@ -3,13 +3,15 @@
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 
 from fencepost.errors import BackendError, ConfigError, StaleToken
+from fencepost.guards.envelope import Content, pack
 from fencepost.guards.etcd import EtcdGuard, text
 from fencepost.guards.policy import Policy
 from fencepost.rule import Stamp
@@ -137,9 +139,9 @@ def test_a_restart_costs_no_more_than_the_connections(thing: str) -> None:
 
 def test_entering_does_not_touch_the_value(guard: EtcdGuard, thing: str) -> None:
     guard.write(thing, b"x", 5)
-    before = guard._load(thing).version[1]
+    before = guard._load(thing).version.data
     guard.enter(thing, 6)
-    assert guard._load(thing).version[1] == before
+    assert guard._load(thing).version.data == before
 
 
 def test_deleting_leaves_the_mark(guard: EtcdGuard, thing: str) -> None:
@@ -162,6 +164,110 @@ def test_a_server_that_is_gone_is_told_apart_from_one_that_may_have_written(thin
         server.restart()
         assert guard.read(thing, 9) == b"z"
         guard.close()
+
+
+@pytest.fixture
+def prefixed(etcd_server: Endpoint) -> Iterator[Callable[[str], EtcdGuard]]:
+    """A guard with this prefix, on the shared server."""
+    with ExitStack() as stack:
+
+        def make(prefix: str, kind: type[EtcdGuard] = EtcdGuard) -> EtcdGuard:
+            return stack.enter_context(closing(kind(etcd_server.url.replace("etcd:", "http:"), prefix=prefix)))
+
+        yield make
+
+
+def earlier_mark(guard: EtcdGuard, resource: str, stamp: Stamp) -> None:
+    """A mark as the first guards with a prefix kept it: without the prefix in its key, and without its key inside."""
+    success = [put(f"fencepost/mark/{resource}", pack(Content(stamp, None, b"")).decode())]
+    guard._ask("txn", {"success": success})
+
+
+@pytest.mark.parametrize("first", ["", "prod/"])
+def test_guards_with_different_prefixes_have_marks_of_their_own(
+    prefixed: Callable[[str], EtcdGuard], thing: str, first: str
+) -> None:
+    one, other = prefixed(first), prefixed("staging/")
+    one.write(thing, b"1", lease_of("prod", "ann", 1000))
+    other.write(thing, b"2", lease_of("staging", "bob", 5))
+    assert other.transact(f"{thing}/x", 5, success=[put(f"{thing}/x", "2")])
+    one.transact(f"{thing}/x", 4, success=[put(f"{thing}/x", "1")])
+    one.write(thing, b"3", lease_of("prod", "ann", 1001))
+    assert (one.peek(thing), one.mark(thing)) == (b"3", Stamp(1001, 1, "ann"))
+    assert (other.peek(thing), other.mark(thing)) == (b"2", Stamp(5, 1, "bob"))
+    with pytest.raises(StaleToken):
+        other.write(thing, b"zombie", 4)
+
+
+def test_two_guards_of_one_key_share_its_mark(prefixed: Callable[[str], EtcdGuard], thing: str) -> None:
+    prefixed("data/").write(thing, b"x", 5)
+    with pytest.raises(StaleToken):
+        prefixed("").write(f"data/{thing}", b"zombie", 4)
+
+
+def test_a_mark_from_before_it_had_the_prefix_in_its_key_is_honoured(
+    prefixed: Callable[[str], EtcdGuard], thing: str
+) -> None:
+    guard = prefixed("data/")
+    earlier_mark(guard, thing, Stamp(5, 1, "ann"))
+    assert guard.mark(thing) == Stamp(5, 1, "ann")
+    for refused in (
+        lambda: guard.write(thing, b"zombie", 4),
+        lambda: guard.read(thing, 4),
+        lambda: guard.ticket(thing, 4),
+        lambda: guard.transact(thing, 4, success=[put(f"{thing}/log", "zombie")]),
+    ):
+        with pytest.raises(StaleToken):
+            refused()
+    guard.write(thing, b"new", 6)
+    with pytest.raises(StaleToken):
+        guard.write(thing, b"zombie", 5)
+    assert guard.lower_mark(thing, to=2, seen=6) == Stamp(2) == guard.mark(thing), "the earlier one counts no more"
+
+
+def test_an_earlier_key_without_a_mark_is_in_nobody_s_way(prefixed: Callable[[str], EtcdGuard], thing: str) -> None:
+    guard = prefixed("data/")
+    guard._ask("txn", {"success": [put(f"fencepost/mark/{thing}", "")]})  # as a leap in shadow left it
+    assert guard.transact(thing, 5, success=[put(f"{thing}/log", "x")])
+    assert guard.mark(thing) == Stamp(5)
+
+
+def test_an_earlier_mark_is_kept_for_each_prefix_although_a_guard_without_one_goes_on_with_it(
+    prefixed: Callable[[str], EtcdGuard], thing: str
+) -> None:
+    plain = prefixed("")
+    earlier_mark(plain, thing, Stamp(5, 1, "ann"))
+    plain.write(thing, b"x", 6)
+    with pytest.raises(StaleToken):
+        prefixed("data/").write(thing, b"zombie", 4)
+
+
+def test_an_earlier_mark_that_is_raised_while_a_guard_takes_it_over_is_honoured(
+    prefixed: Callable[..., EtcdGuard], thing: str
+) -> None:
+    raises: list[Stamp] = []
+
+    class Overtaken(EtcdGuard):
+        def _load(self, resource: str) -> Any:
+            found = super()._load(resource)
+            if raises:
+                earlier_mark(self, resource, raises.pop())
+            return found
+
+    guard = prefixed("data/", Overtaken)
+    calls: list[Callable[[str], object]] = [
+        lambda resource: guard.write(resource, b"zombie", 6),
+        lambda resource: guard.ticket(resource, 6),
+    ]
+    for nth, call in enumerate(calls):
+        earlier_mark(guard, f"{thing}/{nth}", Stamp(5, 1, "ann"))
+        raises.append(Stamp(7, 1, "bob"))
+        with pytest.raises(StaleToken) as caught:
+            call(f"{thing}/{nth}")
+        assert caught.value.seen == 7
+    raises.append(Stamp(7, 1, "bob"))  # there was none before
+    with pytest.raises(StaleToken):
+        guard.write(f"{thing}/none", b"zombie", 6)
 
 
 @pytest.mark.parametrize("endpoints", [(), ("localhost:2379",), ("etcd://localhost:2379",)])

@@ -194,6 +194,68 @@ def test_the_client_s_own_settings_do_not_matter(redis_server: Endpoint, thing: 
             guard.read("GET", thing, lease=4)
 
 
+MODES = ["off", "passive", "shadow", "canary:50%", "enforce", "strict"]
+CLIENTS = [{"decode_responses": text, "protocol": protocol} for text in (False, True) for protocol in (2, 3)]
+COMMANDS: list[tuple[str, ...]] = [
+    ("HSET", ":hash", "a", "1", "b", "x"),
+    ("ZADD", ":sorted", "1.5", "m"),
+    ("SADD", ":set", "m"),
+    ("SET", ":text", "1"),
+    ("EXPIRE", ":text", "600"),
+    ("INCRBYFLOAT", ":text", "0.5"),
+]
+READS: list[tuple[str, ...]] = [
+    ("HGETALL", ":hash"),
+    ("HMGET", ":hash", "a", "none"),
+    ("ZSCORE", ":sorted", "m"),
+    ("ZRANGE", ":sorted", "0", "-1", "WITHSCORES"),
+    ("SMEMBERS", ":set"),
+    ("GET", ":none"),
+]
+
+
+@pytest.mark.parametrize("options", CLIENTS, ids=str)
+def test_a_reply_is_the_same_in_every_mode(redis_server: Endpoint, thing: str, options: dict[str, Any]) -> None:
+    def replies(mode: str) -> list[Any]:
+        guard = RedisGuard(client, policy=Policy(mode))
+        client.delete(*(f"{thing}{key}" for key in (":hash", ":sorted", ":set", ":text")))
+        return [
+            *(guard.execute(name, thing + key, *rest, lease=held).reply for name, key, *rest in COMMANDS),
+            *(guard.read(name, thing + key, *rest, lease=held) for name, key, *rest in READS),
+        ]
+
+    held = lease(5)
+    with redis.from_url(redis_server.url, **options) as client:
+        strict = replies("strict")
+        assert strict[3] == ("OK" if options["decode_responses"] else b"OK"), "as the server says it"
+        assert {mode: repr(replies(mode)) for mode in MODES} == dict.fromkeys(MODES, repr(strict)), "types too"
+
+
+@pytest.mark.parametrize("options", CLIENTS, ids=str)
+async def test_a_reply_to_an_asyncio_client_is_the_same_in_every_mode(
+    redis_server: Endpoint, thing: str, options: dict[str, Any]
+) -> None:
+    async def replies(mode: str) -> list[Any]:
+        guard = aio.RedisGuard(client, policy=Policy(mode))
+        await client.delete(*(f"{thing}{key}" for key in (":hash", ":sorted", ":set", ":text")))
+        written = [(await guard.execute(name, thing + key, *rest, lease=held)).reply for name, key, *rest in COMMANDS]
+        return written + [await guard.read(name, thing + key, *rest, lease=held) for name, key, *rest in READS]
+
+    held = lease(5)
+    async with AsyncRedis.from_url(redis_server.url, **options) as client:
+        strict = await replies("strict")
+        assert {mode: repr(await replies(mode)) for mode in MODES} == dict.fromkeys(MODES, repr(strict)), "types too"
+
+
+def test_on_a_cluster_a_reply_is_the_same_in_every_mode(cluster: Any, thing: str) -> None:
+    held = lease(5)
+    cluster.hset(thing, mapping={"a": 1})
+    for mode in MODES:
+        guard = RedisGuard(cluster, policy=Policy(mode))
+        assert guard.read("HGETALL", thing, lease=held) == [b"a", b"1"], mode
+        assert repr(guard.execute("EXPIRE", thing, 600, lease=held).reply) == "1", mode
+
+
 async def test_an_asyncio_client_is_awaited(redis_server: Endpoint, thing: str) -> None:
     async with AsyncRedis.from_url(redis_server.url) as client:
         with pytest.raises(ConfigError, match=r"use fencepost\.guards\.aio\.RedisGuard"):

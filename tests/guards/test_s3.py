@@ -2,9 +2,10 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -215,6 +216,114 @@ def test_an_object_from_before_the_guard_is_taken_over(guard: S3Guard, client: A
     found = client.get_object(Bucket=bucket, Key=thing)
     found["Body"].close()
     assert {name: found[name] for name in about} == about
+
+
+def about(client: Any, bucket: str, key: str, names: Iterable[str]) -> dict[str, Any]:
+    """What the store says about an object, besides its bytes."""
+    found = client.get_object(Bucket=bucket, Key=key)
+    found["Body"].close()
+    return {name: found.get(name) for name in names}
+
+
+def tags(client: Any, bucket: str, key: str) -> dict[str, str]:
+    return {each["Key"]: each["Value"] for each in client.get_object_tagging(Bucket=bucket, Key=key)["TagSet"]}
+
+
+@pytest.mark.parametrize("mode", ["strict", "shadow"])
+def test_an_object_keeps_what_the_store_tells_about_it(client: Any, bucket: str, thing: str, mode: str) -> None:
+    given = {
+        "ContentType": "text/csv",
+        "CacheControl": "no-cache",
+        "ContentDisposition": "attachment",
+        "ContentLanguage": "de",
+        "Metadata": {"owner": "billing"},
+        "Expires": datetime(2030, 1, 1, tzinfo=UTC),
+        "WebsiteRedirectLocation": "/other",
+        "StorageClass": "STANDARD_IA",
+        "ServerSideEncryption": "aws:kms",
+        "SSEKMSKeyId": "arn:aws:kms:us-east-1:123456789012:key/own",
+        "BucketKeyEnabled": True,
+    }
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain", Tagging="team=a%3Db%2Bc&cost%20center=4%2F2", **given)
+    assert about(client, bucket, thing, given) == given, "the store knows all of this"
+    guard = S3Guard(client, bucket, policy=Policy(mode))
+    for change in (
+        lambda: guard.read(thing, 5),
+        lambda: guard.write(thing, b"new", 6),
+        lambda: guard.update(thing, lambda before: before, 7),
+        lambda: guard.raise_mark(thing, to=8),
+        lambda: guard.delete(thing, 9),
+    ):
+        change()
+        assert about(client, bucket, thing, given) == given
+        assert tags(client, bucket, thing) == {"team": "a=b+c", "cost center": "4/2"}
+    assert guard.mark(thing) == Stamp(9)
+
+
+def test_reading_without_a_change_asks_for_no_tags(
+    guard: S3Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+) -> None:
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain", Tagging="team=a")
+    asked: list[str] = []
+    store.fault = lambda environ: asked.append(environ["QUERY_STRING"])
+    guard.peek(thing)
+    guard.mark(thing)
+    assert "tagging" not in asked
+    guard.enter(thing, 5)
+    assert asked.count("tagging") == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_tags_that_cannot_be_kept_are_not_dropped(
+    guard: S3Guard, client: Any, bucket: str, store: ObjectStore, thing: str, method: str
+) -> None:
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain", Tagging="team=a")
+
+    def denied(environ: dict[str, Any]) -> str | None:
+        tagging = environ["QUERY_STRING"] == "tagging" if method == "GET" else "HTTP_X_AMZ_TAGGING" in environ
+        return "AccessDenied" if environ["REQUEST_METHOD"] == method and tagging else None
+
+    store.fault = denied
+    with pytest.raises(BackendError, match=r"s3:GetObjectTagging and s3:PutObjectTagging"):
+        guard.read(thing, 5)
+    store.fault = None
+    assert (guard.mark(thing), tags(client, bucket, thing)) == (None, {"team": "a"})
+
+
+def test_tags_of_an_object_that_vanishes_in_between_are_nobody_s(
+    guard: S3Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+) -> None:
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain", Tagging="team=a")
+
+    def gone(environ: dict[str, Any]) -> None:
+        if environ["QUERY_STRING"] == "tagging":
+            store.fault = None
+            client.delete_object(Bucket=bucket, Key=thing)
+
+    store.fault = gone
+    assert guard.write(thing, b"new", 5)
+    assert (guard.peek(thing), tags(client, bucket, thing)) == (b"new", {})
+
+
+def test_a_store_that_fails_to_tell_the_tags_was_sent_no_write(
+    guard: S3Guard, client: Any, bucket: str, store: ObjectStore, thing: str
+) -> None:
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain", Tagging="team=a")
+    store.fault = lambda environ: "InternalError" if environ["QUERY_STRING"] == "tagging" else None
+    with pytest.raises(BackendError) as caught:
+        guard.write(thing, b"new", 5)
+    assert not caught.value.ambiguous
+
+
+def test_what_would_lock_the_object_away_is_left_to_the_bucket(
+    guard: S3Guard, client: Any, bucket: str, thing: str
+) -> None:
+    client.put_object(Bucket=bucket, Key=thing, Body=b"plain", StorageClass="GLACIER", ServerSideEncryption="AES256")
+    client.restore_object(Bucket=bucket, Key=thing, RestoreRequest={"Days": 1})
+    assert guard.read(thing, 5) == b"plain"
+    assert guard.read(thing, 6) == b"plain", "an archive would have to be restored again"
+    found = about(client, bucket, thing, ["StorageClass", "ServerSideEncryption"])
+    assert found["StorageClass"] in (None, "STANDARD")
 
 
 def test_an_object_that_vanishes_in_between_is_made_anew(

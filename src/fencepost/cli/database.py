@@ -46,7 +46,8 @@ async def connected_async(url: str) -> AsyncIterator[Any]:
 
 def _libpq(url: str) -> dict[str, Any]:
     address = parse(url)
-    return {**libpq(address), **address.params}
+    # From a database of encoding SQL_ASCII, psycopg gives text as bytes unless told what it is.
+    return {"client_encoding": "UTF8", **libpq(address), **address.params}
 
 
 @contextmanager

@@ -38,10 +38,7 @@ class Hash(Progress):
         self._key = key
 
     def read(self, lease: BaseLease) -> dict[str, str]:
-        found = self._guard.read("HGETALL", self._key, lease=lease)
-        if isinstance(found, dict):  # as RESP3 has it
-            return {_text(name): _text(value) for name, value in found.items()}
-        flat = [_text(each) for each in found]
+        flat = [_text(each) for each in self._guard.read("HGETALL", self._key, lease=lease)]
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     def write(self, name: str, text: str, lease: BaseLease) -> None:

@@ -53,7 +53,7 @@ class Ticket(NamedTuple):
     @property
     def compare(self) -> Json:
         """The condition: nobody was admitted since."""
-        return {"key": text(self.key), "target": "MOD", "result": "EQUAL", "mod_revision": str(self.revision)}
+        return _unchanged(text(self.key), self.revision)
 
     @property
     def put(self) -> Json:
@@ -61,8 +61,23 @@ class Ticket(NamedTuple):
         return {"requestPut": {"key": text(self.key), "value": text(self.value)}}
 
 
+class _Version(NamedTuple):
+    """The revisions of a mark and its value, 0 where there is none, and what else the next write has to know."""
+
+    mark: int
+    data: int
+    earlier: int | None
+    """Of the key where the mark was before its key had the prefix in it; None if that does not count (any more)."""
+    value: bytes | None
+    of: bytes
+    """The key that the mark says it is of. Earlier marks say none: they may be of any prefix, and are kept so."""
+
+
 class EtcdGuard(cas.Guard):
-    """The guarded keys under ``prefix``; their marks are under ``marks``.
+    """The guarded keys under ``prefix``; the mark of each is the key of the same name under ``marks``.
+
+    So guards with different prefixes have marks of their own, and guards that write to the same key share its mark. All
+    of them need the same ``marks``: with another one, a guard does not see who was admitted by the others.
 
     Give a prefix of your own where the same etcd holds locks: without one, the value of ``account/42/x`` is a key below
     the lock ``account/42``, and `etcdctl lock` and Go's Mutex take it for an older contender that never goes away.
@@ -113,12 +128,14 @@ class EtcdGuard(cas.Guard):
         access = self._access(resource, lease, "write")
         if not access.judged:
             return None
-        content, (revision, *_) = self._load(resource)
+        while (found := self._load(resource)).version.earlier and found.content.mark:
+            self._save(resource, *found)  # a ticket has one condition, so the mark moves to its own key first
+        content, version = found
         stamp = access.take()
         verdict = access.weigh(content.mark, stamp)
         access.conclude(content.mark, stamp, verdict)
         after = Content(raised(content.mark, stamp), None, b"") if verdict is Verdict.ADMIT else content
-        return Ticket(self._mark_key(resource), revision, pack(after._replace(value=b"")))
+        return Ticket(self._mark_key(resource), version.mark, pack(after._replace(value=version.of)))
 
     def transact(
         self,
@@ -135,39 +152,45 @@ class EtcdGuard(cas.Guard):
             answer = self._ask("txn", {"compare": [*fence, *compare], "success": [*success, *raises]})
             if answer.get("succeeded"):
                 return answer
-            if ticket is None or self._load(resource).version[0] == ticket.revision:
+            if ticket is None or self._load(resource).version.mark == ticket.revision:
                 return None
         raise AssertionError("unreachable")
 
     def _load(self, resource: str) -> cas.Found:
-        keys = (self._mark_key(resource), self._data_key(resource))
-        # Both in one transaction: of one moment.
+        keys = [self._mark_key(resource), self._data_key(resource)]
+        if self._prefix:
+            keys.append(self._earlier_key(resource))
+        # All in one transaction: of one moment.
         answer = self._ask("txn", {"success": [{"requestRange": {"key": text(key)}} for key in keys]}, reads=True)
-        mark, data = (each["response_range"].get("kvs", [None])[0] for each in answer["responses"])
-        content = unpack(base64.b64decode(mark.get("value", ""))) if mark else Content()
+        mark, data, *rest = (each["response_range"].get("kvs", [None])[0] for each in answer["responses"])
+        content, earlier = _content(mark), None
+        of = content.value or b"" if mark else keys[1]
+        if rest and not mark and not (before := _content(rest[0])).value:  # one that says its key is of that alone
+            content, earlier = before, _revision(rest[0])
         value = None if data is None else base64.b64decode(data.get("value", ""))
-        revisions = [int(each["mod_revision"]) if each else 0 for each in (mark, data)]
-        return cas.Found(content._replace(value=value), (*revisions, value))
+        return cas.Found(content._replace(value=value), _Version(_revision(mark), _revision(data), earlier, value, of))
 
-    def _save(self, resource: str, content: Content, version: Any) -> bool:
+    def _save(self, resource: str, content: Content, version: _Version) -> bool:
         mark, data = (text(key) for key in (self._mark_key(resource), self._data_key(resource)))
-        *revisions, before = version
-        compare = [
-            {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
-            for key, revision in zip((mark, data), revisions, strict=True)
-        ]
+        compare = [_unchanged(mark, version.mark), _unchanged(data, version.data)]
+        if version.earlier is not None:
+            compare.append(_unchanged(text(self._earlier_key(resource)), version.earlier))
         success: list[Json] = []
         # Watchers of the key are not told of an enter.
-        if content.value != before:
+        if content.value != version.value:
             # A value that expires with an etcd lease goes on doing so.
-            leased = {"ignore_lease": True} if before is not None else {}
+            leased = {"ignore_lease": True} if version.value is not None else {}
             write = {"requestPut": {"key": data, "value": text(content.value or b""), **leased}}
             success.append({"requestDeleteRange": {"key": data}} if content.value is None else write)
         if content.mark is not None:
-            success.append({"requestPut": {"key": mark, "value": text(pack(content._replace(value=b"")))}})
+            success.append({"requestPut": {"key": mark, "value": text(pack(content._replace(value=version.of)))}})
         return bool(self._ask("txn", {"compare": compare, "success": success}).get("succeeded"))
 
     def _mark_key(self, resource: str) -> bytes:
+        return self._marks.encode() + self._data_key(resource)
+
+    def _earlier_key(self, resource: str) -> bytes:
+        """Where the mark was before its key had the prefix in it."""
         return (self._marks + resource).encode()
 
     def _data_key(self, resource: str) -> bytes:
@@ -235,6 +258,19 @@ class EtcdGuard(cas.Guard):
         with suppress(IndexError):  # another thread was faster
             while True:
                 self._idle.pop().close()
+
+
+def _unchanged(key: str, revision: int) -> Json:
+    """The condition that a key is as it was at a revision; 0 if it was not there."""
+    return {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+
+
+def _revision(found: Json | None) -> int:
+    return int(found["mod_revision"]) if found else 0
+
+
+def _content(found: Json | None) -> Content:
+    return unpack(base64.b64decode(found.get("value", ""))) if found else Content()
 
 
 def _kind(operation: Json, side: str) -> str:

@@ -68,7 +68,7 @@ class BaseRedisGuard:
         name = text(keys[0]) if resource is None else resource
         access = Judgement("redis", name, lease, "write", self._hooks, self._policy)
         if not access.judged:
-            return Done(await self.link.ask(*command))
+            return await self._run(keys, command)
         digest = hashlib.sha256(repr([encoded(part) for part in command]).encode()).hexdigest()
         with access.turn(blocking=not self.link.is_async):
             return await self._pass(access, name, keys, command, digest)
@@ -80,7 +80,7 @@ class BaseRedisGuard:
         name = text(keys[0]) if resource is None else resource
         access = Judgement("redis", name, lease, "enter", self._hooks, self._policy)
         if not access.judged:
-            return await self.link.ask(*command)
+            return (await self._run(keys, command)).reply
         return (await self._in_turn(access, name, keys, command)).reply
 
     async def _enter(self, resource: str, lease: FenceOrAmbient) -> None:
@@ -106,10 +106,14 @@ class BaseRedisGuard:
                 with access.turn(blocking=not self.link.is_async):
                     done = await self._pass(access, key, (key,), write, digest, expected)
             else:
-                made, reply = await self.link.script(_REPLACE, [key], [expected, *write])
-                done = Done(reply) if made else _CHANGED
+                done = await self._run((key,), write, expected)
             if done is not _CHANGED:
                 return done
+
+    async def _run(self, keys: Sequence[Part], command: Sequence[Part], expected: bytes = b"") -> Done:
+        """Run a command that is not judged: in a script too, so that its reply is the same in every mode."""
+        made, reply = await self.link.script(_RUN, keys, [expected, *command])
+        return Done(reply) if made else _CHANGED
 
     async def _mark(self, resource: str) -> Stamp | None:
         found = await self.link.ask("HMGET", self.link.key(self._prefix, resource), "token", "seq", "holder")
@@ -171,13 +175,14 @@ class BaseRedisGuard:
 class RedisGuard(BaseRedisGuard):
     """The guard of one blocking client of redis-py. The resource is the command's first key, unless one is named.
 
-    A command has at least one key, and all its keys share the resource's slot on a Cluster; ConfigError
-    otherwise. Its own errors come through as redis-py raises them, and then the mark is as it was. Raises the
-    Refused of the verdict, and then nothing was changed; BackendError, ambiguous, if the server did not answer:
-    retry with the same access. A client that itself sends again what got no answer, as redis-py does by default, can
-    meet a newer holder the second time: then it is refused although the first one was made. An update that is not
-    judged has no mark to be known by, and can be made twice so. Give the client ``retry=Retry(NoBackoff(), 0)`` where
-    that matters.
+    A command has at least one key, and all its keys share the resource's slot on a Cluster; ConfigError otherwise.
+    Its reply is what Redis gives a script, the same in every mode of the policy: HGETALL is a flat list, not a dict,
+    SET is b"OK", EXPIRE is 1. Its own errors come through as redis-py raises them, and then the mark is as it was.
+    Raises the Refused of the verdict, and then nothing was changed; BackendError, ambiguous, if the server did not
+    answer: retry with the same access. A client that itself sends again what got no answer, as redis-py does by
+    default, can meet a newer holder the second time: then it is refused although the first one was made. An update
+    that is not judged has no mark to be known by, and can be made twice so. Give the client
+    ``retry=Retry(NoBackoff(), 0)`` where that matters.
 
         guard = RedisGuard(redis.Redis())
         guard.execute("SET", "account:42", "90", lease=lease)
@@ -232,7 +237,7 @@ class RedisGuard(BaseRedisGuard):
 
 
 _ADMIT = Script("fencepost.guards", "admit.lua")
-_REPLACE = Script("fencepost.guards", "replace.lua")
+_RUN = Script("fencepost.guards", "run.lua")
 _RAISE_MARK = Script("fencepost.guards", "raise_mark.lua")
 _LOWER_MARK = Script("fencepost.guards", "lower_mark.lua")
 _CHANGED = Done(None)

@@ -13,7 +13,8 @@ object, once for each lease.
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Hook
@@ -27,10 +28,38 @@ _log = logging.getLogger("fencepost")
 _PROBE = ".fencepost-probe"
 _WHY = b"fencepost writes this object to see whether the store honours If-Match and If-None-Match. It may be deleted."
 _ABSENT = {"NoSuchKey", "404"}
+_DENIED = {"AccessDenied", "403"}
+_TAGGED = (
+    "; the object has tags, and to keep them takes s3:GetObjectTagging and s3:PutObjectTagging: allow both, or take "
+    "the tags away"
+)
 # What a PUT would drop of the object that it replaces.
-_KEPT = ("ContentType", "CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "Metadata")
+_KEPT = (
+    "ContentType",
+    "CacheControl",
+    "ContentDisposition",
+    "ContentEncoding",
+    "ContentLanguage",
+    "Metadata",
+    "Expires",
+    "WebsiteRedirectLocation",
+    "StorageClass",
+    "ServerSideEncryption",
+    "SSEKMSKeyId",
+    "BucketKeyEnabled",
+)
+# What is restored from these can be read; what is put into them cannot.
+_ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
 # Somebody was faster: 412, or 409 while both were under way, or 404 when the object to match is gone.
 _OVERTAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT}
+
+
+class _Version(NamedTuple):
+    """An object that was read: what tells whether it is still the same, and what its replacement has to keep."""
+
+    etag: str
+    kept: dict[str, Any]
+    tagged: bool
 
 
 class S3Guard(cas.Guard):
@@ -39,7 +68,8 @@ class S3Guard(cas.Guard):
     Raises ConfigError on first use if the store ignores conditions; ``probe=False`` takes your word that it does not.
 
     ``delete`` leaves an object with nothing but the mark. An object without a mark, from before the guard, is
-    read as it is, and gets its mark with the first access. Its content type and its metadata stay as they are.
+    read as it is, and gets its mark with the first access. Its content type, metadata, tags, storage class and key of
+    KMS stay as they are; its ACL does not, for a PUT sets a new one.
 
         guard = S3Guard(boto3.client("s3"), "reports")
         guard.write("2026/11.csv", body, lease)
@@ -110,26 +140,33 @@ class S3Guard(cas.Guard):
     def _load(self, resource: str) -> cas.Found:
         with self._failures(ambiguous=False, passing=_ABSENT) as answers:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(resource))
-            kept = {name: answer[name] for name in _KEPT if answer.get(name)}
-            return cas.Found(unpack(answer["Body"].read()), (answer["ETag"], kept))
+            version = _Version(answer["ETag"], _kept(answer), bool(answer.get("TagCount")))
+            return cas.Found(unpack(answer["Body"].read()), version)
         assert answers
         return cas.Found(Content(), None)
 
-    def _save(self, resource: str, content: Content, version: Any) -> bool | None:
-        etag, kept = version or (None, {})
-        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        with self._failures(ambiguous=True, passing=_OVERTAKEN) as answers:
-            self._client.put_object(
-                Bucket=self._bucket, Key=self._key(resource), Body=pack(content), **condition, **kept
-            )
+    def _save(self, resource: str, content: Content, version: _Version | None) -> bool | None:
+        key = self._key(resource)
+        put: dict[str, Any] = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version.etag, **version.kept}
+        if tagged := version is not None and version.tagged:
+            with self._failures(ambiguous=False, passing=_ABSENT, denied=_TAGGED) as answers:
+                found = self._client.get_object_tagging(Bucket=self._bucket, Key=key)["TagSet"]
+                put["Tagging"] = urlencode([(each["Key"], each["Value"]) for each in found])
+            if answers:
+                return False
+        with self._failures(ambiguous=True, passing=_OVERTAKEN, denied=_TAGGED if tagged else "") as answers:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=pack(content), **put)
         if not answers:
             return True
         # What it met may be its own first attempt, whose answer was lost.
         return False if answers[0].get("RetryAttempts") == 0 else None
 
     @contextmanager
-    def _failures(self, *, ambiguous: bool, passing: set[str]) -> Iterator[list[Mapping[str, Any]]]:
-        """Gives what is known about an error that is an answer; raises BackendError for any other."""
+    def _failures(self, *, ambiguous: bool, passing: set[str], denied: str = "") -> Iterator[list[Mapping[str, Any]]]:
+        """Gives what is known about an error that is an answer; raises BackendError for any other.
+
+        ``denied`` is what to do about a request that is not allowed.
+        """
         from botocore.exceptions import BotoCoreError, ClientError
 
         answers: list[Mapping[str, Any]] = []
@@ -140,8 +177,20 @@ class S3Guard(cas.Guard):
             about = error.response.get("ResponseMetadata", {})
             if code not in passing:
                 unknown = ambiguous and int(about.get("HTTPStatusCode", 0)) >= 500
-                raise BackendError(f"the object store refused: {error}", backend="s3", ambiguous=unknown) from error
+                hint = denied if code in _DENIED else ""
+                raise BackendError(
+                    f"the object store refused: {error}{hint}", backend="s3", ambiguous=unknown
+                ) from error
             answers.append(about)
         # OSError: boto3 reads files of its own, such as the token that a pod's credentials come from.
         except (BotoCoreError, OSError) as error:
             raise BackendError(f"the object store failed: {error}", backend="s3", ambiguous=ambiguous) from error
+
+
+def _kept(answer: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: answer[name] for name in _KEPT if answer.get(name)}
+    if kept.get("StorageClass") in _ARCHIVES:
+        del kept["StorageClass"]
+    if kept.get("ServerSideEncryption") == "AES256":  # what S3 does by itself; the bucket may ask for more by now
+        del kept["ServerSideEncryption"]
+    return kept

@@ -44,8 +44,10 @@ CREATE TABLE IF NOT EXISTS fencepost_mark (
 ) STRICT, WITHOUT ROWID
 """
 _MARKS = Table("fencepost_mark", _TABLE)
-# The cast keeps the holder readable whatever text_factory the caller's connection has.
-_LOOK = "SELECT token, seq, CAST(holder AS BLOB), digest FROM fencepost_mark WHERE resource = ?"
+# The cast keeps the holder readable whatever text_factory the caller's connection has. It gives bytes in the database's
+# encoding, which the cast of a letter tells.
+_LOOK = "SELECT token, seq, CAST(holder AS BLOB), digest, CAST('a' AS BLOB) FROM fencepost_mark WHERE resource = ?"
+_ENCODINGS = {"a".encode(name): name for name in ("utf-8", "utf-16-le", "utf-16-be")}
 _KEEP = "INSERT OR REPLACE INTO fencepost_mark (resource, token, seq, holder, digest) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -357,5 +359,5 @@ def _look(found: Any, resource: str) -> tuple[Stamp, bytes | None] | None:
     row = found.fetchone()
     if row is None:
         return None
-    token, seq, holder, digest = row
-    return Stamp(token, seq, holder.decode()), digest
+    token, seq, holder, digest, letter = row
+    return Stamp(token, seq, holder.decode(_ENCODINGS[letter])), digest

@@ -11,7 +11,7 @@ from typing import Any
 from fencepost.driver import settle
 from fencepost.errors import ConfigError
 from fencepost.sql import postgres
-from fencepost.sql.connections import atomic, begin, is_sqlite, opened, refused, through, undone, within
+from fencepost.sql.connections import atomic, begin, is_sqlite, opened, refused, texts, through, undone, within
 from fencepost.sql.sqlite import Table, cursor, link, locked, patient
 
 
@@ -27,7 +27,7 @@ async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple
                 conn, lambda conn: postgres.ask(conn, sql, args, answers="RETURNING" in sql or sql[:6] == "SELECT")
             )
         )
-        return None if row is None else tuple(row)
+        return row
 
     def run(conn: Any) -> tuple[Any, ...] | None:
         with undone(*link(conn)):
@@ -59,8 +59,7 @@ def _first(found: Any, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
     rows = found.fetchall() if found.description else []  # all, or a RETURNING would not be finished
     if not rows:
         return None
-    # Text is text whatever text_factory the caller's connection has.
-    return tuple(each.decode() if isinstance(each, bytes) else each for each in rows[0])
+    return texts(rows[0])
 
 
 @asynccontextmanager

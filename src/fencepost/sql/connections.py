@@ -6,7 +6,7 @@ Nothing of theirs is imported before such a connection is there: psycopg (blocki
 
 import inspect
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
@@ -130,6 +130,15 @@ def database(conn: Any) -> str | None:
     if what == "sqlalchemy":
         return str(sqlalchemy_connection(conn).dialect.name)
     return "sqlite" if isinstance(conn, sqlite3.Connection) else None
+
+
+def texts(row: Iterable[Any]) -> tuple[Any, ...]:
+    """A row of ours, none of which holds bytes, with its text as text.
+
+    sqlite3 gives what the caller's text_factory makes of it, and psycopg gives bytes from a database of encoding
+    SQL_ASCII.
+    """
+    return tuple(each.decode() if isinstance(each, bytes) else each for each in row)
 
 
 def elsewhere(found: str, wanted: str) -> ConfigError:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 from fencepost.driver import run, settle
 from fencepost.errors import ConfigError
-from fencepost.sql.connections import database, elsewhere, kind, sqlalchemy_connection, through
+from fencepost.sql.connections import database, elsewhere, kind, sqlalchemy_connection, texts, through
 
 T = TypeVar("T")
 
@@ -38,32 +38,37 @@ async def awaited(conn: Any, job: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
 
 
 async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: bool = True) -> tuple[Any, ...] | None:
-    """The first row that a statement answers. Errors of the driver come through, but for one: ConfigError where the
-    database was not prepared."""
-    what = kind(conn)
+    """The first row that a statement answers, its text as text. Errors of the driver come through, but for one:
+    ConfigError where the database was not prepared."""
     try:
-        if what == "psycopg":
-            cursor = tuples(conn)
-            cursor.execute(sql, args)
-            return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
-        if what == "sqlalchemy":
-            return _ask_sqlalchemy(sqlalchemy_connection(conn), sql, args, answers)
-        if what == "django":
-            with conn.cursor() as cursor:
-                cursor.execute(sql, args)
-                return cast(tuple[Any, ...], cursor.fetchone()) if answers else None
-        if what == "psycopg-async":
-            cursor = tuples(conn)
-        elif hasattr(conn, "cursor"):
-            cursor = conn.cursor()
-        else:
-            raise ConfigError(f"this guard takes a connection of psycopg, SQLAlchemy or Django, not {type(conn)!r}")
-        await settle(cast(Awaitable[Any], cursor.execute(sql, args)))
-        return cast(tuple[Any, ...], await settle(cursor.fetchone())) if answers else None
+        row = await _ask(conn, sql, args, answers)
     except Exception as error:
         if lacking := unprepared(error):
             raise lacking from error
         raise
+    return None if row is None else texts(row)
+
+
+async def _ask(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool) -> Any:
+    what = kind(conn)
+    if what == "psycopg":
+        cursor = tuples(conn)
+        cursor.execute(sql, args)
+        return cursor.fetchone() if answers else None
+    if what == "sqlalchemy":
+        return _ask_sqlalchemy(sqlalchemy_connection(conn), sql, args, answers)
+    if what == "django":
+        with conn.cursor() as cursor:
+            cursor.execute(sql, args)
+            return cursor.fetchone() if answers else None
+    if what == "psycopg-async":
+        cursor = tuples(conn)
+    elif hasattr(conn, "cursor"):
+        cursor = conn.cursor()
+    else:
+        raise ConfigError(f"this guard takes a connection of psycopg, SQLAlchemy or Django, not {type(conn)!r}")
+    await settle(cast(Awaitable[Any], cursor.execute(sql, args)))
+    return await settle(cursor.fetchone()) if answers else None
 
 
 def unprepared(error: Exception) -> ConfigError | None:
@@ -90,7 +95,7 @@ def _psycopg() -> tuple[Any, Any, Any]:
     return Cursor, AsyncCursor, tuple_row
 
 
-def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool) -> tuple[Any, ...] | None:
+def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool) -> Any:
     if args is None:
         conn.exec_driver_sql(sql)
         return None
@@ -99,7 +104,7 @@ def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: 
     parts = sql.split("%s")
     named = "".join(f"{part}:p{number}" for number, part in enumerate(parts[:-1])) + parts[-1]
     found = conn.execute(text(named), {f"p{number}": value for number, value in enumerate(args)})
-    return cast(tuple[Any, ...], found.fetchone()) if answers else None
+    return found.fetchone() if answers else None
 
 
 def alone(conn: Any) -> bool:

@@ -1,0 +1,9 @@
+-- Run a command without a mark, if its first key still holds what was read.
+-- KEYS: the keys of the command.
+-- ARGV: what the first key must hold ('' anything, '-' nothing, '=' and a value); then the command.
+-- Answers whether it did, and the command's reply.
+if ARGV[1] ~= '' then
+  local now = redis.call('GET', KEYS[1])
+  if (now and '=' .. now or '-') ~= ARGV[1] then return {0, false} end
+end
+return {1, redis.call(unpack(ARGV, 2))}
