@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import threading
 import time
@@ -18,7 +19,9 @@ from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import HOST, Postgres
 from tests.backends.postgres.tools import LONG, aside, session
+from tests.harness.isolated import isolated
 from tests.harness.pgbouncer import PgBouncer
+from tests.harness.servers import Endpoint
 from tests.harness.threads import known_to_wait, waiters_of
 from tests.harness.waiting import GIVES_UP, PATIENCE, run, until, until_async
 
@@ -428,3 +431,63 @@ def test_a_refused_login_names_no_password(server: Postgres) -> None:
         locks.acquire("x")
     assert not raised.value.ambiguous
     assert "s3cret" not in str(raised.value) + repr(raised.value)
+
+
+def test_a_connection_to_a_server_that_takes_no_writes_any_more_is_given_up(server: Postgres, name: str) -> None:
+    """After a failover the name may lead to the old primary for a while, which is a standby now."""
+    with fencepost.connect(server.url, ttl=LONG) as first:
+        assert first.acquire(name).release(), "the tables are there"
+    with session(server) as other, fencepost.connect(server.url, ttl=LONG) as locks:
+        other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        try:
+            with pytest.raises(BackendError, match="read-only"):
+                locks.acquire(name)
+        finally:
+            other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+        assert locks.acquire(name).release()
+
+
+def test_an_acquire_that_surely_failed_leaves_no_waiter_behind(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks, fencepost.connect(server.url, ttl=LONG) as others:
+        holder = others.acquire(name)
+        waiting = aside(locks.acquire, name)
+        waiters_of(others, name, 1)
+        backend: Any = locks._core.backend
+        call = backend._links.call
+
+        async def refused(*_: object) -> str:
+            raise BackendError("too many connections", backend="postgresql", ambiguous=False)
+
+        backend._links.call = refused
+        for _ in range(3):
+            with pytest.raises(BackendError, match="too many"):
+                locks.acquire(name, timeout=1)
+        backend._links.call = call
+        assert len(backend._listener._waiters) == 1, "the one that waits"
+        assert holder.release()
+        assert waiting.result(PATIENCE).release()
+
+
+@isolated
+def test_a_signal_handler_inside_the_pool_uses_locks_too(postgres_server: Endpoint) -> None:
+    """Handlers of most signals are held back meanwhile; this one's is not."""
+    names = [f"lock-{secrets.token_hex(4)}" for _ in range(2)]
+    with fencepost.connect(postgres_server.url, ttl=LONG) as locks:
+        other = locks.acquire(names[0])
+        released: list[bool] = []
+
+        class Interrupted(list[Any]):
+            def pop(self, *at: Any) -> Any:
+                if not released:
+                    signal.raise_signal(signal.SIGCHLD)
+                return super().pop(*at)
+
+        def handle(*_: object) -> None:
+            released.append(False)
+            released[0] = other.release()
+
+        signal.signal(signal.SIGCHLD, handle)
+        backend: Any = locks._core.backend
+        backend._links._idle = Interrupted(backend._links._idle)
+        assert locks.acquire(names[1]).release()
+        assert released == [True]

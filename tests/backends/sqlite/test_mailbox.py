@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import socket
 import sqlite3
 import tempfile
@@ -551,3 +552,17 @@ def test_a_mailbox_on_a_disk_that_stalls_is_read_all_the_same(url: str, monkeypa
         queued(others, 1, waiter)
         assert lease.release()
         waiter.served()
+
+
+def test_a_mailbox_that_somebody_removed_is_bound_again(tmp_path: Path, url: str) -> None:
+    """As by ``rm -rf locks.db*``. Nobody else could wake its waiters, and all would take them for dead."""
+    with fencepost.connect(url, ttl=10 * PATIENCE) as locks, fencepost.connect(url, ttl=10 * PATIENCE) as others:
+        for remove in (True, False):
+            holder = others.acquire("a")
+            waiting = Background(lambda: locks.acquire("a"))
+            until(lambda: (status := others.status("a")) is not None and len(status.waiters) == 1, "it waits")
+            assert holder.release()
+            assert waiting.result().release(), "long before the holder's deadline"
+            if remove:
+                [folder] = tmp_path.glob("*.wake")
+                shutil.rmtree(folder)

@@ -121,15 +121,24 @@ class Postgres(Backend):
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
     ) -> Grant | None:
         if queue is not None and self._listener.id is not None:
-            return await self._join(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
+            return await self._come(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
         sent = self.driver.now()
         answer = await self._ask(name, holder, ttl, limit, queue, None)
         if answer[0] == _BUSY:
             return None
         if answer[0] == _NOT_LISTENING:
             assert queue is not None, "one that does not queue need not hear"
-            return await self._join(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
+            return await self._come(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
         return self._granted(answer, sent, ttl)
+
+    async def _come(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
+        """Join for the first time."""
+        try:
+            return await self._join(waiter, ttl, queue)
+        except BackendError as error:
+            if not error.ambiguous:  # it is not queued, so nobody will leave
+                self._listener.forget(waiter.holder)
+            raise
 
     async def _join(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
         """Take the lock or a place in its queue; the place that one has already is kept."""

@@ -40,6 +40,8 @@ T = TypeVar("T")
 # serializable, a transaction that had to wait for a row fails, and behind a pooler that cannot be helped.
 _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
 
+_READ_ONLY = "25006"  # what a standby answers, also one that was the primary when it was connected to
+
 _parents: list[Link] = []  # never closed: a connection inherited through a fork is the parent's
 
 
@@ -68,7 +70,7 @@ class Links:
         self._calls = calls
         self._limit = limit
         self._patience = patience
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._idle: list[Link] = []
         self._used: dict[Link, asyncio.AbstractEventLoop] = {}
         """The connections that tasks use, each with its event loop."""
@@ -103,7 +105,7 @@ class Links:
     async def _with(self, work: Callable[[Link], Awaitable[T]]) -> T:
         until = self._driver.now() + self._patience
         while True:
-            link = await self._take()
+            link, usable = await self._take(), True
             try:
                 if not self._driver.blocking:
                     self._used[link] = asyncio.get_running_loop()
@@ -113,7 +115,8 @@ class Links:
                     raise failure(error, ambiguous=False) from error
             except (psycopg.Error, OSError) as error:
                 state = getattr(error, "sqlstate", None)
-                if state is None:
+                usable = state != _READ_ONLY
+                if state is None or not usable:
                     self._suspect()
                 # Only the server's own word that it failed says for sure that nothing was done; not if it crashes.
                 unsure = state is None or state.startswith(("08", "57P")) or _crash(error)
@@ -121,7 +124,10 @@ class Links:
             finally:
                 self._used.pop(link, None)
                 try:
-                    self._give_back(link)
+                    if usable:
+                        self._give_back(link)
+                    else:  # it leads to a server that was the primary once: the next one may not
+                        self._drop(link)
                 except BaseException:  # for example, out of memory: it would count as open from now on
                     if link not in self._idle:
                         self._drop(link)
@@ -132,13 +138,15 @@ class Links:
         while True:
             signal = link = None
             with self._gate:
-                if self._idle and not self._unfinished:
-                    link = self._idle.pop()
-                elif self._open < self._limit and not self._unfinished:
-                    self._open += 1
-                else:
-                    signal = self._driver.signal()
-                    self._queue.append(signal)
+                if not self._unfinished:
+                    with suppress(IndexError):
+                        link = self._idle.pop()
+                if link is None:
+                    if self._open < self._limit and not self._unfinished:
+                        self._open += 1
+                    else:
+                        signal = self._driver.signal()
+                        self._queue.append(signal)
             if signal is not None:
                 await self._turn(signal)
                 continue
@@ -293,5 +301,5 @@ class Links:
         """In a forked child: open new connections on next use."""
         _parents.extend(self._idle)
         self._used = {}
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()
         self._idle, self._open, self._queue, self._stranded, self._unfinished = [], 0, deque(), [], 0

@@ -65,14 +65,18 @@ class Mailbox:
         self.address = ""
 
     def open(self) -> str:
-        """The address under which this mailbox is reached; binds it on first use."""
-        if self._socket is None:
+        """The address under which this mailbox is reached; binds it on first use, and again if somebody removed it."""
+        if not self._bound():
             with self._gate:
-                if self._socket is None:
+                if not self._bound():
+                    self.close()
                     self._bind()
         elif self._service is not None:
             self._service.start()  # if it has failed
         return self.address
+
+    def _bound(self) -> bool:
+        return self._socket is not None and os.path.lexists(self._folder / self.address)
 
     def _bind(self) -> None:
         try:
