@@ -1,5 +1,6 @@
 """What locks in etcd cost, and what a session shared by many of them must not change."""
 
+import asyncio
 import base64
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ import fencepost
 from fencepost import sync
 from fencepost.backends.etcd import keeper
 from fencepost.driver import boottime
+from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
 from tests.backends.etcd.tools import LONG, counts, etcdctl, queued
+from tests.conformance.faces import FACES, Client
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import GIVES_UP, PATIENCE, until, until_async
 
 WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
 
@@ -252,3 +255,46 @@ def test_a_keeper_that_failed_starts_again(
     lease.renew()
     assert sessions._service.running
     assert lease.release()
+
+
+@pytest.mark.silence
+def test_a_session_that_one_with_little_time_could_not_open_is_opened_by_the_next(server: Etcd) -> None:
+    with Proxy(server.port) as proxy, fencepost.connect(f"etcd://{proxy.address}?timeout=60s", ttl=LONG) as locks:
+        sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
+        proxy.slow(1.0)
+        hasty = background(lambda: locks.acquire("a", timeout=0.1))
+        until(lambda: sessions._openings, "it opens a session", watching=[hasty])
+        patient = background(lambda: locks.acquire("b", timeout=PATIENCE))
+        with pytest.raises(BackendError):
+            hasty.result()
+        lease = patient.result()
+        proxy.slow(0)
+        assert lease.release()
+
+
+@pytest.mark.silence
+@pytest.mark.parametrize("face", FACES)
+async def test_who_waits_for_a_session_does_not_outlast_its_timeout(server: Etcd, face: str) -> None:
+    """Somebody with more time opens it, and gets no answer."""
+    with Proxy(server.port) as proxy:
+        client = Client(face, f"etcd://{proxy.address}?timeout={PATIENCE * 10:g}s", ttl=LONG)
+        sessions = client.raw._core.backend._sessions
+        proxy.cut()
+        patient = asyncio.ensure_future(client.acquire("a", timeout=PATIENCE))
+        await until_async(lambda: bool(sessions._openings), "it opens a session", watching=[patient])
+        with pytest.raises(BackendError):
+            await asyncio.wait_for(client.acquire("b", timeout=0.1), PATIENCE / 2)
+        proxy.heal()
+        assert await (await patient).release()
+        await client.close()
+
+
+async def test_an_outage_while_a_session_is_opened_is_everybodys_once_their_time_is_over(server: Etcd) -> None:
+    with Proxy(server.port) as proxy:
+        client = Client("blocking", f"etcd://{proxy.address}?timeout={GIVES_UP:g}s", ttl=LONG)
+        proxy.cut()
+        crowd = [asyncio.ensure_future(client.acquire(f"{number}")) for number in range(5)]
+        done = await asyncio.wait_for(asyncio.gather(*crowd, return_exceptions=True), PATIENCE)
+        assert all(isinstance(each, BackendError) for each in done)
+        proxy.heal()
+        await client.close()

@@ -8,7 +8,7 @@ from fencepost.address import Address
 from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.channels import Channels
 from fencepost.backends.etcd.http2 import Call, block, framed
-from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, LeaseGone, Method, Outage, Q, R, Sent
+from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, LeaseGone, LoginRefused, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.pool import Socket
 from fencepost.backends.etcd.status import Failure, deadline_exceeded
 from fencepost.credentials import Secret, Source
@@ -212,7 +212,7 @@ class Rpc:
                 if self._address.login is None:
                     raise BackendError(f"{hint}the URL", backend="etcd", ambiguous=False) from None
                 # A waiter outlives the moment in which a password is replaced.
-                raise Outage(
+                raise LoginRefused(
                     f"{hint}what credentials= returned for {user!r}", backend="etcd", ambiguous=False
                 ) from None
             # What the login was for has not been sent.
@@ -225,7 +225,7 @@ class Rpc:
         try:
             found = await login.get()
         except BackendError as error:
-            raise Outage(str(error), backend="etcd", ambiguous=False) from error.__cause__
+            raise LoginRefused(str(error), backend="etcd", ambiguous=False) from error.__cause__
         user = found.user or self._address.user
         if not user:
             login.fail("returned no user, and etcd has no default one; return (user, password), or name it in the URL")

@@ -12,14 +12,15 @@ lease per lock would give for nothing is done here instead:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from fencepost.backends.etcd import keys
 from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.keeper import Contender, Keeper, Session
-from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, Outage
+from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, LoginRefused, Outage
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.driver import Driver, Signal
+from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
 _CONNECT = 1.0  # seconds that the first session waits for the connection that keeps it alive
@@ -29,6 +30,11 @@ _CONNECT = 1.0  # seconds that the first session waits for the connection that k
 class _Opening:
     signal: Signal
     error: BackendError | None = None
+
+    @property
+    def slow(self) -> bool:
+        """Whether nobody answered in time: one who has more time may try again."""
+        return isinstance(self.error, Outage) and not isinstance(self.error, LoginRefused)
 
 
 class Sessions(Keeper):
@@ -45,6 +51,7 @@ class Sessions(Keeper):
     async def register(self, name: str, holder: str, ttl: float, limit: int | None = None) -> Contender:
         """A key to put for ``holder``, under a session of at least ``ttl``; opens one if need be."""
         asked = ceil(ttl)
+        until = self._driver.now() + patience(self._rpc.timeout)
         while True:
             with self._gate:
                 now = self._driver.now()
@@ -58,19 +65,22 @@ class Sessions(Keeper):
                     opening = self._openings[asked] = _Opening(self._driver.signal())
             if mine:
                 try:
-                    await self._open(asked, opening)
+                    await self._open(asked, opening, max(until - self._driver.now(), 0.0))
                 finally:
                     self._opened(asked, opening)
                     opening.signal.set()
-            elif not await opening.signal.wait(2 * self._rpc.timeout):
+            elif not await opening.signal.wait(patience(2 * self._rpc.timeout)):
+                if not patience(inf):
+                    raise Outage("etcd opened no session in time", backend="etcd", ambiguous=False)
                 self._opened(asked, opening)  # the event loop of who opens it was stopped
-            elif opening.error is not None:
+                until = self._driver.now() + patience(self._rpc.timeout)
+            elif opening.error is not None and not (opening.slow and self._driver.now() < until):
                 raise opening.error
 
-    async def _open(self, asked: int, opening: _Opening) -> None:
+    async def _open(self, asked: int, opening: _Opening, timeout: float) -> None:
         since = self._driver.now()
         try:
-            grant = await self._rpc.call(GRANT, pb.LeaseGrantRequest(TTL=asked))
+            grant = await self._rpc.call(GRANT, pb.LeaseGrantRequest(TTL=asked), timeout=timeout)
             session = Session(grant.ID, asked, float(grant.TTL), since, since + grant.TTL / 3, idle=since)
             settled = self._driver.signal()
             with self._gate:
