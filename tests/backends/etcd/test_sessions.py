@@ -257,6 +257,22 @@ def test_a_keeper_that_failed_starts_again(
     assert lease.release()
 
 
+@pytest.mark.parametrize("wait", [False, True], ids=["asks", "waits"])
+def test_a_key_of_another_process_under_its_session_is_not_taken_for_its_own(server: Etcd, wait: bool) -> None:
+    """As a copy of this process would put it, which knows the session and not that it must not use it."""
+    with fencepost.connect(server.url, ttl=5) as locks:
+        assert locks.acquire("first").release()
+        (lease,) = etcdctl(server.url, "lease", "list")["leases"]
+        etcdctl(server.url, "put", f"lock/{lease['id']:x}", "another", f"--lease={lease['id']:x}")
+        (other,) = etcdctl(server.url, "get", "--prefix", "lock/")["kvs"]
+        if not wait:
+            assert locks.try_acquire("lock") is None
+            assert etcdctl(server.url, "get", "--prefix", "lock/")["kvs"] == [other], "it is not deleted either"
+        mine = locks.acquire("lock", timeout=PATIENCE)
+        assert mine.token > other["create_revision"]
+        assert mine.release()
+
+
 @pytest.mark.silence
 def test_a_session_that_one_with_little_time_could_not_open_is_opened_by_the_next(server: Etcd) -> None:
     with Proxy(server.port) as proxy, fencepost.connect(f"etcd://{proxy.address}?timeout=60s", ttl=LONG) as locks:
