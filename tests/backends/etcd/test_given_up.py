@@ -1,5 +1,6 @@
 """An acquire that fails halfway leaves no key in etcd, not even under a session that others keep alive."""
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +8,14 @@ from typing import Any
 import pytest
 
 import fencepost
-from fencepost import sync
+from fencepost import aio, sync
 from fencepost.backends.etcd.backend import Etcd as Backend
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.errors import BackendError
+from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
-from tests.harness.waiting import GIVES_UP, until
+from tests.backends.etcd.tools import LONG
+from tests.harness.waiting import GIVES_UP, PATIENCE, until, until_async
 
 
 @pytest.fixture
@@ -64,3 +67,30 @@ def test_a_key_that_was_put_is_removed_although_what_came_next_was_never_sent(
         until(free, "it is free", poll=0.2)
         for lease in (kept, below):
             lease.check()
+
+
+async def test_a_key_is_removed_although_the_clean_up_was_cancelled_while_it_waited_for_its_put(server: Etcd) -> None:
+    name = secrets.token_hex(4)
+    with Proxy(server.port) as proxy:
+        async with (
+            aio.connect(f"etcd://{proxy.address}?timeout={PATIENCE:g}s", ttl=LONG) as locks,
+            aio.connect(server.url, ttl=LONG) as others,
+        ):
+            kept = await locks.acquire("kept")
+            proxy.lose_answer_to(name.encode())
+            acquiring = asyncio.create_task(locks.acquire(name))
+
+            async def there() -> bool:
+                return await others.status(name) is not None
+
+            await until_async(there, "its key is put", watching=[acquiring])
+            acquiring.cancel()
+            found = lambda: [task for task in asyncio.all_tasks() if task.get_name() == "fencepost-cleanup"]  # noqa: E731
+            [cleaning] = await until_async(found, "it cleans up")
+            cleaning.cancel()
+            await asyncio.wait([cleaning, acquiring])
+            assert cleaning.cancelled()
+            assert acquiring.cancelled()
+            proxy.heal()
+            assert await (await others.acquire(name, timeout=PATIENCE)).release()
+            kept.check()

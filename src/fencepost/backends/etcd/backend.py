@@ -336,8 +336,14 @@ class Etcd(Backend):
         contender = self._sessions.find(holder)
         if contender is None:
             return None
-        await self._rpc.settled(contender.sent)
-        self._judge(contender)
+        try:
+            await self._rpc.settled(contender.sent)
+        except BaseException:
+            contender.sent.doubtful = True
+            self._sessions.doom(contender)
+            raise
+        finally:
+            self._judge(contender)
         return await self._remove(contender)
 
     async def _remove(self, contender: Contender) -> str | None:
