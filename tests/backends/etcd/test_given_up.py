@@ -9,8 +9,10 @@ import pytest
 
 import fencepost
 from fencepost import aio, sync
+from fencepost.backend import Hold, Renewal
 from fencepost.backends.etcd.backend import Etcd as Backend
 from fencepost.backends.etcd.rpc import Rpc
+from fencepost.driver import run
 from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
@@ -94,3 +96,28 @@ async def test_a_key_is_removed_although_the_clean_up_was_cancelled_while_it_wai
             proxy.heal()
             assert await (await others.acquire(name, timeout=PATIENCE)).release()
             kept.check()
+
+
+@pytest.mark.parametrize("how", ["kept", "doomed"])
+def test_a_renewal_under_way_does_not_take_back_that_a_key_is_to_go(
+    server: Etcd, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    name, real = secrets.token_hex(4), Backend._there
+    with fencepost.connect(server.url, ttl=LONG) as locks, fencepost.connect(server.url, ttl=LONG) as others:
+        lease = locks.acquire(name, renew=False)
+        backend = locks._core.backend
+        assert isinstance(backend, Backend)
+
+        async def there(self: Backend, timeout: float, contenders: Any) -> list[bool]:
+            found = await real(self, timeout, contenders)
+            if how == "kept":
+                assert await backend.keep(name, lease._stored, lease.token, 1.0)
+            else:
+                # As a release does that got no answer; the keeper comes to it later than the renewal goes on.
+                contenders[0].deadline = backend.driver.now()
+            return found
+
+        monkeypatch.setattr(Backend, "_there", there)
+        assert run(backend.renew([Hold(name, lease._stored, lease.token, lease.ttl)])) == [Renewal.LOST]
+        backend._sessions._service.wake()
+        assert others.acquire(name, timeout=PATIENCE).release()

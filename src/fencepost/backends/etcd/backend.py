@@ -490,8 +490,8 @@ class Etcd(Backend):
             self._sessions.leave(contender)
             return Renewal.LOST
         answer = kept[id(contender.session)]
-        if answer is Renewal.RENEWED:
-            self._sessions.hold(contender, begun)
+        if answer is Renewal.RENEWED and not self._sessions.hold(contender, begun):
+            return Renewal.LOST
         return answer
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:

@@ -115,7 +115,8 @@ class Sessions(Keeper):
     def hold(self, contender: Contender, since: float) -> bool:
         """The key's owner holds the lock until a ttl after ``since``, then the key is to go; False if it is going."""
         with self._gate:
-            if contender.given_up:
+            # Also one that its holder is done with, whose last hold is over, or whose deletion is under way.
+            if contender.kept or self._driver.now() >= contender.deadline:
                 return False
             contender.held = True
             contender.deadline = since + contender.session.ttl
@@ -132,7 +133,8 @@ class Sessions(Keeper):
 
     def doom(self, contender: Contender) -> None:
         """Delete the key as soon as that can be done."""
-        contender.deadline = self._driver.now()
+        with self._gate:  # no renewal that ends just now may take it back
+            contender.deadline = self._driver.now()
         self._service.wake()
 
     async def confirm(self, session: Session, after: float, timeout: float) -> bool:
