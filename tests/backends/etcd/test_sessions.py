@@ -10,6 +10,7 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends.etcd import keeper
+from fencepost.backends.etcd import messages as pb
 from fencepost.driver import boottime
 from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
@@ -254,6 +255,24 @@ def test_a_keeper_that_failed_starts_again(
     assert "no memory" in caplog.text
     lease.renew()
     assert sessions._service.running
+    assert lease.release()
+
+
+def test_an_answer_counts_for_as_long_as_it_says_and_no_longer(locks: sync.Locks) -> None:
+    """grpc-proxy answers with what is left of a lease, if it could not renew it."""
+    lease = locks.acquire("lock", renew=False)
+    sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
+    [session] = sessions._sessions.values()
+    with sessions._gate:
+        until(lambda: boottime() > session.since + 1.0, "a second has passed")
+        session.unanswered.append(boottime())
+        answer = pb.LeaseKeepAliveResponse(ID=session.id, TTL=int(session.ttl) - 100)
+        before = session.since
+        sessions._heard(sessions._stream, answer)
+        assert session.since == before
+        session.unanswered.append(sent := boottime())
+        sessions._heard(sessions._stream, pb.LeaseKeepAliveResponse(ID=session.id, TTL=int(session.ttl)))
+        assert session.since == sent
     assert lease.release()
 
 

@@ -187,7 +187,8 @@ class Keeper:
                 return
             sent = session.unanswered.popleft()
             if answer.TTL > 0:
-                session.since = max(session.since, sent)
+                # etcd renews for the whole ttl. Its grpc-proxy may answer with what is left, if it could not renew.
+                session.since = max(session.since, sent - max(session.ttl - answer.TTL, 0.0))
                 for asker in session.askers:
                     asker.set()
                 return
