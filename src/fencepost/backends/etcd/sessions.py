@@ -23,6 +23,7 @@ from fencepost.driver import Driver, Signal
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
+_PROMPT = 0.45  # seconds in which an asker expects an answer at the soonest, if the last one came so soon
 _CONNECT = 1.0  # seconds that the first session waits for the connection that keeps it alive
 
 
@@ -140,19 +141,27 @@ class Sessions(Keeper):
     async def confirm(self, session: Session, after: float, timeout: float) -> bool:
         """Whether the store kept the session alive at some time since ``after``; Outage if it does not say."""
         until = self._driver.now() + timeout
+        prompt = max(timeout * 0.3, _PROMPT)
         signal = self._driver.signal()
         with self._gate:
             if session.since < after and not any(sent >= after for sent in session.unanswered):
                 self._ping(session)
             session.askers.append(signal)
+            stream = self._stream
         try:
             while not session.gone and session.since < after:
                 left = until - self._driver.now()
                 if left <= 0:
                     raise Outage("etcd did not confirm the session in time", backend="etcd", ambiguous=True)
                 signal.clear()
-                if not session.gone and session.since < after:
-                    await signal.wait(left)
+                if session.gone or session.since >= after:
+                    continue
+                # grpc-proxy answers the first request of a stream at once, and later ones when it renews by itself.
+                early = left - timeout + prompt
+                if early <= 0 and self._took < prompt < timeout / 2:
+                    with self._gate:
+                        self._reopen(stream)
+                await signal.wait(early if early > 0 else left)
             return not session.gone
         finally:
             with self._gate:
