@@ -10,6 +10,7 @@ import pytest
 from fencepost.errors import LeaseLost
 from tests.conformance.faces import Client, Hold
 from tests.conformance.store import Store
+from tests.harness.descriptors import all_descriptors, no_descriptors
 from tests.harness.isolated import in_fork, isolated
 
 T = TypeVar("T")
@@ -101,6 +102,32 @@ async def forks_amid_traffic_leave_children_that_work(store: Store) -> None:
     await asyncio.gather(*busy)
     fresh: Client = store.connect()
     assert await fresh.try_acquire(store.name)
+
+
+@isolated
+async def test_a_child_forked_while_no_descriptor_was_free_uses_nothing_of_its_parents(
+    store: Store, tmp_path: Path
+) -> None:
+    client = store.connect()
+    held = await client.acquire(store.name)
+    for number, short in enumerate((no_descriptors(), all_descriptors())):
+        name, taken = f"{store.prefix}/{number}", tmp_path / f"{number}"
+
+        async def child(name: str = name, taken: Path = taken) -> bool:
+            await store.until(taken.exists, "the parent's lock")
+            if store.promises.reach != "one process":
+                for each in (name, held.name):
+                    assert await client.try_acquire(each) is None, "parent and child exclude each other"
+            lease = await client.acquire(f"{store.prefix}/child", timeout=store.patience)
+            return await lease.release()
+
+        answer = asyncio.ensure_future(in_fork(child, store.patience, during=short))
+        lease = await client.acquire(name, timeout=store.patience)
+        taken.touch()
+        assert await answer
+        assert await lease.release()
+    held.check()
+    assert await held.release()
 
 
 @pytest.mark.only("blocking")

@@ -38,6 +38,20 @@ def few_descriptors(spare: int) -> Iterator[None]:
 
 
 @contextmanager
+def all_descriptors() -> Iterator[None]:
+    """In here the table of descriptors is full, without gaps: what closes one can open one, under the same number."""
+    taken = open_descriptors()
+    limit = max(taken) + 1
+    with _limited(limit):
+        fillers = [os.dup(min(taken)) for _ in range(limit - len(taken))]
+        try:
+            yield
+        finally:
+            for each in fillers:
+                os.close(each)
+
+
+@contextmanager
 def _limited(limit: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))

@@ -26,6 +26,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -103,13 +104,17 @@ def _all(descriptor: int) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
-def in_fork(job: Callable[[], Awaitable[T]], deadline: float) -> Awaitable[T]:
+def in_fork(
+    job: Callable[[], Awaitable[T]], deadline: float, *, during: AbstractContextManager[object] | None = None
+) -> Awaitable[T]:
     """What ``job`` returns in a forked child, in an event loop of its own there; the child's error is raised here.
 
+    ``during`` lasts for the fork itself, with all that is done after it by itself, in both processes.
     Use it in an ``@isolated`` test only: a fork copies whatever else the process is in the middle of.
     """
     reader, writer = os.pipe()
-    pid = os.fork()
+    with during or contextlib.nullcontext():
+        pid = os.fork()
     if pid == 0:
         said: Any = (None, "the child died")
         try:

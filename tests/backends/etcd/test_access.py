@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ from fencepost.backend import Hold, Renewal
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.watch import Watches
 from fencepost.driver import run
-from fencepost.errors import BackendError, ConfigError
+from fencepost.errors import BackendError, ConfigError, NotAcquired
+from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd, ask
-from fencepost_lab.servers.processes import program
+from fencepost_lab.servers.processes import HOST, program
 from tests.backends.etcd.tools import LONG, etcdctl, queued
 from tests.conformance.faces import FACES, Client
 from tests.harness.certificate import self_signed
@@ -130,15 +132,59 @@ def forget_tokens(server: Etcd) -> None:
     subprocess.run([*command, "--interactive=false"], input="s3cret\n", text=True, check=True, capture_output=True)
 
 
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections, and answers nothing."""
+    with socket.create_server((HOST, 0), backlog=100) as listener:
+        yield f"{HOST}:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_member_that_does_not_answer_a_login_is_passed_over(guarded: Etcd, silent: str, face: str) -> None:
+    client = Client(face, f"etcd://me:s3cret@{silent},{guarded.address}?timeout=3s", ttl=LONG)
+    assert await (await client.acquire("mine/1")).release()
+    await client.close()
+
+
+@pytest.mark.silence
+@pytest.mark.parametrize("face", FACES)
+async def test_a_login_that_is_not_answered_does_not_outlast_a_timeout(silent: str, face: str) -> None:
+    client = Client(face, f"etcd://me:s3cret@{silent}?timeout={PATIENCE * 10:g}s", ttl=LONG)
+    with pytest.raises((BackendError, NotAcquired)) as raised:
+        await asyncio.wait_for(client.acquire("mine/1", timeout=0.5), PATIENCE)
+    if face == "blocking":
+        assert isinstance(raised.value, BackendError)
+        assert not raised.value.ambiguous, "only a login was sent"
+    await client.close()
+
+
+@pytest.mark.silence
+@pytest.mark.parametrize("face", FACES)
+async def test_a_login_given_up_by_one_with_little_time_is_tried_by_another(guarded: Etcd, face: str) -> None:
+    with Proxy(guarded.port) as proxy:
+        client = Client(face, f"etcd://me:s3cret@{proxy.address}?timeout={PATIENCE:g}s", ttl=LONG)
+        rpc = client.raw._core.backend._rpc
+        proxy.cut()
+        hasty = asyncio.ensure_future(client.acquire("mine/1", timeout=0.1, ttl=LONG / 2))
+        await until_async(lambda: rpc._entering is not None, "it logs in")
+        patient = asyncio.ensure_future(client.acquire("mine/2", timeout=PATIENCE))
+        with pytest.raises((BackendError, NotAcquired)):
+            await hasty
+        proxy.heal()
+        assert await (await patient).release()
+        assert rpc.channels.dial == 0, "nobody hung up on a server that was given too little time"
+        await client.close()
+
+
 async def test_all_who_ask_at_once_share_one_login(guarded: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     """etcd takes a tenth of a second to check a password; and a login that expired fails for all at once."""
     logins = 0
     log_in = Rpc._log_in
 
-    async def counted(self: Rpc, member: int) -> None:
+    async def counted(self: Rpc, member: int, timeout: float) -> None:
         nonlocal logins
         logins += 1
-        await log_in(self, member)
+        await log_in(self, member, timeout)
 
     monkeypatch.setattr(Rpc, "_log_in", counted)
     for face in FACES:

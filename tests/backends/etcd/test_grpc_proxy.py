@@ -51,3 +51,16 @@ def test_a_waiter_gets_the_lock_although_its_watch_tells_it_nothing(proxy: GrpcP
         until(lambda: queued(locks, name, 1), "a waiter", watching=[waiter])
         assert lease.release()
         assert waiter.result().release()
+
+
+def test_a_lease_is_kept_although_the_proxy_answers_only_when_it_renews_itself(proxy: GrpcProxy) -> None:
+    with connect(proxy.url, ttl=15) as locks:
+        lease = locks.acquire(secrets.token_hex(4))
+        for _ in range(3):
+            lease.renew()
+        seen = lease.deadline
+        until(lambda: lease.deadline > seen or lease.ended, "it is renewed")
+        lease.check()
+        channels = locks._core.backend._rpc.channels  # type: ignore[attr-defined]
+        assert channels.dial == 0, "no other request is cut off for that"
+        assert lease.release()

@@ -1,5 +1,6 @@
 """What locks in etcd cost, and what a session shared by many of them must not change."""
 
+import asyncio
 import base64
 import threading
 from collections.abc import Iterator
@@ -9,12 +10,15 @@ import pytest
 import fencepost
 from fencepost import sync
 from fencepost.backends.etcd import keeper
+from fencepost.backends.etcd import messages as pb
 from fencepost.driver import boottime
+from fencepost.errors import BackendError
 from fencepost_lab.faults.proxy import Proxy
 from fencepost_lab.servers import QUICK_ETCD, Etcd
 from tests.backends.etcd.tools import LONG, counts, etcdctl, queued
+from tests.conformance.faces import FACES, Client
 from tests.harness.threads import background
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import GIVES_UP, PATIENCE, until, until_async
 
 WORK = ("Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive")
 
@@ -252,3 +256,80 @@ def test_a_keeper_that_failed_starts_again(
     lease.renew()
     assert sessions._service.running
     assert lease.release()
+
+
+def test_an_answer_counts_for_as_long_as_it_says_and_no_longer(locks: sync.Locks) -> None:
+    """grpc-proxy answers with what is left of a lease, if it could not renew it."""
+    lease = locks.acquire("lock", renew=False)
+    sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
+    [session] = sessions._sessions.values()
+    with sessions._gate:
+        until(lambda: boottime() > session.since + 1.0, "a second has passed")
+        session.unanswered.append(boottime())
+        answer = pb.LeaseKeepAliveResponse(ID=session.id, TTL=int(session.ttl) - 100)
+        before = session.since
+        sessions._heard(sessions._stream, answer)
+        assert session.since == before
+        session.unanswered.append(sent := boottime())
+        sessions._heard(sessions._stream, pb.LeaseKeepAliveResponse(ID=session.id, TTL=int(session.ttl)))
+        assert session.since == sent
+    assert lease.release()
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["asks", "waits"])
+def test_a_key_of_another_process_under_its_session_is_not_taken_for_its_own(server: Etcd, wait: bool) -> None:
+    """As a copy of this process would put it, which knows the session and not that it must not use it."""
+    with fencepost.connect(server.url, ttl=5) as locks:
+        assert locks.acquire("first").release()
+        (lease,) = etcdctl(server.url, "lease", "list")["leases"]
+        etcdctl(server.url, "put", f"lock/{lease['id']:x}", "another", f"--lease={lease['id']:x}")
+        (other,) = etcdctl(server.url, "get", "--prefix", "lock/")["kvs"]
+        if not wait:
+            assert locks.try_acquire("lock") is None
+            assert etcdctl(server.url, "get", "--prefix", "lock/")["kvs"] == [other], "it is not deleted either"
+        mine = locks.acquire("lock", timeout=PATIENCE)
+        assert mine.token > other["create_revision"]
+        assert mine.release()
+
+
+@pytest.mark.silence
+def test_a_session_that_one_with_little_time_could_not_open_is_opened_by_the_next(server: Etcd) -> None:
+    with Proxy(server.port) as proxy, fencepost.connect(f"etcd://{proxy.address}?timeout=60s", ttl=LONG) as locks:
+        sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
+        proxy.slow(1.0)
+        hasty = background(lambda: locks.acquire("a", timeout=0.1))
+        until(lambda: sessions._openings, "it opens a session", watching=[hasty])
+        patient = background(lambda: locks.acquire("b", timeout=PATIENCE))
+        with pytest.raises(BackendError):
+            hasty.result()
+        lease = patient.result()
+        proxy.slow(0)
+        assert lease.release()
+
+
+@pytest.mark.silence
+@pytest.mark.parametrize("face", FACES)
+async def test_who_waits_for_a_session_does_not_outlast_its_timeout(server: Etcd, face: str) -> None:
+    """Somebody with more time opens it, and gets no answer."""
+    with Proxy(server.port) as proxy:
+        client = Client(face, f"etcd://{proxy.address}?timeout={PATIENCE * 10:g}s", ttl=LONG)
+        sessions = client.raw._core.backend._sessions
+        proxy.cut()
+        patient = asyncio.ensure_future(client.acquire("a", timeout=PATIENCE))
+        await until_async(lambda: bool(sessions._openings), "it opens a session", watching=[patient])
+        with pytest.raises(BackendError):
+            await asyncio.wait_for(client.acquire("b", timeout=0.1), PATIENCE / 2)
+        proxy.heal()
+        assert await (await patient).release()
+        await client.close()
+
+
+async def test_an_outage_while_a_session_is_opened_is_everybodys_once_their_time_is_over(server: Etcd) -> None:
+    with Proxy(server.port) as proxy:
+        client = Client("blocking", f"etcd://{proxy.address}?timeout={GIVES_UP:g}s", ttl=LONG)
+        proxy.cut()
+        crowd = [asyncio.ensure_future(client.acquire(f"{number}")) for number in range(5)]
+        done = await asyncio.wait_for(asyncio.gather(*crowd, return_exceptions=True), PATIENCE)
+        assert all(isinstance(each, BackendError) for each in done)
+        proxy.heal()
+        await client.close()

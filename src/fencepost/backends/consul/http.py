@@ -436,6 +436,7 @@ class Http:
             self._drop(link)
 
     def forked(self) -> None:
-        for link in self._links:
-            link.forked()
+        parents = self._links
         self._links, self._idle = set(), []
+        for link in parents:
+            link.forked()

@@ -104,7 +104,7 @@ class Etcd(Backend):
             return await self._grant(contender, answer.responses[1])
         mine, oldest = (part.kvs for part in answer.responses)
         if mine:
-            contender.revision = mine[0].create_revision
+            self._recognize(contender, mine[0])
         elif keys.contends(oldest[0], keys.prefix(name)) or await view.contenders(self._rpc, name):
             self._sessions.leave(contender)
             return None
@@ -229,8 +229,19 @@ class Etcd(Backend):
             contender, keys.join(contender.name, contender.key, contender.value, contender.session.id)
         )
         mine = answer.responses[0].kvs
-        contender.revision = answer.header.revision if answer.succeeded else mine[0].create_revision
+        if answer.succeeded:
+            contender.revision = answer.header.revision
+        else:
+            self._recognize(contender, mine[0])
         return answer
+
+    def _recognize(self, contender: Contender, found: pb.KeyValue) -> None:
+        """Note at which revision an earlier try put the key; LeaseGone if another process did, under this session."""
+        if found.value != contender.value:
+            why = "another process uses its session"
+            self._sessions.lose(contender.session, why)
+            raise LeaseGone(why, backend="etcd", ambiguous=False)
+        contender.revision = found.create_revision
 
     def _failed(self, contender: Contender, error: BackendError) -> None:
         """A key that stands in the queue although what came after it failed has to be left like any that may."""
@@ -325,8 +336,14 @@ class Etcd(Backend):
         contender = self._sessions.find(holder)
         if contender is None:
             return None
-        await self._rpc.settled(contender.sent)
-        self._judge(contender)
+        try:
+            await self._rpc.settled(contender.sent)
+        except BaseException:
+            contender.sent.doubtful = True
+            self._sessions.doom(contender)
+            raise
+        finally:
+            self._judge(contender)
         return await self._remove(contender)
 
     async def _remove(self, contender: Contender) -> str | None:
@@ -473,8 +490,8 @@ class Etcd(Backend):
             self._sessions.leave(contender)
             return Renewal.LOST
         answer = kept[id(contender.session)]
-        if answer is Renewal.RENEWED:
-            self._sessions.hold(contender, begun)
+        if answer is Renewal.RENEWED and not self._sessions.hold(contender, begun):
+            return Renewal.LOST
         return answer
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
@@ -504,7 +521,10 @@ class Etcd(Backend):
         await self._rpc.channels.end()
 
     def forked(self) -> None:
-        self._connect(self._rpc.channels.forked())
+        parents = self._rpc.channels
+        # First of all: whatever becomes of the parent's connections and sessions, none of them is used here.
+        self._connect(parents.again())
+        parents.forked()
 
 
 def _refused(error: BackendError) -> bool:

@@ -167,13 +167,16 @@ class Channels:
                 task.cancel()
             await asyncio.wait([*mine, *openings])
 
-    def forked(self) -> "Channels":
-        """In a forked child: let go of the parent's connections; what takes their place."""
+    def again(self) -> "Channels":
+        """Others to the same members, without a connection yet."""
+        return Channels(self._dials, self.timeout)  # the files of the URL may be out of reach by now
+
+    def forked(self) -> None:
+        """In a forked child: let go of the parent's connections."""
         for socket in list(self._sockets):
             socket.forked()
         for link in list(self._all_links):
             link.forked()
-        return Channels(self._dials, self.timeout)  # the files of the URL may be out of reach by now
 
 
 def _close(sockets: set[Socket]) -> None:

@@ -98,6 +98,7 @@ class Keeper:
         self._sessions: dict[int, Session] = {}
         self._contenders: dict[str, Contender] = {}
         self._stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] | None = None
+        self._took = inf  # seconds that the last answer on the stream took; not known before the first
         self._looks = 0.0  # when the keeper looks around next
         self._cleaning = False
         self._closed = False
@@ -186,8 +187,10 @@ class Keeper:
             if stream is not self._stream or session is None or not session.unanswered:
                 return
             sent = session.unanswered.popleft()
+            self._took = self._driver.now() - sent
             if answer.TTL > 0:
-                session.since = max(session.since, sent)
+                # etcd renews for the whole ttl. Its grpc-proxy may answer with what is left, if it could not renew.
+                session.since = max(session.since, sent - max(session.ttl - answer.TTL, 0.0))
                 for asker in session.askers:
                     asker.set()
                 return
@@ -197,7 +200,7 @@ class Keeper:
         with self._gate:
             if stream is not self._stream:
                 return
-            self._stream = None
+            self._stream, self._took = None, inf
             for session in self._sessions.values():
                 if session.unanswered:
                     session.unanswered.clear()
@@ -253,6 +256,13 @@ class Keeper:
             for session in over:
                 self.lose(session, "etcd did not delete one of its keys, so it was left to expire")
             await run.nudge.wait(max(0.001, min(wake - self._driver.now(), LINGER)))
+
+    def _reopen(self, stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] | None) -> None:
+        """Open the stream of keep-alives once more, unless another one is there; the keeper asks again on it."""
+        if stream is None or stream is not self._stream:
+            return
+        stream.close()
+        self._over(stream, "")
 
     def _restart(self) -> None:
         """Nobody answers here: hang up, and try the next member."""

@@ -99,6 +99,10 @@ class Outage(BackendError):
     """Nobody answered in time; another try may do better."""
 
 
+class LoginRefused(Outage):
+    """There are no credentials, or etcd rejects them; those that ``credentials=`` returns later may do better."""
+
+
 class LeaseGone(BackendError):
     """etcd does not know the lease, or knows it no longer."""
 

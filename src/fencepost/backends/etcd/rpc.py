@@ -8,7 +8,7 @@ from fencepost.address import Address
 from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.channels import Channels
 from fencepost.backends.etcd.http2 import Call, block, framed
-from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, LeaseGone, Method, Outage, Q, R, Sent
+from fencepost.backends.etcd.methods import AUTHENTICATE, Fault, LeaseGone, LoginRefused, Method, Outage, Q, R, Sent
 from fencepost.backends.etcd.pool import Socket
 from fencepost.backends.etcd.status import Failure, deadline_exceeded
 from fencepost.credentials import Secret, Source
@@ -42,9 +42,10 @@ class _Notice:
 
 
 class _Entering:
-    """A login that is under way: others wait for it. A server takes its time over each."""
+    """A login that is under way at a member: others wait for it. A server takes its time over each."""
 
-    def __init__(self, signal: Signal) -> None:
+    def __init__(self, member: int, signal: Signal) -> None:
+        self.member = member
         self.signal = signal
         self.error: BackendError | Failure | None = None
 
@@ -80,13 +81,16 @@ class Rpc:
         channels = self.channels
         limit = patience(self.timeout if timeout is None else timeout)
         until = self._driver.now() + limit
-        each = max(limit / len(channels.hosts), 0.3)
+        each = self._share(limit)
         pauses, logins, ambiguous, said = Backoff(0.02, 0.5), 0, False, ""
         while True:
             member, dial, known = channels.member, channels.dial, self._logins
             try:
                 left = min(each, max(until - self._driver.now(), 0.05))
-                return await self.once(method, request, member, left, sent)
+                if not self._anonymous and self._login is None:
+                    await self._enter(member, left)
+                    left = min(each, max(until - self._driver.now(), 0.05))
+                return await self._send(method, request, member, left, sent)
             except Failure as error:
                 fault = Fault.of(error)
                 if not said or not fault.silent or left > each * 0.9:  # else it had no time, and says no more than that
@@ -115,11 +119,15 @@ class Rpc:
             channels.turn(member)
             await self._driver.sleep(pauses.next())
 
-    async def once(self, method: Method[Q, R], request: Q, member: int, timeout: float, sent: Sent | None = None) -> R:
+    def _share(self, limit: float) -> float:
+        """How long one member may take, so that there is time to ask each of them."""
+        return max(limit / len(self.channels.hosts), 0.3)
+
+    async def once(self, method: Method[Q, R], request: Q, member: int, timeout: float) -> R:
         """Ask one member, once; Failure if it does not answer."""
         if not self._anonymous and self._login is None:
-            await self._enter(member)
-        return await self._send(method, request, member, timeout, sent)
+            await self._enter(member, timeout)
+        return await self._send(method, request, member, timeout)
 
     async def settled(self, sent: Sent) -> None:
         """Return once it is known what became of the try whose caller was cancelled."""
@@ -155,24 +163,30 @@ class Rpc:
             raise
         return method.read(request, call.result())
 
-    async def _enter(self, member: int) -> None:
-        """Log in, or wait until another thread or task has done so."""
+    async def _enter(self, member: int, timeout: float) -> None:
+        """Log in within so many seconds, or wait until another thread or task has done so."""
+        until = self._driver.now() + timeout
         while self._login is None and not self._anonymous:
             with self._gate:
                 entering = self._entering
-                mine = entering is None or inert(entering.signal)
+                mine = entering is None or entering.member != member or inert(entering.signal)
                 if entering is None or mine:
-                    entering = self._entering = _Entering(self._driver.signal())
+                    entering = self._entering = _Entering(member, self._driver.signal())
             if not mine:
+                # Not only for ``timeout``: it may wait for the credentials, which says nothing about the member.
                 if not await entering.signal.wait(patience(self.timeout)):
                     raise deadline_exceeded()
+                left = until - self._driver.now()
                 if isinstance(entering.error, Failure):
+                    if Fault.of(entering.error).silent and left > 0:
+                        timeout = left
+                        continue  # it had less time than there is here
                     raise entering.error.again()
                 if entering.error is not None:
                     raise entering.error
                 continue
             try:
-                await self._log_in(member)
+                await self._log_in(member, timeout)
             except (BackendError, Failure) as error:
                 entering.error = error
                 raise
@@ -182,11 +196,11 @@ class Rpc:
                         self._entering = None
                 entering.signal.set()
 
-    async def _log_in(self, member: int) -> None:
+    async def _log_in(self, member: int, timeout: float) -> None:
         user, password = await self._credentials()
         try:
             request = pb.AuthenticateRequest(name=user, password=password)
-            self._login = (await self._send(AUTHENTICATE, request, member, self.timeout)).token
+            self._login = (await self._send(AUTHENTICATE, request, member, patience(timeout))).token
             self._heads.clear()
         except Failure as error:
             words = error.words
@@ -198,10 +212,11 @@ class Rpc:
                 if self._address.login is None:
                     raise BackendError(f"{hint}the URL", backend="etcd", ambiguous=False) from None
                 # A waiter outlives the moment in which a password is replaced.
-                raise Outage(
+                raise LoginRefused(
                     f"{hint}what credentials= returned for {user!r}", backend="etcd", ambiguous=False
                 ) from None
-            raise
+            # What the login was for has not been sent.
+            raise Failure(error.code, words, unsent=True) from error
 
     async def _credentials(self) -> tuple[str, str]:
         login: Source[Secret] | None = self._address.login
@@ -210,7 +225,7 @@ class Rpc:
         try:
             found = await login.get()
         except BackendError as error:
-            raise Outage(str(error), backend="etcd", ambiguous=False) from error.__cause__
+            raise LoginRefused(str(error), backend="etcd", ambiguous=False) from error.__cause__
         user = found.user or self._address.user
         if not user:
             login.fail("returned no user, and etcd has no default one; return (user, password), or name it in the URL")
@@ -243,7 +258,7 @@ class Rpc:
     def stream(self, method: Method[Q, R], member: int) -> tuple[Socket, Call]:
         """Open a two-way stream on a connection of its own, which the caller gives to ``channels.drop`` in the end."""
         if not self._anonymous and self._login is None:
-            run(self._enter(member))
+            run(self._enter(member, self._share(self.timeout)))
         socket = self.channels.socket(member)
         return socket, socket.connection.start(self._head(method, member), b"", ends=False)
 

@@ -12,16 +12,18 @@ lease per lock would give for nothing is done here instead:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from fencepost.backends.etcd import keys
 from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.keeper import Contender, Keeper, Session
-from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, Outage
+from fencepost.backends.etcd.methods import GRANT, REVOKE, LeaseGone, LoginRefused, Outage
 from fencepost.backends.etcd.rpc import Rpc
 from fencepost.driver import Driver, Signal
+from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
+_PROMPT = 0.45  # seconds in which an asker expects an answer at the soonest, if the last one came so soon
 _CONNECT = 1.0  # seconds that the first session waits for the connection that keeps it alive
 
 
@@ -29,6 +31,11 @@ _CONNECT = 1.0  # seconds that the first session waits for the connection that k
 class _Opening:
     signal: Signal
     error: BackendError | None = None
+
+    @property
+    def slow(self) -> bool:
+        """Whether nobody answered in time: one who has more time may try again."""
+        return isinstance(self.error, Outage) and not isinstance(self.error, LoginRefused)
 
 
 class Sessions(Keeper):
@@ -45,6 +52,7 @@ class Sessions(Keeper):
     async def register(self, name: str, holder: str, ttl: float, limit: int | None = None) -> Contender:
         """A key to put for ``holder``, under a session of at least ``ttl``; opens one if need be."""
         asked = ceil(ttl)
+        until = self._driver.now() + patience(self._rpc.timeout)
         while True:
             with self._gate:
                 now = self._driver.now()
@@ -58,19 +66,22 @@ class Sessions(Keeper):
                     opening = self._openings[asked] = _Opening(self._driver.signal())
             if mine:
                 try:
-                    await self._open(asked, opening)
+                    await self._open(asked, opening, max(until - self._driver.now(), 0.0))
                 finally:
                     self._opened(asked, opening)
                     opening.signal.set()
-            elif not await opening.signal.wait(2 * self._rpc.timeout):
+            elif not await opening.signal.wait(patience(2 * self._rpc.timeout)):
+                if not patience(inf):
+                    raise Outage("etcd opened no session in time", backend="etcd", ambiguous=False)
                 self._opened(asked, opening)  # the event loop of who opens it was stopped
-            elif opening.error is not None:
+                until = self._driver.now() + patience(self._rpc.timeout)
+            elif opening.error is not None and not (opening.slow and self._driver.now() < until):
                 raise opening.error
 
-    async def _open(self, asked: int, opening: _Opening) -> None:
+    async def _open(self, asked: int, opening: _Opening, timeout: float) -> None:
         since = self._driver.now()
         try:
-            grant = await self._rpc.call(GRANT, pb.LeaseGrantRequest(TTL=asked))
+            grant = await self._rpc.call(GRANT, pb.LeaseGrantRequest(TTL=asked), timeout=timeout)
             session = Session(grant.ID, asked, float(grant.TTL), since, since + grant.TTL / 3, idle=since)
             settled = self._driver.signal()
             with self._gate:
@@ -105,7 +116,8 @@ class Sessions(Keeper):
     def hold(self, contender: Contender, since: float) -> bool:
         """The key's owner holds the lock until a ttl after ``since``, then the key is to go; False if it is going."""
         with self._gate:
-            if contender.given_up:
+            # Also one that its holder is done with, whose last hold is over, or whose deletion is under way.
+            if contender.kept or self._driver.now() >= contender.deadline:
                 return False
             contender.held = True
             contender.deadline = since + contender.session.ttl
@@ -122,25 +134,34 @@ class Sessions(Keeper):
 
     def doom(self, contender: Contender) -> None:
         """Delete the key as soon as that can be done."""
-        contender.deadline = self._driver.now()
+        with self._gate:  # no renewal that ends just now may take it back
+            contender.deadline = self._driver.now()
         self._service.wake()
 
     async def confirm(self, session: Session, after: float, timeout: float) -> bool:
         """Whether the store kept the session alive at some time since ``after``; Outage if it does not say."""
         until = self._driver.now() + timeout
+        prompt = max(timeout * 0.3, _PROMPT)
         signal = self._driver.signal()
         with self._gate:
             if session.since < after and not any(sent >= after for sent in session.unanswered):
                 self._ping(session)
             session.askers.append(signal)
+            stream = self._stream
         try:
             while not session.gone and session.since < after:
                 left = until - self._driver.now()
                 if left <= 0:
                     raise Outage("etcd did not confirm the session in time", backend="etcd", ambiguous=True)
                 signal.clear()
-                if not session.gone and session.since < after:
-                    await signal.wait(left)
+                if session.gone or session.since >= after:
+                    continue
+                # grpc-proxy answers the first request of a stream at once, and later ones when it renews by itself.
+                early = left - timeout + prompt
+                if early <= 0 and self._took < prompt < timeout / 2:
+                    with self._gate:
+                        self._reopen(stream)
+                await signal.wait(early if early > 0 else left)
             return not session.gone
         finally:
             with self._gate:
