@@ -153,6 +153,42 @@ class TestRedlockPy:
         assert 290 < held.lease.deadline - calls[0][1] <= 300 - 3
         manager.unlock(held)
 
+    def test_the_validity_ends_in_time_although_a_server_is_slow_to_be_told_the_token(
+        self, servers: Independent
+    ) -> None:
+        class Slow(redis.Redis):
+            def evalsha(self, *args: Any) -> Any:
+                asked.append(boottime())
+                if args[1] == 1:  # the counter alone: it is told the token
+                    time.sleep(0.05)
+                    told.append(boottime())
+                return super().evalsha(*args)
+
+        asked: list[float] = []
+        told: list[float] = []
+        manager = redlock.Redlock([Slow(HOST, member.port) for member in servers.members], 1)
+        held: Any = manager.lock("a", 300_000)
+        assert told[-1] + held.validity / 1000 <= asked[0] + 300 - 3.002 + 1e-6
+        assert held.validity > 200_000
+        manager.unlock(held)
+
+    def test_a_lock_that_expires_while_the_servers_are_told_the_token_is_unlocked_and_not_returned(
+        self, clients: list[Any], servers: Independent, told: list[Event]
+    ) -> None:
+        class Late(redis.Redis):
+            def evalsha(self, *args: Any) -> Any:
+                if args[1] == 1:  # the counter alone: it is told the token
+                    delayed.append(sum(client.persist("a") for client in clients))  # so that only an unlock ends it
+                    time.sleep(1)
+                return super().evalsha(*args)
+
+        delayed: list[int] = []
+        manager = redlock.Redlock([Late(HOST, member.port) for member in servers.members], 100, 0.01)
+        assert manager.lock("a", 1000) is False
+        assert delayed
+        assert not any(client.exists("a") for client in clients)
+        assert [event.kind for event in told] == ["attempt", "timeout"]
+
     def test_bad_input_is_refused_as_before(self, clients: list[Any]) -> None:
         with pytest.raises(ValueError, match="not an integer"):
             redlock.Redlock(clients).lock("a", 1.5)  # type: ignore[arg-type]

@@ -199,6 +199,24 @@ def test_what_a_worker_was_doing_when_it_was_killed_is_done_once(shop: Shop) -> 
     assert shop.balance(other) == 90
 
 
+def test_a_redelivered_task_is_not_skipped_however_often_it_finds_the_lock_busy(shop: Shop) -> None:
+    id, killed = shop.account(), tag()
+    task = shop.send("skipping", id, killed, queue="mortal")
+    name, _ = shop.told(killed)
+    shop.worker("mortal").kill()
+    with shop.locks.lock(name, timeout=PATIENCE, ttl=LONG) as lease, shop.heir() as heir:
+        shop.redeliver()
+
+        def tries() -> int:
+            return heir.errors.count(f"[{task.id}] retry")
+
+        until(lambda: tries() > 2 or task.ready(), "the message that was sent again is tried again", watching=[heir])
+        assert task.state == "RETRY"
+        lease.release()
+        shop.go(killed)
+        assert task.get(PATIENCE) > lease.token
+
+
 class Beats:
     """Beats of one election, which send into a queue that nobody reads."""
 

@@ -288,6 +288,37 @@ def test_of_two_that_come_at_once_and_count_differently_one_is_refused(connect: 
     early.close()
 
 
+def test_a_worker_that_joins_again_and_counts_differently_leaves_with_the_error(
+    connect: Callable[[], sync.Locks],
+) -> None:
+    admin, diary = connect(), Diary()
+    old = Partitions(connect(), "orders", 8, member="old", assign=diary.assign, revoke=diary.revoke)
+    running = background(lambda: old.run(lambda partition: partition.stop.wait()))
+    until(lambda: len(numbers(old)) == 8, "all for one", watching=[running])
+    with admin.lock(member_lock("orders", 4, "new")):  # as one that joined while the old one was frozen
+        admin.break_lock(member_lock("orders", 8, "old"))
+        with pytest.raises(ConfigError, match=r"new works on 'orders' with 4 partitions, not 8"):
+            running.result()
+        assert [each.name for each in admin.list("orders/")] == ["orders/members/4/new"], "it has left"
+    assert not any(diary.of(number)[-1] == "assign" for number in range(8)), "what it owned is finished"
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_end_of_the_block_raises_that_a_worker_counted_differently_unless_the_block_has_failed(
+    connect: Callable[[], sync.Locks], caplog: pytest.LogCaptureFixture, failing: bool
+) -> None:
+    admin = connect()
+    expected = pytest.raises(ValueError, match="by itself") if failing else pytest.raises(ConfigError, match="not 2")
+    with expected, Partitions(connect(), "orders", 2, member="old") as mine:
+        until(lambda: len(numbers(mine)) == 2, "both")
+        with admin.lock(member_lock("orders", 1, "new")):
+            admin.break_lock(member_lock("orders", 2, "old"))
+            until(mine._group.leaving.is_set, "it leaves")
+        if failing:
+            raise ValueError("by itself")
+    assert any("worker 'old' of 'orders' leaves: new works on" in record.message for record in logged(caplog))
+
+
 def test_two_workers_cannot_share_a_name(connect: Callable[[], sync.Locks]) -> None:
     with (
         Partitions(connect(), "orders", 1, member="w"),
@@ -347,6 +378,27 @@ def test_locks_that_are_closed_first_end_the_worker(connect: Callable[[], sync.L
 
 
 # The asyncio face.
+
+
+@pytest.mark.parametrize("failing", [False, True])
+async def test_an_asyncio_worker_that_joins_again_and_counts_differently_leaves_with_the_error(
+    where: str, connect: Callable[[], sync.Locks], failing: bool
+) -> None:
+    admin = connect()
+
+    async def block(mine: fleet.aio.Partitions) -> None:
+        async with mine:
+            await until_async(lambda: len(numbers(mine)) == 2, "both")
+            with admin.lock(member_lock("orders", 1, "new")):
+                admin.break_lock(member_lock("orders", 2, "old"))
+                await until_async(mine._group.leaving.is_set, "it leaves")
+            if failing:
+                raise ValueError("by itself")
+
+    async with fencepost.aio.connect(where, ttl=TTL) as locks:
+        mine = fleet.aio.Partitions(locks, "orders", 2, member="old")
+        with pytest.raises(ValueError if failing else ConfigError, match="by itself" if failing else "not 2"):
+            await block(mine)
 
 
 async def test_both_faces_share_a_group(where: str, connect: Callable[[], sync.Locks]) -> None:

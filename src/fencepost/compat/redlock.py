@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from fencepost.compat.observed import Hold, Lease, asked, gave_up, text
-from fencepost.driver import run
+from fencepost.driver import boottime, run
 from fencepost.errors import ConfigError
 
 try:
@@ -91,7 +91,7 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
             logging.getLogger("fencepost").exception("unlocking %r on server %s failed", resource, server)
 
     def lock(self, resource: str, ttl: int) -> "Lock | bool":
-        """As redlock-py's: a Lock, or False if it was not free in so many attempts."""
+        """As redlock-py's: a Lock, or False if it was not free in so many attempts, or has expired meanwhile."""
         self._call.begin()
         name = text(resource)
         began = asked(SOURCE, name)
@@ -99,13 +99,18 @@ class Redlock(redlock.Redlock):  # type: ignore[misc]
         if not found:
             gave_up(SOURCE, name, began)
             return False
-        held = Lock(*found)
         taken = list(self._call.taken.values())
         token = run(minting.agree(taken, len(self.servers), resource, ""))
-        # Not by its validity, which is counted from before the servers were told the token.
         since = min((each.since for _, each in taken), default=began)
-        valid = ttl - int(ttl * self.clock_drift_factor) - 2
-        held._hold = Hold(SOURCE, name, held.key, token, valid / 1000, since)
+        valid = (ttl - int(ttl * self.clock_drift_factor) - 2) / 1000
+        # redlock-py computed its validity before the servers were told the token, which takes time too.
+        left = min(found.validity, int((since + valid - boottime()) * 1000))
+        if left <= 0:
+            super().unlock(found)
+            gave_up(SOURCE, name, began)
+            return False
+        held = Lock(left, found.resource, found.key)
+        held._hold = Hold(SOURCE, name, held.key, token, valid, since)
         held._hold.acquired(began)
         return held
 

@@ -113,14 +113,14 @@ class Partitions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        call(self._group.leave, failing=error is not None)
 
     def run(self, work: Callable[[Partition], object]) -> None:
         """Join, and call ``work(partition)``, on a thread of its own, for each partition while it is owned.
 
         ``work`` goes on until ``partition.stop`` and then returns. If it returns sooner, the partition stays
         owned; if it raises, it is given up and asked for again later. Returns once ``stop()`` was called,
-        elsewhere, and everything is handed over.
+        elsewhere, and everything is handed over. Raises what joining raises, and what ``close`` does.
         """
         _blocking(work)
         self._work = work
@@ -132,7 +132,11 @@ class Partitions:
         self._group.stop()
 
     def close(self) -> None:
-        """Leave: finish, revoke and release what is owned. Waits for that."""
+        """Leave: finish, revoke and release what is owned. Waits for that.
+
+        Raises ConfigError if this worker has left already, because others joined with another ``count`` while it was no
+        member, as when it was frozen past its ttl. The end of a ``with`` block raises it too, unless the block fails.
+        """
         call(self._group.leave)
 
     async def _begin(self, partition: Partition) -> None:

@@ -103,14 +103,14 @@ class Partitions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self._group.leave(failing=error is not None)
 
     async def run(self, work: Callable[[Partition], Awaitable[object]]) -> None:
         """Join, and await ``work(partition)``, in a task of its own, for each partition while it is owned.
 
         ``work`` goes on until ``partition.stop`` and then returns. If it returns sooner, the partition stays
         owned; if it raises, it is given up and asked for again later. Returns once ``stop()`` was called and
-        everything is handed over.
+        everything is handed over. Raises what joining raises, and what ``close`` does.
         """
         self._work = work
         async with self:
@@ -121,7 +121,11 @@ class Partitions:
         self._group.stop()
 
     async def close(self) -> None:
-        """Leave: finish, revoke and release what is owned. Waits for that."""
+        """Leave: finish, revoke and release what is owned. Waits for that.
+
+        Raises ConfigError if this worker has left already, because others joined with another ``count`` while it was no
+        member, as when it was frozen past its ttl. The end of the block raises it too, unless that fails.
+        """
         await self._group.leave()
 
     async def _begin(self, partition: Partition) -> None:

@@ -130,7 +130,7 @@ class Group(Generic[L, P]):
         check.name(plan.partition(group, count))
         self.ttl = core.ttl if ttl is None else core._ttl(ttl)
         self.leaving = core.driver.signal()
-        """Set once this worker has been asked to leave."""
+        """Set once this worker has been asked to leave, or must."""
         self._core = core
         self._owned, self._begin, self._work, self._end = owned, begin, work, end
         self._mark = core._holders()[: plan.MARK]
@@ -138,6 +138,8 @@ class Group(Generic[L, P]):
         self._period = self.ttl / 3
         self._patience = min(1.0, self._period)
         self._membership: L | None = None
+        self._agreed = True  # as join finds out; no longer after a time without membership
+        self._disagreement: ConfigError | None = None
         self._slots: dict[int, _Slot[P]] = {}
         self._free: dict[int, float] = {}
         self._over = core.driver.signal()
@@ -180,24 +182,37 @@ class Group(Generic[L, P]):
 
     async def _agree(self) -> None:
         """Raise ConfigError if there is a member that counts the partitions otherwise."""
-        found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
+        if (error := self._differs(await self._view())) is not None:
+            raise error
+
+    def _differs(self, found: plan.View) -> ConfigError | None:
         for other in found.members.values():
             if other.partitions != self.count:
                 what = f"{other.name} works on {self.group!r} with {other.partitions} partitions, not {self.count}"
-                raise ConfigError(f"{what}; stop it first, or use another group")
+                return ConfigError(f"{what}; stop it first, or use another group")
+        return None
+
+    async def _view(self) -> plan.View:
+        return plan.view(self.group, await self._core.list(plan.prefix(self.group)))
 
     def stop(self) -> None:
         """Ask this worker to leave; returns at once."""
         self.leaving.set()
         self._service.wake()
 
-    async def leave(self) -> None:
-        """Finish and hand over what is owned, and be no member any more."""
+    async def leave(self, failing: bool = False) -> None:
+        """Finish and hand over what is owned, and be no member any more.
+
+        Raises ConfigError if the worker had to leave because others count differently, unless the caller is ``failing``
+        with an error of its own.
+        """
         self.stop()
         if self.joined:  # else it never did, or a parent, whose it is
             if not self._over.is_set():
                 self._service.ensure()  # it may have ended with its event loop
             await self._over.wait()
+            if self._disagreement is not None and not failing:
+                raise self._disagreement
 
     def _holder(self) -> str:
         return self._mark + self._core._holders()[plan.MARK :]
@@ -250,9 +265,19 @@ class Group(Generic[L, P]):
 
     async def _look(self) -> float:
         """See who is there, and follow the plan; how long it may take until the next look."""
-        if (self._membership is None or self._membership.reason) and not await self._enroll(self._patience):
-            return self._patience
-        found = plan.view(self.group, await self._core.list(plan.prefix(self.group)))
+        if self._membership is None or self._membership.reason:
+            self._agreed = False
+            if not await self._enroll(self._patience):
+                return self._patience
+        found = await self._view()
+        if not self._agreed:
+            # While this worker was no member, others could join with another count: nothing told them of this one.
+            self._disagreement = self._differs(found)
+            if self._disagreement is not None:
+                _log.error("worker %r of %r leaves: %s", self.member, self.group, self._disagreement)
+                self.stop()
+                return 0.0
+            self._agreed = True
         if self._mark not in found.members and self._membership is not None:
             # A store that has lost this worker has lost others: a plan without them would be to take everything.
             await self._core.renew(self._membership)

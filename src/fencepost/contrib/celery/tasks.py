@@ -212,7 +212,9 @@ class Fence:
         lease = locks.try_acquire(name, ttl=self._ttl, max_hold=self._max_hold)
         if lease is not None:
             return lease
-        if self._busy == "skip" and not (request.delivery_info or {}).get("redelivered"):
+        # The message that _again sends is a new one to the broker, which does not call it redelivered.
+        again = (request.delivery_info or {}).get("redelivered") or _busy_since(request) is not None
+        if self._busy == "skip" and not again:
             _log.info("task %s[%s] is skipped: somebody else holds %r", task.name, request.id, name)
             return None
         raise self._again(task, name)
@@ -222,7 +224,8 @@ class Fence:
         request = task.request
         now = time.time()
         headers = dict(request.as_execution_options()["headers"])
-        since = _since(headers.get(_HEADER), request.retries, now)
+        since = _busy_since(request)
+        since = now if since is None else min(since, now)
         if now - since >= self._timeout:
             return NotAcquired(name, self._timeout)
         # Not all at the same instant, if many found it busy together.
@@ -236,9 +239,9 @@ class Fence:
         return Retry(exc=NotAcquired(name, now - since), when=countdown, sig=again)
 
 
-def _since(header: Any, retries: int, now: float) -> float:
-    """Since when this try of the task has found the lock busy; now, if it is the first time."""
-    match header:
-        case [int(told), int() | float() as since] if told == retries:
-            return min(float(since), now)
-    return now
+def _busy_since(request: Any) -> float | None:
+    """Since when this try of the task has found the lock busy; None if its message was not sent again for that."""
+    match (request.headers or {}).get(_HEADER):
+        case [int(told), int() | float() as since] if told == request.retries:
+            return float(since)
+    return None
