@@ -48,8 +48,7 @@ class Partitions:
     ``assign``, ``revoke`` and ``work`` run in a task of the partition's own. ``work`` is a coroutine function, and
     losing the lease cancels it, as it cancels the body of ``async with``; the other two may be.
 
-        async with Partitions(locks, "orders", 12) as mine:
-            await mine.run(consume)
+        await Partitions(locks, "orders", 12).run(consume)
     """
 
     def __init__(
