@@ -455,6 +455,14 @@ def test_at_a_terminal_ctrl_z_stops_both_and_fg_continues_them(runner: Runner, s
     shell.shows("code=0")
 
 
+def test_at_a_terminal_a_script_reads_on_after_a_command_that_cannot_be_run(runner: Runner, shell: Shell) -> None:
+    program = [sys.executable, "-m", "fencepost", *runner.arguments(command=["no-such-command"])]
+    shell.type(f"{shlex.join(['sh', '-c', f'{shlex.join(program)}; echo code=$?; read x; echo got=$x'])}\n")
+    shell.shows("code=127")
+    shell.type("hello\n")
+    shell.shows("got=hello")
+
+
 async def test_ctrl_z_stops_us_where_we_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 

@@ -50,7 +50,11 @@ class Child:
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         loop.add_signal_handler(signal.SIGCONT, self._continued)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back must not stop us
-        self._process = _launch(command, {**os.environ, **extra}, self._terminal)
+        try:
+            self._process = _launch(command, {**os.environ, **extra}, self._terminal)
+        except OSError:
+            self._give_terminal(os.getpgrp())  # launch.py may have taken it
+            raise
         self.group = self._process.pid
         self._give_terminal(self.group)
 
