@@ -422,9 +422,20 @@ class Shell(Terminal):
         super().__init__(["bash", "--norc", "--noprofile", "-i"], env={"PS1": "$ "})
 
     def run(self, runner: Runner, *options: str, script: str, then: str = "") -> None:
-        program = [sys.executable, "-m", "fencepost", *runner.arguments(*options, command=["sh", "-c", script])]
-        self.type(f"{shlex.join(program)}{then}\n")
+        self.type(f"{line(runner, *options, script=script)}{then}\n")
         self.shows("ready\r\n")
+
+    def run_script(self, runner: Runner, *options: str, script: str, before: str = "", then: str = "") -> None:
+        """Run it inside of a shell script, which shares its process group."""
+        lines = f"{before}{line(runner, *options, script=script)}{then}"
+        self.type(f"{shlex.join(['sh', '-c', lines])}\n")
+        self.shows("ready\r\n")
+
+
+def line(runner: Runner, *options: str, script: str) -> str:
+    """What is typed to run a line of shell under the lock."""
+    job = runner.arguments(*options, command=["sh", "-c", script])
+    return shlex.join([sys.executable, "-m", "fencepost", *job])
 
 
 @pytest.fixture
@@ -455,6 +466,127 @@ def test_at_a_terminal_ctrl_z_stops_both_and_fg_continues_them(runner: Runner, s
     shell.shows("code=0")
 
 
+def test_at_a_terminal_a_script_reads_on_after_a_command_that_cannot_be_run(runner: Runner, shell: Shell) -> None:
+    program = [sys.executable, "-m", "fencepost", *runner.arguments(command=["no-such-command"])]
+    shell.type(f"{shlex.join(['sh', '-c', f'{shlex.join(program)}; echo code=$?; read x; echo got=$x'])}\n")
+    shell.shows("code=127")
+    shell.type("hello\n")
+    shell.shows("got=hello")
+
+
+def test_in_a_pipeline_the_reader_has_the_terminal_and_the_lease_is_renewed(
+    runner: Runner, shell: Shell, locks: sync.Locks
+) -> None:
+    ttl, pid = 3.0, runner.folder / "pid"
+    job = line(runner, "--ttl", f"{ttl}s", script=f"echo $$ >{pid}; while :; do sleep 0.1; done")
+    shell.type(f"{job} | sh -c 'read key </dev/tty; echo key=$key; cat'\n")
+    until(lambda: pid.exists() and pid.read_text().strip(), "the command runs")
+    with pytest.raises(fencepost.NotAcquired):
+        locks.acquire("job", timeout=1.5 * ttl)
+    shell.type("hello\n")
+    shell.shows("key=hello")
+    shell.type("\x03")
+    ends(int(pid.read_text()))
+
+
+def test_a_command_in_a_pipeline_gets_the_terminal_when_it_reads_from_it(runner: Runner, shell: Shell) -> None:
+    shell.run(runner, script="echo ready; read x; echo got=$x", then=" | sh -c 'cat; read y </dev/tty; echo y=$y'")
+    shell.type("hello\n")
+    shell.shows("got=hello")
+    shell.type("world\n")
+    shell.shows("y=world")
+
+
+def test_a_reader_that_wants_the_terminal_while_the_command_has_it_stops_alone_until_its_end(
+    runner: Runner, shell: Shell, locks: sync.Locks
+) -> None:
+    ttl, pid = 3.0, runner.folder / "pid"
+    job = line(runner, "--ttl", f"{ttl}s", script="read x; echo ready; read x; echo got=$x")
+    shell.type(f"{job} | sh -c 'echo $$ >{pid}; read x; echo $x; read y </dev/tty; echo y=$y; cat'\n")
+    until(pid.exists, "the reader runs")
+    shell.type("go\n")
+    shell.shows("ready\r\n")
+    until(lambda: state_of(int(pid.read_text())) in STILL, "the reader stops")
+    with pytest.raises(fencepost.NotAcquired):
+        locks.acquire("job", timeout=1.5 * ttl)
+    shell.type("hello\n")
+    shell.type("world\n")
+    shell.shows("y=world")
+    shell.shows("got=hello")
+
+
+def test_at_a_terminal_ctrl_z_stops_the_script_around_us_too(runner: Runner, shell: Shell) -> None:
+    shell.run_script(runner, "--ttl", "1h", script="echo ready; read x; echo got=$x", then="; echo code=$?")
+    shell.type("\x1a")
+    shell.shows("Stopped")
+    shell.type("fg\n")
+    shell.shows("fencepost")
+    shell.type("hello\n")
+    shell.shows("got=hello")
+    shell.shows("code=0")
+
+
+def test_ctrl_z_stops_also_what_ignores_it_in_the_command(runner: Runner, shell: Shell) -> None:
+    """We stop too, and nobody renews the lease."""
+    pid, never = runner.folder / "pid", runner.folder / "never"
+    os.mkfifo(never)
+    ignores = f"(trap '' TSTP; exec sh -c 'echo $$ >{pid}; read x <{never}') &"
+    shell.run(runner, "--ttl", "1h", script=f"{ignores} echo ready; read x")
+    until(lambda: pid.exists() and pid.read_text().strip(), "the other process runs")
+    shell.type("\x1a")
+    shell.shows("Stopped")
+    until(lambda: state_of(int(pid.read_text())) in STILL, "it stops")
+
+
+def test_ctrl_z_does_not_stop_a_command_where_nobody_could_continue_it(runner: Runner) -> None:
+    job = runner.arguments(command=["sh", "-c", "echo ready; read x; echo got=$x"])
+    with Terminal([sys.executable, "-m", "fencepost", *job]) as alone:
+        alone.shows("ready\r\n")
+        alone.type("\x1a")
+        alone.shows("^Z")
+        alone.type("hello\n")
+        alone.shows("got=hello")
+
+
+def test_after_bg_the_shell_keeps_the_terminal_when_the_command_ends(runner: Runner, shell: Shell) -> None:
+    pid, go = runner.folder / "pid", runner.folder / "go"
+    os.mkfifo(go)
+    shell.run(runner, "--ttl", "1h", script=f"echo $PPID >{pid}; echo ready; read x <{go}")
+    shell.type("\x1a")
+    shell.shows("Stopped")
+    shell.type("bg\n")
+    shell.shows("&")
+    go.write_text("go\n")
+    ends(int(pid.read_text()))
+    shell.type("echo still $((20 + 3))\n")
+    shell.shows("still 23")
+
+
+def test_a_command_gets_the_terminal_although_its_input_is_a_pipe(runner: Runner, shell: Shell) -> None:
+    shell.type(f"echo input | {line(runner, script='cat; echo ready; read x </dev/tty; echo got=$x')}\n")
+    shell.shows("ready\r\n")
+    shell.type("hello\n")
+    shell.shows("got=hello")
+
+
+def test_a_background_job_that_reads_from_the_terminal_stops_and_fg_continues_it(runner: Runner, shell: Shell) -> None:
+    pid = runner.folder / "pid"
+    shell.run(runner, "--ttl", "1h", script=f"echo $PPID >{pid}; echo ready; read x; echo got=$x", then=" &")
+    until(lambda: state_of(int(pid.read_text())) in STILL, "it stops")
+    shell.type("fg\n")
+    shell.shows("fencepost")
+    shell.type("hello\n")
+    shell.shows("got=hello")
+
+
+def test_a_stopped_command_is_continued_to_end_when_it_is_told_to(runner: Runner) -> None:
+    process, child = runner.sleeper(traps="trap 'exit 5' TERM")
+    os.kill(child, signal.SIGSTOP)
+    until(lambda: state_of(child) in STILL, "the command stops", watching=[process])
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 5, process.story
+
+
 async def test_ctrl_z_stops_us_where_we_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
@@ -464,15 +596,17 @@ async def test_ctrl_z_stops_us_where_we_hold_nobody_up(monkeypatch: pytest.Monke
         yield
         told.append("on again")
 
-    states = iter([(7, 0x137F), (7, 0)])  # stopped by SIGSTOP, then ended
+    states = iter([(7, signal.SIGTSTP << 8 | 0x7F), (7, 0)])  # stopped, then ended
     monkeypatch.setattr(os, "waitpid", lambda pid, options: next(states))
-    monkeypatch.setattr(os, "kill", lambda pid, number: told.append(signal.Signals(number).name))
+    monkeypatch.setattr(os, "kill", lambda pid, number: told.append(f"{signal.Signals(number).name} for {pid}"))
     child = cli_child.Child.__new__(cli_child.Child)
-    child.group, child._still, child._terminal = 7, still, 0
+    child.group, child._still, child._terminal, child._lent = 7, still, None, True
     child._changed, child._process = asyncio.Event(), SimpleNamespace()  # type: ignore[assignment]
-    monkeypatch.setattr(child, "_give_terminal", lambda group: None)
+    monkeypatch.setattr(child, "_take_terminal", lambda: None)
+    monkeypatch.setattr(child, "send", lambda number: told.append(f"{signal.Signals(number).name} for the command"))
+    child._may_go_on = lambda: False
     assert await child.wait() == 0
-    assert told == ["still", "SIGSTOP", "on again"]
+    assert told == ["SIGSTOP for the command", "still", "SIGTSTP for 0", "on again"], "all of our process group"
 
 
 async def test_a_signal_that_stops_us_is_heeded_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TypeAlias
 
 from fencepost.cli import launch
@@ -24,6 +24,8 @@ FORWARDED = (
 )
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Those that end the wait for the lock as well."""
+_WANTS_TERMINAL = frozenset({signal.SIGTTIN, signal.SIGTTOU})
+"""What the terminal stops a process group with that uses it from the background."""
 Still: TypeAlias = Callable[[], AbstractContextManager[object]]
 """What keeps our threads from what holds others up: SQLite's, for a transaction that is stopped locks the file."""
 
@@ -31,6 +33,7 @@ Still: TypeAlias = Callable[[], AbstractContextManager[object]]
 class Child:
     """One command in a process group of its own; where we have the terminal, it gets it.
 
+    In a pipeline the others need the terminal too (``| less``): there the command gets it once it uses it.
     ``may_go_on`` is asked when a stopped job is continued; ``still`` is for ``stop``.
     """
 
@@ -44,15 +47,24 @@ class Child:
     ) -> None:
         self._may_go_on = may_go_on
         self._still = still
-        self._terminal = sys.stdin.fileno() if _have_terminal() else None
+        self._terminal = _controlling_terminal()
+        self._alone = os.isatty(0) and os.isatty(1)  # not in a pipeline
+        self._lent = self._alone and self._in_foreground()
+        self.group = -1
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         loop.add_signal_handler(signal.SIGCONT, self._continued)
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back must not stop us
-        self._process = _launch(command, {**os.environ, **extra}, self._terminal)
+        # While the command has the terminal we are in the background. Taking the terminal back must not stop us, nor
+        # must another process of our group that reads from it: nobody would renew the lease.
+        for number in _WANTS_TERMINAL:
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            self._process = _launch(command, {**os.environ, **extra}, self._terminal if self._lent else None)
+        except OSError:
+            self._leave_terminal()  # launch.py may have taken it
+            raise
         self.group = self._process.pid
-        self._give_terminal(self.group)
 
     def send(self, number: int) -> bool:
         """Send a signal to the command and to what it has started; False if we may not, for it is another user's."""
@@ -64,6 +76,13 @@ class Child:
             return False
         return True
 
+    def forward(self, number: signal.Signals) -> bool:
+        """Send a signal that came to us. A stopped command handles one that ends it only when it is continued."""
+        sent = self.send(number)
+        if number in ENDING:
+            self.send(signal.SIGCONT)
+        return sent
+
     async def wait(self) -> int:
         """The exit code of the command, 128 + n for signal n. Stops us too when the user stops it (Ctrl-Z)."""
         while True:
@@ -71,19 +90,37 @@ class Child:
             pid, status = os.waitpid(self.group, os.WNOHANG | os.WUNTRACED)
             if not pid:
                 await self._changed.wait()
-            elif not os.WIFSTOPPED(status):
-                self._give_terminal(os.getpgrp())
+            elif os.WIFSTOPPED(status):
+                self._stopped(signal.Signals(os.WSTOPSIG(status)))
+            else:
+                self._leave_terminal()
                 code = os.waitstatus_to_exitcode(status)
                 self._process.returncode = code  # reaped here: Popen need not look for it
                 return code if code >= 0 else SIGNALLED - code
+
+    def _stopped(self, number: signal.Signals) -> None:
+        """Stop our job as well, or continue the command if all it needs is the terminal."""
+        if number in _WANTS_TERMINAL:
+            if self._lend_terminal():
+                self.send(signal.SIGCONT)
             elif self._terminal is not None:
-                self._give_terminal(os.getpgrp())
-                stop(self._still)
+                self._stop(number, group=True)  # as one in the background: fg continues us
+        elif self._lent:
+            self._take_terminal()
+            self._stop(group=True)  # the terminal has told the command's group only
+            self._continued()  # also where nobody could continue us, and we were not stopped
+        elif self._in_foreground():
+            self._stop(group=False)  # the terminal has told our whole group
+            self._continued()
+
+    def _stop(self, number: signal.Signals = signal.SIGTSTP, *, group: bool) -> None:
+        self.send(signal.SIGSTOP)  # also what ignores the other signals: nobody renews the lease meanwhile
+        stop(self._still, number, group=group)
 
     def _continued(self) -> None:
         if self._may_go_on():
-            if self._terminal is not None and _have_terminal():
-                self._give_terminal(self.group)
+            if self._alone:
+                self._lend_terminal()
             self.send(signal.SIGCONT)
 
     async def end(self, grace: float) -> bool:
@@ -95,48 +132,75 @@ class Child:
         self.send(signal.SIGCONT)
         now = asyncio.get_running_loop().time
         until = now() + grace
-        while self._lives() and now() < until:  # noqa: ASYNC110 - nobody tells when a whole group is gone
+        while _lives(self.group) and now() < until:  # noqa: ASYNC110 - nobody tells when a whole group is gone
             await asyncio.sleep(0.02)
-        return not self._lives() or self.send(signal.SIGKILL)
+        return not _lives(self.group) or self.send(signal.SIGKILL)
 
-    def _lives(self) -> bool:
+    def _in_foreground(self) -> bool:
+        """Whether the terminal's input goes to our process group."""
         try:
-            os.killpg(self.group, 0)
-        except ProcessLookupError:
+            return self._terminal is not None and os.tcgetpgrp(self._terminal) == os.getpgrp()
+        except OSError:
+            return False  # hung up
+
+    def _lend_terminal(self) -> bool:
+        """Give the terminal to the command if it is ours; False if it is not."""
+        if self._terminal is None or not self._in_foreground():
             return False
-        except PermissionError:
-            pass  # it is another user's
+        try:
+            os.tcsetpgrp(self._terminal, self.group)
+        except OSError:
+            return False  # hung up, or the command is gone already
+        self._lent = True
         return True
 
-    def _give_terminal(self, group: int) -> None:
+    def _take_terminal(self) -> None:
+        """Take the terminal back from the command, unless our shell did so already."""
+        if self._lent and self._terminal is not None:
+            self._lent = False
+            with suppress(OSError):  # hung up
+                front = os.tcgetpgrp(self._terminal)
+                if front == self.group or not _lives(front):
+                    os.tcsetpgrp(self._terminal, os.getpgrp())
+                    os.killpg(0, signal.SIGCONT)  # those of our group that wanted it meanwhile were stopped
+
+    def _leave_terminal(self) -> None:
+        """Take the terminal back, for the last time."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCONT)  # there is nothing to continue any more
+        self._take_terminal()
         if self._terminal is not None:
-            try:
-                os.tcsetpgrp(self._terminal, group)
-            except OSError:
-                self._terminal = None  # hung up, or the command is gone already
+            os.close(self._terminal)
+            self._terminal = None
 
 
-def stop(still: Still, number: signal.Signals = signal.SIGSTOP) -> None:
-    """Stop this process until it is continued, as a signal does by default.
+def stop(still: Still, number: signal.Signals = signal.SIGTSTP, *, group: bool = False) -> None:
+    """Stop this process, or its process group, until it is continued, as a signal does by default.
 
-    It stops inside of ``still``, where none of our threads is in the middle of something that holds others up.
+    It does nothing where nobody could continue us. We stop inside of ``still``, where none of our threads is in the
+    middle of something that holds others up.
     """
     with still():
-        if number is signal.SIGSTOP:
-            os.kill(os.getpid(), number)
-            return
         handler = signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        os.kill(0 if group else os.getpid(), number)
         signal.signal(number, handler)
         signal.siginterrupt(number, False)  # as asyncio has it
 
 
-def _have_terminal() -> bool:
-    """Whether the terminal's input goes to us."""
+def _lives(group: int) -> bool:
     try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
+        os.killpg(group, 0)
+    except ProcessLookupError:
         return False
+    except PermissionError:
+        pass  # it is another user's
+    return True
+
+
+def _controlling_terminal() -> int | None:
+    try:
+        return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        return None
 
 
 def _launch(command: Sequence[str], env: dict[str, str], terminal: int | None) -> subprocess.Popen[bytes]:

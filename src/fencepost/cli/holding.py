@@ -132,7 +132,7 @@ class Signals:
 
     def _came(self, number: signal.Signals) -> None:
         if self._child is not None:
-            if not self._child.send(number):
+            if not self._child.forward(number):
                 complain(f"{number.name} is not passed on: {_NOT_OURS}")
         elif number is signal.SIGTSTP:
             stop(self._still, number)

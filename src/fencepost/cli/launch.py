@@ -23,7 +23,8 @@ def main(parent: int, terminal: int, report: int, command: list[str]) -> None:
     os.set_inheritable(report, False)
     if terminal >= 0:
         os.tcsetpgrp(terminal, os.getpid())
-    for number in (signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ):
+        os.close(terminal)
+    for number in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # ignored by the parent, the last two also by this interpreter
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
