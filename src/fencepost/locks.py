@@ -553,6 +553,7 @@ class Core(Generic[L]):
 
     async def _keep(self, lease: L, seconds: float) -> None:
         try:
+            await self._renewals.settled(lease)
             await self.backend.keep(lease.name, lease._stored, lease.token, seconds)
         except BackendError as error:
             logger().warning("could not keep %r for %g s more; its ttl frees it: %s", lease.name, seconds, error)

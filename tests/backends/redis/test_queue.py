@@ -482,7 +482,7 @@ async def test_a_waiter_that_cannot_leave_before_its_timeout_leaves_when_it_can(
             waiting = asyncio.create_task(locks.acquire("a", timeout=1))
             await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
             proxy.cut_newcomers()
-            proxy.drop()  # from now on it connects, in vain
+            proxy.drop()  # from now on no new connection is answered
             with pytest.raises((BackendError, NotAcquired)):
                 await waiting
             assert own_redis.client.zcard(QUEUE) == 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -427,3 +430,28 @@ def test_metadata_of_two_words_is_no_holder_with_a_ttl(server: ZooKeeper, told: 
             assert leader is not None
             assert leader.metadata == told
             break
+
+
+@isolated
+def test_a_signal_handler_while_a_session_is_looked_for_uses_locks_too(zookeeper_server: Endpoint) -> None:
+    """Handlers of most signals are held back meanwhile; this one's is not."""
+    root = f"{zookeeper_server.url}/{secrets.token_hex(4)}"
+    with fencepost.connect(root, ttl=LONG) as locks:
+        assert locks.acquire("first").release(), "there is a session"
+        released: list[bool] = []
+
+        class Interrupted(dict[Any, Any]):
+            def get(self, *key: Any) -> Any:
+                if not released:
+                    signal.raise_signal(signal.SIGCHLD)
+                return super().get(*key)
+
+        def handle(*_: object) -> None:
+            released.append(False)
+            released[0] = locks.acquire("second").release()
+
+        signal.signal(signal.SIGCHLD, handle)
+        backend: Any = locks._core.backend
+        backend._sessions = Interrupted(backend._sessions)
+        assert locks.acquire("third").release()
+        assert released == [True]

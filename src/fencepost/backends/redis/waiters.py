@@ -268,7 +268,8 @@ class Waiters:
         try:
             await self._look(queue, waiter)
         finally:
-            del self._looks[waiter.holder]
+            if self._looks.get(waiter.holder) is answered:  # or its lock moved, and another server was asked since
+                del self._looks[waiter.holder]
             answered.set()
 
     async def looked(self, holder: str) -> None:

@@ -64,10 +64,10 @@ class ZooKeeper(Backend):
 
     def forked(self) -> None:
         self._closed = False
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._sessions: dict[float, Session] = {}
         self._contenders: dict[str, Contender] = {}  # by holder
-        self._granting = threading.Lock()
+        self._granting = threading.RLock()
         self._unconfirmed: dict[str, Contender] = {}  # released in time, but the answer was lost; by holder
         # On a thread, like the session: an event loop may end without a release, and the session lives on.
         self._expiry = Timer(Blocking(self.driver.now), self._expired, "fencepost-expiry")

@@ -377,7 +377,7 @@ class Session:
         self._patience = settings.patience
         self._waiting: set[Signal] = set()
         self._watching: dict[str, set[Callable[[], None]]] = {}
-        self._watch_gate = threading.Lock()
+        self._watch_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         handler = _Handler(min(max(timeout / 6, 1.0), 5.0))
         self._client = _Client(
             hosts=settings.hosts,
