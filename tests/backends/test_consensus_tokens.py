@@ -9,6 +9,7 @@ from tests.programs.storm import storm
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.experiment
 @pytest.mark.parametrize("name", ["etcd", "zookeeper", "consul"])
 def test_tokens_grow_over(name: str) -> None:
     passed = storm(name, grants=120, kills=2, patience=90, processes=3)

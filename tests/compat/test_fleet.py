@@ -4,7 +4,7 @@ import pytest
 
 from tests.programs.mixed import run
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.experiment]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def source() -> Path:
     return archive
 
 
+@pytest.mark.experiment
 def test_redis_pys_own_tests_pass_with_one_import_changed(own_redis: Server, tmp_path: Path) -> None:
     with tarfile.open(source()) as archive:
         wanted = [each for each in archive if re.match(r"[^/]+/(tests/|pyproject\.toml)", each.name)]

@@ -79,6 +79,7 @@ def named(kind: str, name: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.server
+@pytest.mark.experiment
 def test_workers_count_a_leader_leads_a_skipped_job_succeeds_and_prometheus_sees_it_all(
     redis_server: Endpoint, etcd_server: Endpoint, postgres_server: Endpoint, secrets: Path, tmp_path: Path
 ) -> None:

@@ -44,6 +44,8 @@ _SLOW = (
 )
 SLOW = {*(ROOT / "docs" / f"{name}.md" for name in _SLOW), ROOT / "lab" / "README.md"}
 """Documents whose commands take seconds."""
+OF_THE_LAB = {ROOT / "docs" / "lab.md", ROOT / "lab" / "README.md"}
+"""Documents that run experiments: they are tested with those."""
 _ON_REDIS = {"celery": 11, "apscheduler": 12, "migration": 13, "clients": 14}
 ON_REDIS = {ROOT / "docs" / f"{name}.md": number for name, number in _ON_REDIS.items()}
 """Documents that find a Redis server in $REDIS_URL, each with a database of its own."""
@@ -51,6 +53,7 @@ ON_REDIS = {ROOT / "docs" / f"{name}.md": number for name, number in _ON_REDIS.i
 
 def _each(document: Path) -> ParameterSet:
     marks = [pytest.mark.slow] if document in SLOW else []
+    marks += [pytest.mark.experiment] if document in OF_THE_LAB else []
     marks += [pytest.mark.redis] if document in ON_REDIS else []
     return pytest.param(document, id=str(document.relative_to(ROOT)), marks=marks)
 

@@ -28,6 +28,7 @@ async def trouble(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.label) for row in ROWS])
 async def test_partitions_are_owned_again_after_a_join_a_kill_a_freeze_and_a_leave(
     row: Row, request: pytest.FixtureRequest

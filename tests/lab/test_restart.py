@@ -12,7 +12,7 @@ from tests.harness.resource import Service
 from tests.harness.waiting import until
 from tests.lab.worker import WorkerProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.experiment]
 
 KEY = "counter"
 WAITERS = 3

@@ -26,6 +26,7 @@ def script() -> ModuleType:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_nothing_is_lost_and_each_control_loses_an_update() -> None:
     with Child.python(SCRIPT, "--small") as child:
         said = "\n".join(child.succeed(110))

@@ -325,6 +325,7 @@ def hasty() -> Iterator[Service]:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 @pytest.mark.parametrize("secured", [False, True], ids=["open", "secured"])
 def test_schemathesis_finds_nothing(tmp_path: Path, secured: bool) -> None:
     token, table = clients.new("tester")

@@ -2,6 +2,8 @@
 
 import secrets
 
+import pytest
+
 import fencepost
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session
@@ -111,6 +113,7 @@ def test_what_dead_programs_left_is_forgotten_with_it(server: Postgres, name: st
         assert share.release()
 
 
+@pytest.mark.experiment
 def test_they_grow_over_many_processes_killed_holders_and_a_crashed_server() -> None:
     """`python -m tests.programs.token_run` does the same with 10,000 acquisitions."""
     with Postgres() as server:
