@@ -68,7 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """In the order in which xdist gives each worker one piece of the list, with the long ones at the front of each."""
     long = [item for item in items if item.get_closest_marker("long")]
-    rest = iter(shuffled(items[len(long) :], "mixed"))
+    # What shares a browser comes next: a worker that has nothing left takes tests from the end of another's piece, and
+    # would start a browser of its own for them.
+    rest = iter(sorted(shuffled(items[len(long) :], "mixed"), key=lambda item: not _in_browser(item)))
     order: list[pytest.Item] = []
     for worker in range(workers):
         mine = long[worker::workers]
@@ -77,11 +79,15 @@ def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return order
 
 
+def _in_browser(item: pytest.Item) -> bool:
+    return "chromium" in getattr(item, "fixturenames", ())
+
+
 def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
     """A module's tests stay together: many of them share a server of their own. So do all that share a browser."""
     groups: dict[object, list[pytest.Item]] = {}
     for item in items:
-        groups.setdefault("browser" if "chromium" in getattr(item, "fixturenames", ()) else item.path, []).append(item)
+        groups.setdefault("browser" if _in_browser(item) else item.path, []).append(item)
     together = list(groups.values())
     chance = random.Random(seed)
     chance.shuffle(together)
