@@ -36,7 +36,7 @@ def compose(identity: str, metadata: str) -> str:
 
 def split(holder: str) -> tuple[str, str]:
     """A holder's id, without its label, and its metadata; empty if it carries none."""
-    identity, _, told = unlabelled(holder)[0].partition("@")
+    identity, _, told = (holder[:32] if _labelled(holder) else holder).partition("@")
     return identity, _decoded(told)
 
 
@@ -52,9 +52,11 @@ def suffix(label: str) -> str:
 
 def unlabelled(holder: str) -> tuple[str, str]:
     """A holder as its lease has it, and its label; empty if it carries none."""
-    if holder[32:33] == "~" and ours(holder[:32]):
-        return holder[:32], _decoded(holder[33:])
-    return holder, ""
+    return (holder[:32], _decoded(holder[33:])) if _labelled(holder) else (holder, "")
+
+
+def _labelled(holder: str) -> bool:
+    return holder[32:33] == "~" and ours(holder[:32])
 
 
 def own_label(command: str | None = None) -> str:

@@ -372,6 +372,44 @@ async def test_what_was_refused_for_want_of_room_and_done_all_the_same_is_undone
         await client.close()
 
 
+LOST = Fault("lost", refusal=("UNAVAILABLE", "transport is closing"))
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_an_acquire_whose_answer_was_lost_finds_the_key_that_it_put(server: Etcd, face: str) -> None:
+    name = secrets.token_hex(4)
+    with GrpcScripted(server.port) as proxy:
+        client = Client(face, f"etcd://{proxy.address}", ttl=LONG)
+        proxy.plan(LOST, "Txn put range range", 1)
+        lease = await client.acquire(name, timeout=PATIENCE)
+        assert proxy.happened
+        (key,) = etcdctl(server.url, "get", "--prefix", f"{name}/")["kvs"]
+        assert key["create_revision"] == lease.token
+        assert await lease.release()
+        await client.close()
+
+
+def test_a_full_queue_refuses_one_whose_first_answer_was_lost_too(server: Etcd) -> None:
+    name = secrets.token_hex(4)
+    with (
+        GrpcScripted(server.port) as proxy,
+        fencepost.connect(server.url, ttl=LONG) as others,
+        fencepost.connect(f"etcd://{proxy.address}", ttl=LONG, queue_limit=1) as locks,
+    ):
+        holder = others.acquire(name)
+        with Waiting(server.url, name) as waiter:
+            assert waiter.queued()
+            proxy.plan(LOST, "Txn put range range", 1)
+            with pytest.raises(fencepost.QueueFull):
+                locks.acquire(name, timeout=PATIENCE)
+            assert proxy.happened
+            status = others.status(name)
+            assert status is not None
+            assert len(status.waiters) == 1, "its key is gone"
+            assert holder.release()
+            assert waiter.served()
+
+
 def test_an_etcd_that_is_full_refuses_who_comes_and_serves_who_is_there() -> None:
     with (
         Etcd(args=[*QUICK_ETCD, "--quota-backend-bytes", "1000000"]) as server,

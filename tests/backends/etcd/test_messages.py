@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError as Refused
 
-from fencepost.backends.etcd import messages
+from fencepost.backends.etcd import keys, messages
 from fencepost.backends.etcd.codec import DecodeError, Message
 from tests import FUZZ
 from tests.fuzz.spoil import spoil
@@ -23,7 +23,7 @@ NUMBERS = [0, 1, -1, 127, 128, 300, 2**31, 2**53 + 1, 2**63 - 1, -(2**63)]
 
 
 def theirs(kind: type[Message]) -> Any:
-    return getattr(etcd_pb2, kind.__name__)
+    return etcd_pb2.RangeResponse if kind is messages.FoundRange else getattr(etcd_pb2, kind.__name__)
 
 
 def draw(descriptor: Any, rng: random.Random) -> Any:
@@ -128,3 +128,22 @@ def test_what_it_reads_from_spoilt_bytes_is_what_protobuf_reads(kind: type[Messa
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(DecodeError):
         messages.TxnResponse.decode(data)
+
+
+@pytest.mark.parametrize("size", [1, 100, 127, 128, 300, 20_000])
+@pytest.mark.parametrize("number", [1, 127, 128, 300, 2**63 - 1])
+def test_what_is_spelled_in_bytes_is_what_the_messages_say(size: int, number: int) -> None:
+    lock, key, value = "ü" * size, b"k" * size, b"v" * size
+    joining = messages.TxnRequest(
+        compare=[keys.created(key, 0)],
+        success=[keys.put(key, value, number), keys.first(lock), keys.base(lock)],
+        failure=[keys.own(key)],
+    )
+    for spelled, meant in (
+        (keys.join(lock, key, value, number), joining),
+        (keys.release(key, value, number), keys.remove(key, value, number)),
+    ):
+        assert spelled.encode() == meant.encode()
+        assert bool(spelled.compare) == bool(meant.compare)
+        for some, others in ((spelled.success, meant.success), (spelled.failure, meant.failure)):
+            assert [list(vars(each)) for each in some] == [list(vars(each)) for each in others]

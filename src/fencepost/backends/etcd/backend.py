@@ -121,23 +121,26 @@ class Etcd(Backend):
         """Put this contender's key into the queue; a grant if it is first."""
         name = contender.name
         answer = await self._stand(contender)
-        _, stands, base = answer.responses
-        oldest = stands.response_range
-        assert oldest is not None
-        first, count = oldest.kvs[0], oldest.count
-        if first.key == contender.key:
-            return await self._grant(contender, base)
-        if not keys.contends(first, keys.prefix(name)) or count - 2 >= queue:
-            contenders = [kv.key for kv in await view.contenders(self._rpc, name)]
-            place = contenders.index(contender.key) if contender.key in contenders else 1
-            if place == 0:
-                found = await self._look(contender)
-                return found if isinstance(found, Grant) else None
-            if place - 1 >= queue:
-                await self._remove(contender)
-                raise QueueFull(name, int(queue))
-        elif count == 2:
-            contender.before = first.key, answer.header.revision + 1
+        if answer.succeeded:
+            _, stands, base = answer.responses
+            oldest = stands.response_range
+            assert oldest is not None
+            first, count = oldest.kvs[0], oldest.count
+            if first.key == contender.key:
+                return await self._grant(contender, base)
+            if keys.contends(first, keys.prefix(name)) and count - 2 < queue:
+                if count == 2:
+                    contender.before = first.key, answer.header.revision + 1
+                return None
+        # An earlier try put the key; or the queue may be full, or locks below this one's name were in the way.
+        contenders = [kv.key for kv in await view.contenders(self._rpc, name)]
+        place = contenders.index(contender.key) if contender.key in contenders else 1
+        if place == 0:
+            found = await self._look(contender)
+            return found if isinstance(found, Grant) else None
+        if place - 1 >= queue:
+            await self._remove(contender)
+            raise QueueFull(name, int(queue))
         return None
 
     async def _join_share(self, contender: Contender, queue: float | None) -> Grant | None:
@@ -320,7 +323,7 @@ class Etcd(Backend):
             return None
         return Grant(contender.token, session.ttl, session.since)
 
-    async def _put(self, contender: Contender, request: pb.TxnRequest) -> pb.TxnResponse:
+    async def _put(self, contender: Contender, request: pb.TxnRequest | pb.Prepared) -> pb.TxnResponse:
         """Put a key. Cancelling this does not recall what was sent: ``leave`` waits for its outcome."""
         try:
             return await self._rpc.call(TXN, request, sent=contender.sent)
@@ -369,9 +372,8 @@ class Etcd(Backend):
             return False
         sent = Sent()
         try:
-            answer = await self._rpc.call(
-                TXN, keys.remove(contender.key, contender.value, contender.revision), sent=sent
-            )
+            removal = keys.release(contender.key, contender.value, contender.revision)
+            answer = await self._rpc.call(TXN, removal, sent=sent)
         except BaseException:
             self._sessions.doom(contender)
             raise

@@ -41,7 +41,7 @@ class Message:
     """What goes over the wire. The defaults are the class's: a message has only what was given to it."""
 
     def __init__(self, **given: Any) -> None:
-        self.__dict__.update(given)
+        self.__dict__ = given
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
@@ -100,10 +100,10 @@ def _compile(lines: list[str], names: dict[str, Any]) -> Any:
 
 
 def _writer(kind: type[Message]) -> _Write:
-    names: dict[str, Any] = {"varint": _varint, "byte": _BYTE}
+    names: dict[str, Any] = {"varint": varint, "byte": _BYTE}
     lines = ["def made(message):", " given, out = message.__dict__, b''"]
     for index, place in enumerate(_places(kind)):
-        key, long, head = _varint(place.key), f"long{index}", f"head{index}"
+        key, long, head = varint(place.key), f"long{index}", f"head{index}"
         sized = f"({head}[len(data)] if len(data) < 128 else {long} + varint(len(data))) + data"
         names[long], names[head] = key, [key + each for each in _BYTE]
         if place.kind == _PART:
@@ -158,7 +158,8 @@ def _reader(kind: type[Message]) -> _Read:
             "   at += 1",
             "   if value > 127: value, at = long(data, at, value)",
         ]
-        lines += [f"   into.pop({other!r}, None)" for other in choices if place.choice and other != place.name]
+        if place.choice:
+            lines += [f"   if into: into.pop({other!r}, None)" for other in choices if other != place.name]
         if place.key & 7 == 0:
             lines += {
                 _NUMBER: ["   if value >> 63: value -= limit"],
@@ -188,13 +189,22 @@ def _reader(kind: type[Message]) -> _Read:
                 "   if value > 127: value, at = long(data, at, value)",
                 f"   {keep}(int32(value))",
             ]
-    lines += ["  else: at = skip(data, at, end, key)"] if places else ["  at = skip(data, at, end, key)"]
+    # Most of what nobody asks for is short and has its size before it.
+    lines += [
+        f"  {'elif' if places else 'if'} key & 7 == 2 and 7 < key < 128 and data[at] < 128: at += 1 + data[at]",
+        "  else: at = skip(data, at, end, key)",
+    ]
     made: _Read = _compile([*lines, " if at > end: raise short"], names)
     _readers[kind] = made
     return made
 
 
-def _varint(value: int) -> bytes:
+def sized(key: bytes, data: bytes) -> bytes:
+    """A field of bytes, or a message inside another one."""
+    return key + (_BYTE[len(data)] if len(data) < 128 else varint(len(data))) + data
+
+
+def varint(value: int) -> bytes:
     if 0 <= value < 128:
         return _BYTE[value]
     if value < 0:

@@ -331,6 +331,8 @@ class Connection:
                     raise _Broken("headers do not go on")
                 if kind == _DATA:
                     self._on_data(data, start, stop, flags, number)
+                elif kind == _HEADERS and flags & ~_END_STREAM == _END_HEADERS:
+                    self._on_block(data[start:stop], number, bool(flags & _END_STREAM))
                 elif kind == _HEADERS:
                     self._on_headers(data, start, stop, flags, number)
                 elif kind <= _CONTINUATION:
@@ -392,7 +394,7 @@ class Connection:
             self._taken = 0
         if flags & _PADDED:
             start, stop = _unpadded(data, start, stop)
-        call = self._find(number)
+        call = self.calls.get(number) or self._find(number)
         if call is None:
             return
         if not call._heard:
@@ -449,7 +451,7 @@ class Connection:
     def _on_block(self, encoded: bytes, number: int, ends: bool) -> None:
         # Also for a call that was cancelled: it may change the table.
         fields = self._decoded.get(encoded) or self._fields(encoded)
-        call = self._find(number)
+        call = self.calls.get(number) or self._find(number)
         if call is None:
             if ends:
                 self._cancelled.pop(number, None)

@@ -14,11 +14,13 @@ lease are, for ``name/other/<lease>`` belongs to the lock ``name/other``.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from fencepost import holders
 from fencepost.backends.base import Base
 from fencepost.backends.etcd import messages as pb
+from fencepost.backends.etcd.codec import sized, varint
 from fencepost.errors import ConfigError
 
 KV: TypeAlias = pb.KeyValue
@@ -150,12 +152,43 @@ def created(key: bytes, revision: int, until: bytes = b"") -> pb.Compare:
     return pb.Compare(target=pb.CREATE, key=key, create_revision=revision, range_end=until)
 
 
-def join(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
+# What each acquire and release sends is spelled in bytes: to make the messages, and then their bytes, takes five times
+# as long. tests/backends/etcd/test_messages.py holds them to the messages.
+_PUT = pb.RequestOp(request_put=pb.PutRequest())
+_RANGE = pb.RequestOp(request_range=pb.RangeRequest())
+_DELETE = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest())
+_ONE = (pb.Compare(),)
+_IF, _THEN, _ELSE = b"\x0a", b"\x12", b"\x1a"
+_lease = lru_cache(varint)  # one session has many keys
+
+
+def join(lock: str, key: bytes, value: bytes, lease: int) -> pb.Prepared:
     """Contend, and see who is first. Sent twice, it finds the key it made."""
-    return pb.TxnRequest(
-        compare=[created(key, 0)],
-        success=[put(key, value, lease), first(lock), base(lock)],
-        failure=[own(key), first(lock), base(lock)],
+    name, own = lock.encode(), sized(b"\x0a", key)
+    put = sized(b"\x12", own + sized(b"\x12", value) + b"\x18" + _lease(lease))
+    # As ``first`` has it, with the range of ``prefix`` and ``end``.
+    oldest = sized(b"\x0a", name + b"/") + sized(b"\x12", name + b"0") + b"\x18\x01\x28\x01\x30\x02\x40\x01"
+    return pb.Prepared(
+        sized(_IF, b"\x10\x01" + sized(b"\x1a", key) + b"\x28\x00")
+        + sized(_THEN, put)
+        + sized(_THEN, sized(b"\x0a", oldest))
+        + sized(_THEN, sized(b"\x0a", sized(b"\x0a", name + BASE)))
+        + sized(_ELSE, sized(b"\x0a", own)),
+        _ONE,
+        (_PUT, _RANGE, _RANGE),
+        (_RANGE,),
+    )
+
+
+def release(key: bytes, value: bytes, revision: int) -> pb.Prepared:
+    """Delete a key, if it still has this value, made at this revision."""
+    named = sized(b"\x1a", key)
+    return pb.Prepared(
+        sized(_IF, b"\x10\x03" + named + sized(b"\x3a", value))
+        + sized(_IF, b"\x10\x01" + named + b"\x28" + varint(revision))
+        + sized(_THEN, sized(b"\x1a", sized(b"\x0a", key))),
+        _ONE,
+        (_DELETE,),
     )
 
 

@@ -52,6 +52,13 @@ class RangeResponse(Message):
     count: Annotated[int, 4] = 0
 
 
+class FoundRange(Message):
+    """A RangeResponse inside a transaction, which has a header of its own."""
+
+    kvs: Annotated[Sequence[KeyValue], 2] = ()
+    count: Annotated[int, 4] = 0
+
+
 class PutRequest(Message):
     key: Annotated[bytes, 1] = b""
     value: Annotated[bytes, 2] = b""
@@ -59,7 +66,7 @@ class PutRequest(Message):
 
 
 class PutResponse(Message):
-    header: Annotated[ResponseHeader, 1] = ResponseHeader()
+    pass
 
 
 class DeleteRangeRequest(Message):
@@ -68,7 +75,6 @@ class DeleteRangeRequest(Message):
 
 
 class DeleteRangeResponse(Message):
-    header: Annotated[ResponseHeader, 1] = ResponseHeader()
     deleted: Annotated[int, 2] = 0
 
 
@@ -83,7 +89,7 @@ class RequestOp(Message):
 class ResponseOp(Message):
     """What an operation is answered: exactly one of these is not None."""
 
-    response_range: Annotated[RangeResponse | None, 1] = None
+    response_range: Annotated[FoundRange | None, 1] = None
     response_put: Annotated[PutResponse | None, 2] = None
     response_delete_range: Annotated[DeleteRangeResponse | None, 3] = None
 
@@ -111,6 +117,23 @@ class TxnRequest(Message):
     compare: Annotated[Sequence[Compare], 1] = ()
     success: Annotated[Sequence[RequestOp], 2] = ()
     failure: Annotated[Sequence[RequestOp], 3] = ()
+
+
+class Prepared:
+    """A transaction in its bytes; ``compare``, ``success`` and ``failure`` only say of what kind each part is."""
+
+    __slots__ = ("_data", "compare", "failure", "success")
+
+    def __init__(
+        self, data: bytes, compare: Sequence[Compare], success: Sequence[RequestOp], failure: Sequence[RequestOp] = ()
+    ) -> None:
+        self._data = data
+        self.compare = compare
+        self.success = success
+        self.failure = failure
+
+    def encode(self) -> bytes:
+        return self._data
 
 
 class TxnResponse(Message):

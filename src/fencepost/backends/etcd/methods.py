@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from fencepost.backends.etcd import messages as pb
 from fencepost.backends.etcd.codec import DecodeError, Message
@@ -10,7 +10,12 @@ from fencepost.backends.etcd.http2 import Call
 from fencepost.backends.etcd.status import Code, Failure
 from fencepost.errors import BackendError
 
-Q = TypeVar("Q", bound=Message)
+
+class Request(Protocol):
+    def encode(self) -> bytes: ...
+
+
+Q = TypeVar("Q", bound=Request)
 R = TypeVar("R", bound=Message)
 
 
@@ -39,11 +44,11 @@ def _stamped(_: Any, answer: Any) -> bool:
     return bool(answer.header.revision)
 
 
-def _each_answered(request: pb.TxnRequest, answer: pb.TxnResponse) -> bool:
+def _each_answered(request: pb.TxnRequest | pb.Prepared, answer: pb.TxnResponse) -> bool:
     return bool(answer.header.revision) and _all_answered(request, answer)
 
 
-def _all_answered(request: pb.TxnRequest, answer: pb.TxnResponse) -> bool:
+def _all_answered(request: pb.TxnRequest | pb.Prepared, answer: pb.TxnResponse) -> bool:
     done, answers = request.failure if request.compare and not answer.succeeded else request.success, answer.responses
     return len(answers) == len(done) and all(map(_answered, done, answers))
 
@@ -67,7 +72,7 @@ def _answered(each: pb.RequestOp, found: pb.ResponseOp) -> bool:
 
 
 RANGE = Method[pb.RangeRequest, pb.RangeResponse]("/etcdserverpb.KV/Range", pb.RangeResponse, _stamped)
-TXN = Method[pb.TxnRequest, pb.TxnResponse]("/etcdserverpb.KV/Txn", pb.TxnResponse, _each_answered)
+TXN = Method[pb.TxnRequest | pb.Prepared, pb.TxnResponse]("/etcdserverpb.KV/Txn", pb.TxnResponse, _each_answered)
 TXNS = Method[pb.NestedRequest, pb.NestedResponse](TXN.path, pb.NestedResponse, _each_of_them_answered)
 GRANT = Method[pb.LeaseGrantRequest, pb.LeaseGrantResponse](
     "/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse, lambda _, answer: answer.ID != 0 and answer.TTL > 0

@@ -82,7 +82,8 @@ class Rpc:
         limit = patience(self.timeout if timeout is None else timeout)
         until = self._driver.now() + limit
         each = self._share(limit)
-        pauses, logins, ambiguous, said = Backoff(0.02, 0.5), 0, False, ""
+        pauses: Backoff | None = None  # made once it is needed, which is seldom
+        logins, ambiguous, said = 0, False, ""
         while True:
             member, dial, known = channels.member, channels.dial, self._logins
             try:
@@ -113,6 +114,7 @@ class Rpc:
                 logins += 1
                 said = ""
                 continue
+            pauses = pauses or Backoff(0.02, 0.5)
             if not fault.passing or channels.closed or self._driver.now() + pauses.pause >= until:
                 kind = Outage if fault.passing else LeaseGone if "lease not found" in fault.words else BackendError
                 raise kind(said, backend="etcd", ambiguous=ambiguous or fault.done)
