@@ -28,6 +28,8 @@ from fencepost.driver.reply import Reply
 from fencepost.driver.sockets import keep_alive
 from fencepost.errors import BackendError
 
+_ROOM = 65536  # bytes that are read at once
+
 
 class Subscription(Reply):
     """The answer to SUBSCRIBE: a message if the server complies, a reply if it refuses."""
@@ -41,7 +43,7 @@ class Subscription(Reply):
         super().bring(value)
 
 
-class Stream(asyncio.Protocol):
+class Stream(asyncio.BufferedProtocol):
     """One asyncio connection: requests of all tasks, answered in order, and messages as they come."""
 
     ordered = True
@@ -56,6 +58,9 @@ class Stream(asyncio.Protocol):
         self._pending: deque[Reply] = deque()
         self._held: list[bytes] = []
         self._gets: Callable[[], Any]
+        # Of its own: for a plain Protocol asyncio makes room for 256 KiB before each read, which malloc() may well take
+        # from the kernel and give back to it each time. A view, because asyncio's TLS writes into slices of it.
+        self._buffer = memoryview(bytearray(_ROOM))
         self._watch: asyncio.TimerHandle | None = None
         self._waiting: Reply | None = None
         self._why: OSError | None = None
@@ -110,8 +115,11 @@ class Stream(asyncio.Protocol):
         self._feed, self._gets = reader.feed, reader.gets
         self.open = True
 
-    def data_received(self, data: bytes) -> None:
-        self._feed(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._feed(self._buffer, 0, nbytes)
         gets, popleft = self._gets, self._pending.popleft
         try:
             while (reply := gets()) is not NOTHING:
