@@ -19,7 +19,6 @@ from fencepost.backends.redis.connection import (
     Dial,
     Endpoint,
     astray,
-    fitting,
     garbled,
     pack,
 )
@@ -112,7 +111,9 @@ class Stream(asyncio.BufferedProtocol):
         if raw.family != getattr(socket, "AF_UNIX", None):
             keep_alive(raw)
         reader = Reader(notEnoughData=NOTHING)
-        self._feed, self._gets = reader.feed, reader.gets
+        # Its stub leaves out that it takes any buffer.
+        self._feed = cast("Callable[[memoryview, int, int], None]", reader.feed)
+        self._gets = reader.gets
         self.open = True
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -120,15 +121,16 @@ class Stream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._feed(self._buffer, 0, nbytes)
-        gets, popleft = self._gets, self._pending.popleft
+        gets, pending = self._gets, self._pending
         try:
             while (reply := gets()) is not NOTHING:
-                if reply.__class__ is PushNotification and not subscribed(reply):
+                kind = reply.__class__
+                if kind is PushNotification and not subscribed(reply):
                     self._hear(reply)
                     continue
-                if not self._pending or not fitting(reply, self._pending[0].fits):
+                if not pending or (kind is not ReplyError and not pending[0].fits(reply)):
                     return self._give_up(astray())
-                popleft().bring(reply)
+                pending.popleft().bring(reply)
         except GARBAGE as error:
             self._give_up(garbled(error))
 
