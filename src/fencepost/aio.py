@@ -207,7 +207,7 @@ class Lock:
 
         It never enters again, also if the lock is re-entrant: a task that holds it already would wait for itself.
         """
-        return await self._locks._core.acquire_or_raise(self.name, asyncio.current_task(), **self._options)
+        return await self._locks._core.acquire_or_raise(self.name, asyncio.current_task, **self._options)
 
     @bare
     async def try_acquire(self) -> Lease | None:
@@ -385,9 +385,7 @@ class Locks:
         BackendError, ConfigError; whatever it raises, and when it is cancelled, it leaves neither a
         lock nor a queue entry.
         """
-        return await self._core.acquire_or_raise(
-            name, asyncio.current_task(), ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold
-        )
+        return await self._core.acquire_or_raise(name, asyncio.current_task, ttl, timeout, renew, max_hold)
 
     async def try_acquire(
         self,

@@ -177,10 +177,11 @@ class BaseLease:
         self.name = name
         self.holder = holder
         self._stored = holder  # as the store has it: the core adds its label
-        self.token = grant.token
-        self.ttl = grant.ttl
-        self.since = grant.since
-        self.deadline = grant.since + grant.ttl
+        token, ttl, since = grant
+        self.token = token
+        self.ttl = ttl
+        self.since = since
+        self.deadline = since + ttl
         self.shared = shared
         self._sign: Callable[[str, Stamp], str] | None = None
         self._core = core
@@ -199,8 +200,8 @@ class BaseLease:
         self._body: Any = None  # the block of an asyncio face that the loss cancels
         self._holds = 1  # the blocks of a re-entrant lock that are inside
         self._kept_until: float | None = None  # the end of its block does not free the lock before
-        self._renew_until = (inf if max_hold is None else grant.since + max_hold) if renew else -inf
-        self._schedule(grant.since)
+        self._renew_until = (inf if max_hold is None else since + max_hold) if renew else -inf
+        self._schedule(since)
 
     @property
     def remaining(self) -> float:

@@ -369,22 +369,43 @@ class Core(Generic[L]):
         return holder + self._suffix if len(holder) == 32 else holder
 
     async def acquire_or_raise(
-        self, name: str, who: Hashable, *, timeout: float | timedelta | None, limit: int | None = None, **options: Any
+        self,
+        name: str,
+        who: Callable[[], Hashable],
+        ttl: float | timedelta | None,
+        timeout: float | timedelta | None,
+        renew: bool,
+        max_hold: float | timedelta | None,
+        limit: int | None = None,
+        at_least: float | timedelta | None = None,
     ) -> L:
         """The same; NotAcquired once ``timeout`` has passed. It tells who holds the lock, where that is known.
 
-        ConfigError if ``who``, a thread or task, would wait for itself without end.
+        ``who`` tells the thread or task that asks: ConfigError if it would wait for itself without end.
         """
-        own = self._own_blocks(name, who, limit) if ambient.blocks() else []
+        # Not by **options: this is called for every lock, and dictionaries take longer than the rest of it.
+        own = self._own_blocks(name, who(), limit) if ambient.blocks() else []
         if own and check.wait(timeout, "timeout") == inf:
             # The store may have given the lock away already: then there is somebody else to wait for, or nobody.
-            if (lease := await self.acquire(name, timeout=0, limit=limit, **options)) is not None:
+            at_once = self.acquire(
+                name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold, limit=limit, at_least=at_least
+            )
+            if (lease := await at_once) is not None:
                 return lease
             status = await self.status(name)
             if status is not None and {each.holder for each in own} <= {status.holder, *status.sharers}:
                 raise ConfigError(f"{_nested(own[0], limit, self.driver.blocking)}; this wait would have no end")
         in_the_way: list[str] = []
-        lease = await self.acquire(name, timeout=timeout, limit=limit, in_the_way=in_the_way, **options)
+        lease = await self.acquire(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            max_hold=max_hold,
+            limit=limit,
+            at_least=at_least,
+            in_the_way=in_the_way,
+        )
         if lease is not None:
             return lease
         holder, label = unlabelled(in_the_way[0]) if in_the_way else ("", "")
@@ -512,7 +533,8 @@ class Core(Generic[L]):
                     lease._reason = Reason.UNCONFIRMED
                 self._done_releasing(lease)
         if released:
-            self._tell_release(lease)
+            if self._hooked:
+                self._tell_release(lease)
         elif known is None:
             self._tell_replaced(lease)
         elif known is not Reason.UNCONFIRMED:  # else the first try may well have done it

@@ -195,7 +195,7 @@ class Lock:
         """
         core = self._locks._core
         # Not call_or_undo(..., **options): after such a call Python 3.11 runs signal handlers, and the lease is lost.
-        ask = functools.partial(core.acquire_or_raise, self.name, threading.current_thread(), **self._options)
+        ask = functools.partial(core.acquire_or_raise, self.name, threading.current_thread, **self._options)
         return call_or_undo(core.give_up, ask)
 
     @bare
@@ -388,11 +388,8 @@ class Locks:
         at most; with ``renew=False`` it ends after its ttl. Raises NotAcquired, QueueFull,
         BackendError, ConfigError; whatever it raises, it leaves neither a lock nor a queue entry.
         """
-        core = self._core
-        who = threading.current_thread()
-        return call_or_undo(
-            core.give_up, core.acquire_or_raise, name, who, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold
-        )
+        core, who = self._core, threading.current_thread
+        return call_or_undo(core.give_up, core.acquire_or_raise, name, who, ttl, timeout, renew, max_hold)
 
     def try_acquire(
         self,

@@ -81,7 +81,7 @@ class Socket:
             except GARBAGE as error:
                 raise garbled(error) from error
             if reply is not NOTHING:
-                if not fitting(reply, fits) or self._more():
+                if (reply.__class__ is not ReplyError and not fits(reply)) or self._more():
                     raise astray()
                 return reply
             until = until or monotonic() + self._timeout

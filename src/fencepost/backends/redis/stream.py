@@ -19,7 +19,6 @@ from fencepost.backends.redis.connection import (
     Dial,
     Endpoint,
     astray,
-    fitting,
     garbled,
     pack,
 )
@@ -27,6 +26,8 @@ from fencepost.credentials import Secret
 from fencepost.driver.reply import Reply
 from fencepost.driver.sockets import keep_alive
 from fencepost.errors import BackendError
+
+_ROOM = 65536  # bytes that are read at once
 
 
 class Subscription(Reply):
@@ -41,7 +42,7 @@ class Subscription(Reply):
         super().bring(value)
 
 
-class Stream(asyncio.Protocol):
+class Stream(asyncio.BufferedProtocol):
     """One asyncio connection: requests of all tasks, answered in order, and messages as they come."""
 
     ordered = True
@@ -56,6 +57,9 @@ class Stream(asyncio.Protocol):
         self._pending: deque[Reply] = deque()
         self._held: list[bytes] = []
         self._gets: Callable[[], Any]
+        # Of its own: for a plain Protocol asyncio makes room for 256 KiB before each read, which malloc() may well take
+        # from the kernel and give back to it each time. A view, because asyncio's TLS writes into slices of it.
+        self._buffer = memoryview(bytearray(_ROOM))
         self._watch: asyncio.TimerHandle | None = None
         self._waiting: Reply | None = None
         self._why: OSError | None = None
@@ -107,20 +111,26 @@ class Stream(asyncio.Protocol):
         if raw.family != getattr(socket, "AF_UNIX", None):
             keep_alive(raw)
         reader = Reader(notEnoughData=NOTHING)
-        self._feed, self._gets = reader.feed, reader.gets
+        # Its stub leaves out that it takes any buffer.
+        self._feed = cast("Callable[[memoryview, int, int], None]", reader.feed)
+        self._gets = reader.gets
         self.open = True
 
-    def data_received(self, data: bytes) -> None:
-        self._feed(data)
-        gets, popleft = self._gets, self._pending.popleft
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._feed(self._buffer, 0, nbytes)
+        gets, pending = self._gets, self._pending
         try:
             while (reply := gets()) is not NOTHING:
-                if reply.__class__ is PushNotification and not subscribed(reply):
+                kind = reply.__class__
+                if kind is PushNotification and not subscribed(reply):
                     self._hear(reply)
                     continue
-                if not self._pending or not fitting(reply, self._pending[0].fits):
+                if not pending or (kind is not ReplyError and not pending[0].fits(reply)):
                     return self._give_up(astray())
-                popleft().bring(reply)
+                pending.popleft().bring(reply)
         except GARBAGE as error:
             self._give_up(garbled(error))
 
