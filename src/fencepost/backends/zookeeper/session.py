@@ -418,7 +418,7 @@ class Session:
         self._settings = settings
         self._patience = settings.patience
         self._waiting: set[Signal] = set()
-        self._watching: dict[str, set[Callable[[], None]]] = {}
+        self._watching: dict[str, set[Callable[[Any], None]]] = {}
         self._watch_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         handler = _Handler(min(max(timeout / 6, 1.0), 5.0))
         self._client = _Client(
@@ -531,8 +531,8 @@ class Session:
                 self._waiting.discard(signal)
 
     @contextmanager
-    def watching(self, path: str, wake: Callable[[], None]) -> Iterator[Callable[[Any], None]]:
-        """What to give a request as its watch of ``path``: ``wake`` is called when it fires, in here.
+    def watching(self, path: str, wake: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
+        """What to give a request as its watch of ``path``: ``wake`` is called with the event when it fires, in here.
 
         It is the same for all: kazoo keeps each watch until it fires, also of those who no longer wait.
         """
@@ -553,7 +553,7 @@ class Session:
             paths = list(self._watching) if event.path is None else [event.path]
             wakes = [wake for path in paths for wake in self._watching.get(path, ())]
         for wake in wakes:
-            wake()
+            wake(event)
 
     def send(self, request: object, then: Callable[[Reply], None] | None = None) -> Reply:
         """Send without waiting, from any thread; requests are carried out in the order they were sent."""
