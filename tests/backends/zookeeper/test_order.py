@@ -241,6 +241,30 @@ def test_a_hand_over_in_a_long_queue_does_not_list_it(
         assert len(sent) == 3 * 5 + 1  # a release; a sync, and a look for three nodes
 
 
+def test_who_joined_a_short_queue_that_is_long_now_does_not_list_it(
+    locks: sync.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contender, "_LONG", 4)
+    holder = locks.acquire("hot")
+    waiters: list[Background[sync.Lease]] = []
+    for _ in range(4):
+        waiters.append(queued(locks, "hot", *waiters))
+    lists: list[object] = []
+    send = Session.send
+
+    def noted(self: Session, request: object, *then: Any) -> Any:
+        if isinstance(request, GetChildren):
+            lists.append(request)
+        return send(self, request, *then)
+
+    monkeypatch.setattr(Session, "send", noted)
+    for waiter in waiters:
+        assert holder.release()
+        holder = waiter.join(PATIENCE)
+    assert holder.release()
+    assert len(lists) == 1, "the first waiter saw how long the queue is"
+
+
 @pytest.mark.usefixtures("long")
 def test_a_waiter_does_not_hold_when_the_one_before_it_leaves(locks: sync.Locks) -> None:
     holder = locks.acquire("hot")
