@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from math import inf
 
-from kazoo.exceptions import ConnectionLoss, NoNodeError
+from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
 from fencepost.address import Address
@@ -15,7 +15,16 @@ from fencepost.backends import exposure
 from fencepost.backends.sharing import blocking, waiting
 from fencepost.backends.zookeeper import names
 from fencepost.backends.zookeeper.address import read
-from fencepost.backends.zookeeper.contender import Contender, base, changed, contenders, nodes, raise_base
+from fencepost.backends.zookeeper.contender import (
+    Contender,
+    Release,
+    base,
+    changed,
+    contenders,
+    nodes,
+    raise_base,
+    settle,
+)
 from fencepost.backends.zookeeper.doctor import examine
 from fencepost.backends.zookeeper.session import FRACTION, Reply, Session, sets
 from fencepost.driver import Driver
@@ -264,7 +273,7 @@ class ZooKeeper(Backend):
             if in_time[-1]:
                 unsure[each.holder] = each
         try:
-            deleted = await session.ask(*(Delete(each.path, -1) for each in contenders))
+            deleted = await self._delete(session, contenders)
             answers: list[bool | BackendError] = []
             for each, reply, soon in zip(contenders, deleted, in_time, strict=True):
                 there = not isinstance(reply.error, NoNodeError)
@@ -279,6 +288,15 @@ class ZooKeeper(Backend):
             self._unconfirmed.update(unsure)
             for oldest in list(self._unconfirmed)[:-_UNCONFIRMED]:
                 self._unconfirmed.pop(oldest, None)
+
+    async def _delete(self, session: Session, contenders: Sequence[Contender]) -> list[Reply]:
+        """Delete the nodes of holds of one session."""
+        replies = [settle(reply) for reply in await session.ask(*(each.release for each in contenders))]
+        for at, each in enumerate(contenders):
+            # Who may not write to its own node, by an ACL of the caller's, may still delete it.
+            if isinstance(replies[at].error, NoAuthError) and isinstance(each.release, Release):
+                [replies[at]] = await session.ask(Delete(each.path, -1))
+        return replies
 
     async def _release_again(self, name: str, holder: str, token: int) -> bool:
         """Confirm a release whose answer was lost; True if its node is gone, and its session did not expire."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, SessionExpiredError
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, RolledBackError, SessionExpiredError
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
 
 from fencepost import check, holders
 from fencepost.backend import LOOK
@@ -18,13 +18,16 @@ from fencepost.driver import Driver, Signal, stood_still
 from fencepost.errors import ConfigError
 
 _EPHEMERAL_SEQUENTIAL = 3
+_CHANGED = "CHANGED"
 _DELETED = "DELETED"
+_LONG = 256  # nodes: a queue of fewer is listed sooner than three nodes of it are looked for
 
 
 class Contender:
     """A holder's node in the queue of its lock, from before it is asked for until it is surely gone."""
 
     __slots__ = (
+        "_handed_over",
         "_last",
         "_lost",
         "_stem",
@@ -39,6 +42,7 @@ class Contender:
         "limit",
         "name",
         "session",
+        "size",
         "token",
         "ttl",
     )
@@ -62,9 +66,11 @@ class Contender:
         self.created: Reply | None = None
         self.token = 0  # what it was granted under
         self.based = False  # whether the lock had a base when last seen
+        self.size = 0  # how many nodes the lock had when last seen
         self.ahead: list[str] = []  # who stood before it when last seen, first come first
         self.ended = False  # nobody wants it any more; it is dropped as soon as the connection allows
         self.forsaken = False  # its waiter's coroutine was closed, so that nobody cleans up
+        self._handed_over = False  # the one before it held the lock, and has released it
         self._stem = ""
         self._last: Signal | None = None  # what it was last waited on with
         self._wake: Signal | None = None
@@ -115,7 +121,21 @@ class Contender:
                 return
 
     async def look(self) -> bool:
-        """List the queue again, as the leader sees it; False if this node is no longer in it."""
+        """See who is ahead now, as the leader sees it; False if this node is no longer in the queue.
+
+        A hand-over does not list the queue, which may be long. The one before it was first, so that nobody is left
+        ahead of it: numbers grow, and a node that is gone never comes back.
+        """
+        if self._handed_over and self.path:
+            self._handed_over = False
+            paths = (self.path, f"{self.folder}/{self.ahead[-1]}", f"{self.folder}/{names.BASE}")
+            synced, *replies = await self.session.ask(Sync("/"), *(Exists(path, None) for path in paths))
+            mine, last, base = (reply.value for reply in replies)
+            failed = synced.error or any(reply.error for reply in replies)
+            if not failed and self.path and mine is not None and mine.czxid == self.zxid and last is None:
+                self.ahead, self.based = [], base is not None
+                self.size = max(self.size, _LONG)  # as the one before it knew; the next need not list it either
+                return True
         return await self._see(await self.session.read(GetChildren(self.folder, None)))
 
     async def _see(self, listed: Reply) -> bool:
@@ -123,7 +143,7 @@ class Contender:
             return False
         mine = self.path.rpartition("/")[2]
         children = listed.get()
-        self.based = names.BASE in children
+        self.size, self.based = len(children), names.BASE in children
         if children == [mine]:
             self.ahead = []
             return True
@@ -145,17 +165,35 @@ class Contender:
     async def passed(self, driver: Driver, left: float) -> bool:
         """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
         self._wake = self._last = wake = driver.signal()
+        self._handed_over = False
+        changed = False
+
+        def woken(event: Any) -> None:
+            nonlocal changed
+            changed = event.type == _CHANGED
+            wake.set()
+
         last = self.blocking[-1]
+        if self.limit is None:
+            self.ahead = [last]  # with many waiters in a process, the rest of a long queue is many lists
         any_of_them = bool(self.limit and names.limit(last))  # may make room
         path = self.folder if any_of_them else f"{self.folder}/{last}"
-        with self.session.watching(path, wake.set) as watch:
+        with self.session.watching(path, woken) as watch:
             [seen] = await self.session.ask(GetChildren(path, watch) if any_of_them else GetData(path, watch))
             if isinstance(seen.error, NoNodeError):
                 return True
             if any_of_them and seen.error is None and not set(self.ahead) <= set(seen.value):
                 return True
             seen.get()
-            return await wake.wait(None if left == inf else left)
+            if not await wake.wait(None if left == inf else left):
+                return False
+            self._handed_over = changed and self.limit is None and _tells(last, *seen.value)
+            return True
+
+    @property
+    def release(self) -> "Release | Delete":
+        """What deletes the node of this holder; in a long queue, so that the one behind it need not list that."""
+        return Release(self.path) if self.size >= _LONG and self.limit is None else Delete(self.path, -1)
 
     def rouse(self) -> None:
         """Make a waiter look again."""
@@ -199,6 +237,33 @@ class Contender:
             # the leader takes no request from a connection that this session has left.
             synced = session.send(Sync("/"))
             session.send(GetChildren(folder, None), found)
+
+
+class Release(Transaction):  # type: ignore[misc]  # kazoo has no types
+    """Deletes a holder's node, and shows who watches it that it was the holder's.
+
+    They are told of a change; of a waiter that left or died, they are told that it was deleted. Other clients look
+    again after either.
+    """
+
+    def __new__(cls, path: str) -> "Release":
+        return super().__new__(cls, (SetData(path, b"", -1), Delete(path, -1)))  # type: ignore[no-any-return]
+
+
+def settle(reply: Reply) -> Reply:
+    """The reply of a release, with its error where that of any other request is."""
+    if isinstance(reply.value, list):
+        errors = [each for each in reply.value if isinstance(each, Exception)]
+        reply.error = next((each for each in errors if not isinstance(each, RolledBackError)), None)
+    return reply
+
+
+def _tells(node: str, data: bytes, stat: Any) -> bool:
+    """Whether a change of this node can only mean that its holder releases it.
+
+    It is one of ours, that nobody has changed. Curator asks a holder to release by a change of its node.
+    """
+    return names.limit(node) is None and stat.version == 0 and _owner(data, node)[1] > 0
 
 
 class Seen(NamedTuple):

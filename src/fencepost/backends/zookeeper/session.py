@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from kazoo.exceptions import (
     UnimplementedError,
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.connection import CLOSE_RESPONSE, ConnectionHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect, Create2, Sync
 from kazoo.protocol.states import KazooState, KeeperState
 
@@ -43,6 +44,8 @@ nothing was sent for a third of the timeout: that is what is left here, so that 
 
 _HOPELESS = 5.0  # seconds, at least, for which all servers turn a client away before it asks for another session
 _PAUSE = 3.0  # longer than between two attempts to connect
+_CHUNK = 65536  # bytes to read from a connection at once
+_BURST = 64  # requests to send at once, before answers are read again
 
 DOUBTFUL = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
@@ -215,6 +218,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     on_beat: Callable[[], None] = staticmethod(lambda: None)
     on_over: Callable[[], None] = staticmethod(lambda: None)
     _due = 0.0
+    _unread: bytearray
+    """What has come from the server and was not looked at yet; another one for each connection."""
+    _unsent: bytearray | None = None
+    """The requests of a burst, while they are put together."""
     _turned_away = (0.0, 0.0)
     """When servers began to close each connection without an answer, and when one did so last."""
 
@@ -244,6 +251,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
 
     def _connect(self, *args: Any) -> Any:
         try:
+            self._unread, self._unsent = bytearray(), None
             self.unnamed = None
             self.authenticate()
             return super()._connect(*args)
@@ -266,15 +274,49 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return super()._read_response(header, buffer, offset)
 
     def _read_socket(self, read_timeout: float) -> Any:
+        """As kazoo's, but for all that has come: it would ask the system twice for each half of each answer."""
         try:
-            return super()._read_socket(read_timeout)
+            chunk = self._socket.recv(_CHUNK)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        if not chunk:
+            raise ConnectionDropped("socket connection broken")
+        self._unread += chunk
+        pending = getattr(self._socket, "pending", int)  # of TLS: what is decrypted, which a poll does not show
+        try:
+            while self._unread or pending():
+                if super()._read_socket(read_timeout) == CLOSE_RESPONSE:
+                    return CLOSE_RESPONSE
         except (RuntimeError, LookupError, ValueError, struct.error) as error:
             # It answers no request, or is no answer. Kazoo would end the session, and leave its nodes until it expires.
             raise ConnectionDropped(f"the server sent what answers no request: {error!r}") from error
+        return None
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        found = bytes(self._unread[:length])
+        del self._unread[:length]
+        if len(found) < length:
+            found += super()._read(length - len(found), timeout)
+        return found
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        super()._send_request(read_timeout, connect_timeout)
+        """As kazoo's, but for all requests that wait to be sent, in one write."""
+        self._unsent = bytearray()
+        try:
+            for _ in range(_BURST):
+                super()._send_request(read_timeout, connect_timeout)
+                if not self.client._queue:
+                    break
+        finally:
+            burst, self._unsent = self._unsent, None
+        self._write(burst, connect_timeout)
         self._beat()
+
+    def _write(self, message: bytes | bytearray, timeout: float) -> None:
+        if self._unsent is None:
+            super()._write(message, timeout)
+        else:
+            self._unsent += message
 
     def _send_ping(self, connect_timeout: float) -> None:
         super()._send_ping(connect_timeout)
@@ -376,7 +418,7 @@ class Session:
         self._settings = settings
         self._patience = settings.patience
         self._waiting: set[Signal] = set()
-        self._watching: dict[str, set[Callable[[], None]]] = {}
+        self._watching: dict[str, set[Callable[[Any], None]]] = {}
         self._watch_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         handler = _Handler(min(max(timeout / 6, 1.0), 5.0))
         self._client = _Client(
@@ -489,8 +531,8 @@ class Session:
                 self._waiting.discard(signal)
 
     @contextmanager
-    def watching(self, path: str, wake: Callable[[], None]) -> Iterator[Callable[[Any], None]]:
-        """What to give a request as its watch of ``path``: ``wake`` is called when it fires, in here.
+    def watching(self, path: str, wake: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
+        """What to give a request as its watch of ``path``: ``wake`` is called with the event when it fires, in here.
 
         It is the same for all: kazoo keeps each watch until it fires, also of those who no longer wait.
         """
@@ -511,7 +553,7 @@ class Session:
             paths = list(self._watching) if event.path is None else [event.path]
             wakes = [wake for path in paths for wake in self._watching.get(path, ())]
         for wake in wakes:
-            wake()
+            wake(event)
 
     def send(self, request: object, then: Callable[[Reply], None] | None = None) -> Reply:
         """Send without waiting, from any thread; requests are carried out in the order they were sent."""
