@@ -100,6 +100,38 @@ def test_a_retry_is_recognised_by_the_whole_command(guard: RedisGuard, client: A
     assert client.get(thing) == b"7"
 
 
+def test_a_retry_of_a_later_write_is_recognised_too(guard: RedisGuard, client: Any, thing: str) -> None:
+    guard.execute("INCRBY", thing, 1, lease=Stamp(5, 1, "ann"))
+    offer = Stamp(5, 2, "ann")
+    assert guard.execute("INCRBY", thing, 7, lease=offer) == Done(8)
+    assert guard.execute("INCRBY", thing, 7, lease=offer) == Done(None, replayed=True)
+    with pytest.raises(ReplayMismatch):
+        guard.execute("INCRBY", thing, 8, lease=offer)
+    assert client.get(thing) == b"8"
+
+
+@pytest.mark.parametrize("seq", [1, 2])
+def test_a_reply_is_the_same_at_the_first_access_and_at_a_later_one(
+    guard: RedisGuard, client: Any, thing: str, seq: int
+) -> None:
+    client.rpush(thing, "a", "b", "c", "d", "e", "f")
+    for nth in range(seq - 1):
+        guard.enter(thing, Stamp(5, nth + 1, "ann"))
+    for number, (command, reply) in enumerate(
+        [
+            (("LPOP", thing, 1), [b"a"]),
+            (("LPOP", thing, 0), []),
+            (("LPOP", thing, 9), [b"b", b"c", b"d", b"e", b"f"]),
+            (("LPOP", thing), None),
+            (("LPOP", thing, 1), None),
+            (("SET", thing, "ok"), b"OK"),
+            (("GETDEL", thing), b"ok"),
+            (("INCR", thing), 1),
+        ]
+    ):
+        assert guard.execute(*command, lease=Stamp(5, seq + number, "ann")) == Done(reply)
+
+
 def test_the_script_is_loaded_again_when_the_server_forgot_it(guard: RedisGuard, client: Any, thing: str) -> None:
     guard.execute("SET", thing, 1, lease=5)
     client.script_flush()

@@ -60,6 +60,7 @@ class BaseRedisGuard:
         self.link = Link(client)
         """The client, as everything that runs commands of its user's inside a script needs it."""
         self._prefix = prefix
+        self._encoded_prefix = prefix.encode()
         self._hooks = tuple(hooks)
         self._policy = policy
 
@@ -69,7 +70,8 @@ class BaseRedisGuard:
         access = Judgement("redis", name, lease, "write", self._hooks, self._policy)
         if not access.judged:
             return await self._run(keys, command)
-        digest = hashlib.sha256(repr([encoded(part) for part in command]).encode()).hexdigest()
+        sent = [part if isinstance(part, bytes) else str(part).encode() for part in command]
+        digest = hashlib.sha256(repr(sent).encode()).hexdigest()
         with access.turn(blocking=not self.link.is_async):
             return await self._pass(access, name, keys, command, digest)
 
@@ -148,21 +150,27 @@ class BaseRedisGuard:
     ) -> Done:
         mark_key = self.link.key(self._prefix, resource)
         self.link.same_slot(mark_key, keys)
-        if access.action == "write" and any(encoded(key).startswith(self._prefix.encode()) for key in keys):
-            raise ConfigError(f"{text(command[0])} would write over a mark; take another key, or another prefix=")
+        if access.action == "write":
+            for key in keys:
+                if encoded(key).startswith(self._encoded_prefix):
+                    raise ConfigError(
+                        f"{text(command[0])} would write over a mark; take another key, or another prefix="
+                    )
         offer = access.take()
         jump, first = access.limits(offer)
-        refuses = "1" if access.refuses else "0"
-        args = [
-            *offer,
-            digest,
-            refuses,
-            "" if jump is None else jump,
-            "" if first is None else first,
-            expected,
-            *command,
-        ]
-        said, done, *mark, reply = await self.link.script(_ADMIT, [mark_key, *keys], args)
+        unusual: tuple[Part, ...] = ("",)
+        if not access.refuses or jump is not None or first is not None or expected:
+            unusual = (
+                "1" if access.refuses else "0",
+                "" if jump is None else jump,
+                "" if first is None else first,
+                expected,
+            )
+        answer = await self.link.script(_ADMIT, (mark_key, *keys), (*offer, digest, *unusual, *command))
+        if not isinstance(answer, list) or len(answer) == 1:  # admitted at the mark's own token
+            access.conclude(offer, offer, Verdict.ADMIT)
+            return Done(answer[0] if isinstance(answer, list) else answer)
+        said, done, *mark, reply = answer
         if (word := text(said)) == "changed":
             return _CHANGED
         verdict = Verdict(word)

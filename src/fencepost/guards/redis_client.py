@@ -48,7 +48,8 @@ class Link:
         """The reply to a command; ``anywhere`` asks any node of a Cluster. BackendError if there was none."""
         try:
             if not (anywhere and self._cluster):
-                return await settle(self._client.execute_command(*command, **options))
+                reply = self._client.execute_command(*command, **options)
+                return await settle(reply) if self.is_async else reply
             if self.is_async:
                 await self._client.initialize()  # or it knows no node yet
             node = self._client.get_random_node()
