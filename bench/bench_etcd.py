@@ -66,8 +66,8 @@ def asynchronous() -> Iterator[Sides]:
 
 @bench(
     "etcd: 256 tasks with a lock each vs two bare transactions through grpc.aio",
-    bound="etcd and the client keep both cores busy, and etcd has half of that. One transaction with those of many tasks inside is faster, and is "
-    "not used: etcd did not always check rights and the quota inside; see decision 13.",
+    bound="etcd and the client keep both cores busy, and etcd has half of that. One transaction with those of many "
+    "tasks inside is faster, and is not used: etcd did not always check rights and the quota inside; see decision 13.",
     aim=0.45,
     iterations=1,
     rounds=15,

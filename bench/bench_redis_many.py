@@ -121,7 +121,8 @@ def stall_of_many() -> float:
 @fact(
     "redis: 50,000 renewed leases, longest stall of the loop in ms",
     bound="Every few seconds Python rebuilds the timer's dict of 50,000 leases in one step, which took 3 to 6 ms in "
-    "trials; and a garbage collection looks at all of them. Many smaller dicts cost each renewal more, and were not kept.",
+    "trials; and a garbage collection looks at all of them. Many smaller dicts cost each renewal more, and were not "
+    "kept.",
     aim=5,
     quick=lambda: 1000 * smoke().stall,
     profile=sampled(MOST),

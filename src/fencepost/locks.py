@@ -134,9 +134,9 @@ def skipped(work: object, error: NotAcquired) -> None:
 
 
 def left(blocks: Mapping[T, object], who: T, name: str) -> T:
-    """Who of those in a lock's blocks entered the one that ``who``, a thread or task, leaves now.
+    """Return the thread or task that entered the block of a lock that ``who`` is leaving.
 
-    Usually itself. Frameworks may run the two ends of a generator, such as a fixture's, in different ones.
+    Usually that is ``who``. Frameworks may run the two ends of a generator, such as a fixture's, in different ones.
     """
     if who in blocks:
         return who

@@ -18,7 +18,7 @@ class Closed(BaseException):
 
 
 class Visit:
-    """One who is inside, and whom somebody may wait for. When it is dropped it is gone, also if it could not leave."""
+    """A thread or task inside a scope, which ``end`` waits for. Dropping it is enough if it could not leave."""
 
     __slots__ = ("__weakref__",)
 

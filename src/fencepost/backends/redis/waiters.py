@@ -110,7 +110,7 @@ class Waiters:
     def join(
         self, name: str, keys: Keys, node: Node, holder: str, ttl: float, entry: str, limit: int | None = None
     ) -> Waiter:
-        """Register one whom the server has queued. Its grant may have come already."""
+        """Register a waiter that the server has queued. Its grant may have come already."""
         with self._gate:
             queue = self.queues.get(name)
             if queue is None:
