@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from tests import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.experiment]
 
 FOLDERS = {"fencepost": ROOT, "fencepost-lab": ROOT / "lab"}
 

@@ -41,6 +41,7 @@ def build(folder: Path, out: Path, *targets: str) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 @pytest.mark.parametrize("package", DISTRIBUTIONS)
 def test_both_kinds_of_distribution_are_complete_the_same_each_time_and_fit_for_an_index(
     package: str, tmp_path: Path

@@ -61,6 +61,7 @@ def test_a_group_needs_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_simulated_fleets_keep_their_promises() -> None:
     told = json.loads(fence("fleet", "sim", "--seeds", "3", "--members", "12", "--partitions", "15", "--json"))
     assert (told["seeds"], told["failed"]) == (3, [])

@@ -14,7 +14,7 @@ from fencepost_lab.history.format import digest
 from fencepost_lab.sim import fleet
 from fencepost_lab.sim.fleet import Fleet, Size, facts, run_seed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.experiment]
 
 SMALL = Size(workers=24, hosts=5, partitions=30)
 

@@ -36,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes ten seconds or so, and is begun first")
-    config.addinivalue_line("markers", "experiment: from end to end; make experiments runs it, make test does not")
+    config.addinivalue_line(
+        "markers", "experiment: long, from end to end; make experiments runs it, make test does not"
+    )
     if getattr(config.option, SEED) == "random":
         drawn = str(random.SystemRandom().randrange(1_000_000))
         setattr(config.option, SEED, getattr(config, "workerinput", {}).get(SEED, drawn))

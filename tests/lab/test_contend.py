@@ -31,6 +31,8 @@ from tests.harness.servers import Endpoint
 from tests.harness.threads import Background, background
 from tests.harness.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.experiment
+
 LONG = 600.0
 """Seconds for a run that ends far earlier: with its sections, or when it is told to stop."""
 

@@ -58,6 +58,7 @@ def scenarios(draw: st.DrawFn, fencing: str = "enter", most: int = 25) -> Scenar
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_no_schedule_breaks_a_promise(scenario: Scenario) -> None:
@@ -65,6 +66,7 @@ def test_no_schedule_breaks_a_promise(scenario: Scenario) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_a_schedule_that_loses_an_update_shrinks_to_its_core() -> None:
     def loses(scenario: Scenario) -> bool:
         return bool(run(scenario)[-1]["lost_updates"])

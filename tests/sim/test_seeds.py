@@ -39,6 +39,7 @@ def reasons(tally: Tally) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_no_promise_is_broken_whatever_fails() -> None:
     tally = try_seeds(range(SEEDS))
     assert not tally.failures, reasons(tally)
@@ -50,6 +51,7 @@ def test_no_promise_is_broken_whatever_fails() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_once_the_faults_stop_all_work_gets_done() -> None:
     tally = try_seeds(range(CALM), calm=True)
     assert not tally.failures, reasons(tally)
@@ -57,6 +59,7 @@ def test_once_the_faults_stop_all_work_gets_done() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.experiment
 def test_many_seeds_on_all_cores_give_what_one_process_finds() -> None:
     seen: list[int] = []
     tally = try_many(20, 60, workers=2, progress=lambda so_far: seen.append(so_far.seeds))
