@@ -132,6 +132,28 @@ def test_a_reply_is_the_same_at_the_first_access_and_at_a_later_one(
         assert guard.execute(*command, lease=Stamp(5, seq + number, "ann")) == Done(reply)
 
 
+def test_a_pipeline_is_refused(client: Any) -> None:
+    with pytest.raises(ConfigError, match="give the guard the client itself"):
+        RedisGuard(client.pipeline())
+
+
+@pytest.mark.parametrize("answer", [b"QUEUED", None, (b"admit", 0, None, None, None, b"OK"), 1, {}], ids=repr)
+def test_what_is_no_answer_of_the_guard_is_not_taken_for_an_admission(client: Any, thing: str, answer: object) -> None:
+    class Swallows(redis.Redis):
+        def execute_command(self, *command: Any, **options: Any) -> Any:
+            reply = super().execute_command(*command, **options)  # type: ignore[no-untyped-call]
+            return answer if command[0] in ("EVALSHA", "EVAL") else reply
+
+    seen: list[Event] = []
+    guard = RedisGuard(Swallows(connection_pool=client.connection_pool), hooks=[seen.append])
+    with pytest.raises(BackendError, match="not known whether") as raised:
+        guard.enter(thing, Stamp(5, 1, "ann"))
+    assert raised.value.ambiguous
+    with pytest.raises(BackendError):
+        guard.execute("SET", thing, 1, lease=Stamp(5, 2, "ann"))
+    assert not [event for event in seen if event.verdict == "admit"]
+
+
 def test_the_script_is_loaded_again_when_the_server_forgot_it(guard: RedisGuard, client: Any, thing: str) -> None:
     guard.execute("SET", thing, 1, lease=5)
     client.script_flush()

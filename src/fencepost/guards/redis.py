@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fencepost import check
 from fencepost.driver import run
-from fencepost.errors import ConfigError
+from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event, Hook, Hooks
 from fencepost.guards.judgement import Judgement, lowering, moved
 from fencepost.guards.policy import Policy
@@ -167,9 +167,16 @@ class BaseRedisGuard:
                 expected,
             )
         answer = await self.link.script(_ADMIT, (mark_key, *keys), (*offer, digest, *unusual, *command))
-        if not isinstance(answer, list) or len(answer) == 1:  # admitted at the mark's own token
+        if not isinstance(answer, list):
+            raise BackendError(
+                f"the client returned {type(answer).__name__} in place of the guard's answer, so it is not known "
+                f"whether the access was made; give the guard a plain client, not a pipeline or a transaction",
+                backend="redis",
+                ambiguous=True,
+            )
+        if len(answer) == 1:  # admitted at the mark's own token
             access.conclude(offer, offer, Verdict.ADMIT)
-            return Done(answer[0] if isinstance(answer, list) else answer)
+            return Done(answer[0])
         said, done, *mark, reply = answer
         if (word := text(said)) == "changed":
             return _CHANGED

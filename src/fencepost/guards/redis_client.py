@@ -30,6 +30,8 @@ class Link:
     def __init__(self, client: Any) -> None:
         from redis.exceptions import ConnectionError, NoScriptError, TimeoutError
 
+        if hasattr(client, "pipeline_execute_command"):
+            raise ConfigError("a pipeline answers only when it is executed; give the guard the client itself")
         # OSError: redis-py opens files of its own before it connects.
         self._no_script, self._unanswered = NoScriptError, (ConnectionError, TimeoutError, OSError)
         self._client = client

@@ -5,7 +5,8 @@
 --   first token ('' for none), what the command's first key must hold ('' anything, '-' nothing, '=' and a value). Then
 --   the command, if there is one.
 -- Answers the verdict, whether this very write was made before, the mark as it was, and the command's reply. If it was
--- admitted at the mark's own token, as most are, it answers the reply alone: as it is, or in a table if it is one itself.
+-- admitted at the mark's own token, as most are, it answers the reply alone, in a table like all other answers: what
+-- comes in their place, such as QUEUED, must not be taken for an admission.
 -- An argument, a field and an element of an answer each cost as much as the judgement: the usual case has few.
 local token, seq, holder, digest = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local refuses, jump, first, expected, command = true, '', '', '', 6
@@ -41,7 +42,7 @@ else
   verdict = less(seq, last) and 'late' or 'admit'
 end
 local enters = digest == ''
-local done = verdict == 'replay' and not enters and digest == redis.call('HGET', KEYS[1], 'digest')
+local done = verdict == 'replay' and not enters and digest == redis.call('HMGET', KEYS[1], 'digest')[1]
 local reply = false
 -- A digest that goes with an expected value is this very call's: it was made, and must not be made again.
 -- An enter that is repeated raises nothing, and reads.
@@ -58,7 +59,6 @@ if verdict == 'admit' or (verdict == 'replay' and enters) or (not refuses and no
     else
       -- A bare token that enters again, with a seq of 0, leaves the mark.
       if seq ~= '0' then redis.call('HSET', KEYS[1], 'seq', seq, 'digest', digest) end
-      if type(reply) ~= 'table' or reply.ok then return reply end
       return {reply}
     end
   end
