@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -238,7 +238,8 @@ def test_a_hand_over_in_a_long_queue_does_not_list_it(
             assert holder.token > token
         assert holder.release()
         assert not [request for request in sent if isinstance(request, GetChildren)]
-        assert len(sent) == 3 * 5 + 1  # a release; a sync, and a look for three nodes
+        # A release, and a look at its node; a sync, and a look at the queue, at one's own node and at the base.
+        assert len(sent) == 3 * 6 + 1
 
 
 def test_who_joined_a_short_queue_that_is_long_now_does_not_list_it(
@@ -247,7 +248,7 @@ def test_who_joined_a_short_queue_that_is_long_now_does_not_list_it(
     monkeypatch.setattr(contender, "_LONG", 4)
     holder = locks.acquire("hot")
     waiters: list[Background[sync.Lease]] = []
-    for _ in range(4):
+    for _ in range(8):
         waiters.append(queued(locks, "hot", *waiters))
     lists: list[object] = []
     send = Session.send
@@ -262,19 +263,66 @@ def test_who_joined_a_short_queue_that_is_long_now_does_not_list_it(
         assert holder.release()
         holder = waiter.join(PATIENCE)
     assert holder.release()
-    assert len(lists) == 1, "the first waiter saw how long the queue is"
+    assert len(lists) == 3, "the first waiter saw how long the queue is; it is short again for the last two"
+
+
+def behind_one_that_leaves(zookeeper: str, locks: sync.Locks, between: Callable[[], object]) -> Background[sync.Lease]:
+    """One that waits for the lock, after the one before it has left."""
+    with fencepost.connect(zookeeper, ttl=LONG) as leaves:
+        before = queued(leaves, "hot")
+        waiter = background(lambda: locks.acquire("hot", timeout=PATIENCE))
+        waiters_of(locks, "hot", 2)
+        until(lambda: watches(locks) == 1, "it watches the one before it")
+        between()
+    with pytest.raises(fencepost.ConfigError):  # its locks were closed
+        before.join(PATIENCE)
+    return waiter
 
 
 @pytest.mark.usefixtures("long")
-def test_a_waiter_does_not_hold_when_the_one_before_it_leaves(locks: sync.Locks) -> None:
+def test_a_waiter_does_not_hold_when_the_one_before_it_leaves(
+    zookeeper_server: Endpoint, locks: sync.Locks, folder: str
+) -> None:
     holder = locks.acquire("hot")
-    before = queued(locks, "hot", timeout=3.0)
-    waiter = queued(locks, "hot", before)
-    with pytest.raises(fencepost.NotAcquired):
-        before.join(PATIENCE)
+    waiter = behind_one_that_leaves(f"{zookeeper_server.url}/{folder}", locks, lambda: None)
     settled(locks, "hot", waiter)
     assert holder.release()
     assert waiter.join(PATIENCE).release()
+
+
+@pytest.mark.usefixtures("long")
+def test_a_waiter_does_not_hold_when_one_that_was_changed_before_leaves(
+    zookeeper_server: Endpoint, locks: sync.Locks, folder: str
+) -> None:
+    holder = locks.acquire("hot")
+
+    def change() -> None:
+        """The node of the one in the middle, as somebody does who revokes all of them; and wait until that was seen."""
+        with kazoo(zookeeper_server.url) as other:
+            nodes = sorted(other.get_children(f"/{folder}/hot"), key=lambda node: names.sequence(node) or 0)
+            other.set(f"/{folder}/hot/{nodes[1]}", b"__REVOKE__")
+        with pytest.raises(fencepost.NotAcquired):
+            locks.acquire("hot", timeout=0.5)
+
+    waiter = behind_one_that_leaves(f"{zookeeper_server.url}/{folder}", locks, change)
+    settled(locks, "hot", waiter)
+    assert holder.release()
+    assert waiter.join(PATIENCE).release()
+
+
+@pytest.mark.usefixtures("long")
+def test_a_client_of_kazoos_is_woken_by_a_release_in_a_long_queue(
+    zookeeper_server: Endpoint, locks: sync.Locks, folder: str
+) -> None:
+    holder = locks.acquire("hot")
+    with kazoo(zookeeper_server.url) as other:
+        foreign = other.Lock(f"/{folder}/hot", "somebody")
+        waiter = background(lambda: foreign.acquire(timeout=PATIENCE))
+        waiters_of(locks, "hot", 1)
+        until(lambda: len(other._data_watchers) == 1, "it watches the holder")
+        assert holder.release()
+        assert waiter.join(PATIENCE)
+        foreign.release()
 
 
 @pytest.mark.usefixtures("long")

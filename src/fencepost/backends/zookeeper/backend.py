@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from math import inf
 
-from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError
+from kazoo.exceptions import ConnectionLoss, NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
 from fencepost.address import Address
@@ -26,7 +26,7 @@ from fencepost.backends.zookeeper.contender import (
     settle,
 )
 from fencepost.backends.zookeeper.doctor import examine
-from fencepost.backends.zookeeper.session import FRACTION, Reply, Session, sets
+from fencepost.backends.zookeeper.session import DOUBTFUL, FRACTION, Reply, Session, sets
 from fencepost.driver import Driver
 from fencepost.driver.threads import Blocking
 from fencepost.driver.timer import Timer
@@ -292,10 +292,18 @@ class ZooKeeper(Backend):
     async def _delete(self, session: Session, contenders: Sequence[Contender]) -> list[Reply]:
         """Delete the nodes of holds of one session."""
         replies = [settle(reply) for reply in await session.ask(*(each.release for each in contenders))]
-        for at, each in enumerate(contenders):
-            # Who may not write to its own node, by an ACL of the caller's, may still delete it.
-            if isinstance(replies[at].error, NoAuthError) and isinstance(each.release, Release):
-                [replies[at]] = await session.ask(Delete(each.path, -1))
+        # Who may not write to its own node, by an ACL of the caller's or by a quota, may still delete it.
+        refused = [
+            at
+            for at, (each, reply) in enumerate(zip(contenders, replies, strict=True))
+            if isinstance(each.release, Release)
+            and reply.error is not None
+            and not isinstance(reply.error, (NoNodeError, *DOUBTFUL))
+        ]
+        if refused:
+            again = await session.ask(*(Delete(contenders[at].path, -1) for at in refused))
+            for at, reply in zip(refused, again, strict=True):
+                replies[at] = reply
         return replies
 
     async def _release_again(self, name: str, holder: str, token: int) -> bool:

@@ -70,7 +70,7 @@ class Contender:
         self.ahead: list[str] = []  # who stood before it when last seen, first come first
         self.ended = False  # nobody wants it any more; it is dropped as soon as the connection allows
         self.forsaken = False  # its waiter's coroutine was closed, so that nobody cleans up
-        self._handed_over = False  # the one before it held the lock, and has released it
+        self._handed_over: Reply | None = None  # if the node before it was changed: whether that was gone at once
         self._stem = ""
         self._last: Signal | None = None  # what it was last waited on with
         self._wake: Signal | None = None
@@ -126,15 +126,14 @@ class Contender:
         A hand-over does not list the queue, which may be long. The one before it was first, so that nobody is left
         ahead of it: numbers grow, and a node that is gone never comes back.
         """
-        if self._handed_over and self.path:
-            self._handed_over = False
-            paths = (self.path, f"{self.folder}/{self.ahead[-1]}", f"{self.folder}/{names.BASE}")
+        gone, self._handed_over = self._handed_over, None
+        if gone is not None and self.path:
+            paths = (self.folder, self.path, f"{self.folder}/{names.BASE}")
             synced, *replies = await self.session.ask(Sync("/"), *(Exists(path, None) for path in paths))
-            mine, last, base = (reply.value for reply in replies)
-            failed = synced.error or any(reply.error for reply in replies)
-            if not failed and self.path and mine is not None and mine.czxid == self.zxid and last is None:
-                self.ahead, self.based = [], base is not None
-                self.size = max(self.size, _LONG)  # as the one before it knew; the next need not list it either
+            queue, mine, base = (reply.value for reply in replies)
+            failed = synced.error or not gone.done or any(reply.error for reply in (gone, *replies))
+            if not failed and gone.value is None and self.path and mine is not None and mine.czxid == self.zxid:
+                self.ahead, self.based, self.size = [], base is not None, queue.numChildren
                 return True
         return await self._see(await self.session.read(GetChildren(self.folder, None)))
 
@@ -165,12 +164,13 @@ class Contender:
     async def passed(self, driver: Driver, left: float) -> bool:
         """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
         self._wake = self._last = wake = driver.signal()
-        self._handed_over = False
-        changed = False
+        self._handed_over = None
+        gone: Reply | None = None
 
         def woken(event: Any) -> None:
-            nonlocal changed
-            changed = event.type == _CHANGED
+            nonlocal gone
+            # Asked for at once, on the connection's thread: a release leaves no node, and others who change one do.
+            gone = self.session.send(Exists(path, None)) if event.type == _CHANGED else None
             wake.set()
 
         last = self.blocking[-1]
@@ -187,7 +187,7 @@ class Contender:
             seen.get()
             if not await wake.wait(None if left == inf else left):
                 return False
-            self._handed_over = changed and self.limit is None and _tells(last, *seen.value)
+            self._handed_over = gone if self.limit is None and _tells(last, *seen.value) else None
             return True
 
     @property
@@ -242,8 +242,8 @@ class Contender:
 class Release(Transaction):  # type: ignore[misc]  # kazoo has no types
     """Deletes a holder's node, and shows who watches it that it was the holder's.
 
-    They are told of a change; of a waiter that left or died, they are told that it was deleted. Other clients look
-    again after either.
+    They are told of a change; of a waiter that left or died, they are told that it was deleted. Kazoo's and Curator's
+    locks and the Java recipe look again after either.
     """
 
     def __new__(cls, path: str) -> "Release":

@@ -293,6 +293,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return None
 
     def _read(self, length: int, timeout: float) -> bytes:
+        if length < 0:
+            raise ConnectionDropped("the server sent a negative length")
         found = bytes(self._unread[:length])
         del self._unread[:length]
         if len(found) < length:
