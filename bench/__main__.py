@@ -90,6 +90,11 @@ def main() -> int:
     chosen, counted = [*filter(named, registry)], [*filter(named, facts)]
     if not chosen and not counted:
         parser.error(f"no bench matches {' '.join(options.words)!r}; there are: {[*names(registry, facts)]}")
+    if options.page and (left_out := page.unmeasured(options.page, names(chosen, counted))):
+        parser.error(
+            f"--page: {options.page} has figures that this run does not measure: {left_out}; measure everything, with "
+            f"the peers of bench/peers.txt installed, or remove its .json file first"
+        )
     if options.list:
         print("\n".join(names(chosen, counted)))
         return 0

@@ -58,6 +58,14 @@ def write(path: Path, command: str, results: Sequence[Result], facts: Sequence[d
     path.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
+def unmeasured(path: Path, names: Iterable[str]) -> list[str]:
+    """The figures of a page that a run of these benches would take off it."""
+    figures = path.with_suffix(".json")
+    measured = tuple(names)
+    known: Figures = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
+    return [key for key in known if not any(key == name or key.startswith(f"{name}: ") for name in measured)]
+
+
 def _missed(results: Sequence[Result], facts: Sequence[Mapping[str, Any]]) -> str:
     """Aims that were missed, and where the other side is ahead: what a reader should see first."""
     rows = [

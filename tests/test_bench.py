@@ -222,6 +222,26 @@ def test_a_side_is_profiled_after_its_rounds_and_before_the_clean_up(tmp_path: P
     assert "Where the client" not in (tmp_path / "speed.md").read_text()
 
 
+def test_no_figure_goes_from_the_page_because_a_peer_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "speed.json"
+    figures.write_text('{"slow vs fast: slow": 2.0, "slow vs another: slow": 2.0, "n": 3}')
+    monkeypatch.setattr(__main__, "load", lambda: None)
+    monkeypatch.setattr(__main__, "registry", [registered(Clock(), aim=1e-9)])
+    monkeypatch.setattr(__main__, "facts", [])
+    monkeypatch.setattr("sys.argv", ["bench", "--page", str(tmp_path / "speed.md")])
+    before = figures.read_text()
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "['slow vs another: slow', 'n']" in said
+    assert "bench/peers.txt" in said
+    assert figures.read_text() == before
+    assert not (tmp_path / "speed.md").exists()
+
+
 def test_without_py_spy_there_is_a_page_and_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
