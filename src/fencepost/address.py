@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
-# Compiled, and percent-encoding loaded, when the first URL is parsed.
+# These are compiled, and urllib.parse is imported, when the first URL is parsed.
 _URL = r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?"
 _HOST = r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?"
 _VALUE = r"([?&][^=&#]*)=[^&#]*"
@@ -30,9 +30,9 @@ class Address:
     path: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
     login: Any = field(default=None, repr=False, compare=False)
-    """A ``credentials.Source`` to ask for user and password before each new connection; None if they are fixed."""
+    """A ``credentials.Source`` that gives user and password for each new connection; None if they are fixed."""
     given: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Of an address that was read from a client: what no URL can say, by the names that the store's backend knows."""
+    """Settings copied from a client that no URL can express, by the names that the store's backend knows."""
 
     def options(self, **parsers: Callable[[str], Any]) -> dict[str, Any]:
         """The URL's options, each parsed by its own parser; ConfigError for one that is not known."""
@@ -48,19 +48,19 @@ class Address:
         return parsed
 
     def check_given(self, options: Iterable[str]) -> None:
-        """ConfigError for options beside a client that the client itself has said."""
+        """ConfigError for an option given with a client, if it is copied from the client itself."""
         if self.given and (twice := sorted(self.params.keys() & set(options))):
             raise ConfigError(f"options= has {twice[0]!r}, which is copied from the client: set it there")
 
     def check_hosts(self) -> None:
-        """ConfigError for a host that no server can have, as of a URL that was put together wrongly."""
+        """ConfigError for a host that no server can have, for example from a URL that was composed wrongly."""
         for host, _ in self.hosts:
             if not host.upper().startswith("%2F") and not is_host(host):
                 raise ConfigError(f"{self.scheme}:// cannot reach {host[:80]!r}: it is neither a name nor an address")
 
 
 def is_host(text: str) -> bool:
-    """Whether a name or an address can look like this; empty is one that is not told."""
+    """Whether this can be a host's name or address; empty means that none is given, which is allowed."""
     if len(text) > 255 or not text.isprintable() or " " in text:
         return False
     try:
@@ -71,7 +71,7 @@ def is_host(text: str) -> bool:
 
 
 def parse(url: str) -> Address:
-    """Take a URL apart; ConfigError, which never repeats a password, if that cannot be done."""
+    """Parse a URL; ConfigError, which never repeats a password, if it is invalid."""
     from urllib.parse import parse_qsl, unquote
 
     match = re.fullmatch(_URL, url)
@@ -83,7 +83,7 @@ def parse(url: str) -> Address:
     login, _, servers = (netloc or "").rpartition("@")
     user, colon, password = login.partition(":")
     hosts = []
-    # After the host, an @ in the path or in an option's name is what follows a / or ? of a password.
+    # An @ in the path, or in an option's name, means that a password contains a / or ? that ended the host too early.
     cut = "@" in path or any("@" in part.partition("=")[0] for part in (query or "").split("&"))
     for server in servers.split(",") if servers else ():
         found = re.fullmatch(_HOST, server)
@@ -126,7 +126,7 @@ def flag(text: str) -> bool:
 
 
 def seconds(text: str) -> float:
-    """An option that is a time to wait, which cannot be 0."""
+    """An option that is a duration greater than 0."""
     found = check.duration(text)
     if not found:
         raise ValueError("it must be greater than 0")
@@ -161,20 +161,20 @@ def secure(options: Mapping[str, Any]) -> bool:
 
 
 def tls_context(scheme: str, options: Mapping[str, Any]) -> "ssl.SSLContext":
-    """A context for a client: it trusts ``ca=``, or whom the system trusts, and shows ``cert=`` with ``key=``."""
+    """A context for a client: it trusts ``ca=``, or else what the system trusts, and shows ``cert=`` with ``key=``."""
     import ssl
 
     try:
         context = ssl.create_default_context(cafile=options.get("ca"))
         if "cert" in options:
             context.load_cert_chain(options["cert"], options.get("key"))
-    except OSError as error:  # also what is no certificate
+    except OSError as error:  # also for a file that is no certificate
         raise ConfigError(f"cannot load the TLS files of {scheme}://, ca=, cert= or key=: {error}") from None
     return context
 
 
 def libpq(address: Address) -> dict[str, str]:
-    """Server, login and database as libpq's keywords: given the URL itself, it repeats what it cannot parse."""
+    """Server, login and database as libpq's keywords, not as a URL: libpq's errors repeat what it cannot parse."""
     given = {"dbname": address.path.strip("/") or None, "user": address.user, "password": address.password}
     if address.hosts:
         from urllib.parse import unquote
@@ -201,9 +201,9 @@ def masked(url: str) -> str:
 
 
 def state_file(name: str) -> "Path":
-    """A file of fencepost's in this user's state folder: where things lie when no other place is named.
+    """A file of fencepost's in this user's state folder, the default when no other path is given.
 
-    ConfigError if there is none, as for a container's user that no file names.
+    ConfigError if the user has no home folder, as in a container whose user is not in the password file.
     """
     from pathlib import Path
 

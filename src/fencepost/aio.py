@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 Secret: TypeAlias = str | bytes | tuple[str, str]
 Credentials: TypeAlias = Callable[[], Secret | Awaitable[Secret]]
-"""Tells the password or token for a new connection, or user and password; it may have to be awaited."""
+"""Returns the password or token for a new connection, or user and password; or an awaitable of them."""
 
 
 def _check_work(work: Callable[..., object]) -> None:
@@ -43,7 +43,7 @@ def _check_work(work: Callable[..., object]) -> None:
 
 
 class Ended(BaseEnded):
-    """Set once the lease is over, however it ended: true, and waited for, like an event."""
+    """Set once the lease is over, however it ended: test it, or wait for it, like an event."""
 
     __slots__ = ()
 
@@ -53,10 +53,10 @@ class Ended(BaseEnded):
 
 
 class AtRisk(BaseAtRisk):
-    """Set while the lease holds, although its renewal failed or is overdue: true, and waited for, like an event.
+    """Set while the lease holds, although its renewal failed or is overdue: test it, or wait for it, like an event.
 
-    A renewal that is due has a tenth of the ttl to be answered. The lease is then at risk until one succeeds, or the
-    lease is over: stop what must not be done by a holder that was replaced, and go on when it is renewed.
+    A renewal that is due has a tenth of the ttl to be answered. After that the lease is at risk until a renewal
+    succeeds or the lease is over. Meanwhile, stop what a replaced holder must not do; go on when the lease is renewed.
 
         async for risk in lease.at_risk.changes():
             print("stop writing" if risk else "go on")
@@ -73,9 +73,9 @@ class AtRisk(BaseAtRisk):
         return await self._lease._until_risky(False, timeout)
 
     async def changes(self) -> AsyncGenerator[bool, None]:
-        """True when the lease comes to be at risk, then False when it is renewed again, once each; ends with the lease.
+        """Yield True each time the lease is put at risk, and False when it is renewed again; ends with the lease.
 
-        If it is at risk already, that comes first.
+        If the lease is at risk already, the first True comes at once.
         """
         lease = self._lease
         seen = lease._turns // 2 * 2
@@ -141,26 +141,26 @@ class Body:
         self._pending = task.cancelling()
         self._cancelled = False
         self._late: asyncio.CancelledError | None = None
-        self._around = lease._body  # of the block around this one, where it holds the same lease
+        self._around = lease._body  # that of the enclosing block, if it holds the same lease
         lease._body = self
         lease._entered_by = weakref.ref(task)
         ambient.push(lease)
 
     def cancel(self) -> None:
-        """Cancel the block, once: its lease is lost. A second time would cut its clean-up short."""
+        """Cancel the block, once: its lease is lost. A second cancellation would cut its clean-up short."""
         if not self._cancelled:
             self._cancelled = True
             self.task.cancel("the lease is lost")
 
     def cancel_from_elsewhere(self) -> None:
-        """The same, unless it is this very block that ended its lease."""
+        """As ``cancel``, unless the block's own task ended the lease."""
         if asyncio.current_task() is not self.task:
             self.cancel()
 
     async def leave(self, error: BaseException | None) -> bool:
-        """Release; LeaseLost if it was lost, unless the body raised ``error`` for another reason.
+        """Release; LeaseLost if the lease was lost, unless the body raised ``error`` for another reason.
 
-        Says whether ``error`` is our own cancellation, and nobody else's.
+        Returns whether ``error`` is our own cancellation alone.
         """
         ambient.pop(self.lease)
         cancelled_elsewhere = await self._uncancel()
@@ -173,12 +173,12 @@ class Body:
         return ours
 
     async def _uncancel(self) -> bool:
-        """Undo our own cancellation; say whether somebody else cancelled the task as well."""
+        """Undo our own cancellation; return whether the task was cancelled for another reason as well."""
         self.lease._body = self._around
         if not self._cancelled:
             return False
         try:
-            await asyncio.sleep(0)  # a body that ended before its next await has it still coming
+            await asyncio.sleep(0)  # if the body ended before its next await, our cancellation is still pending
         except asyncio.CancelledError as error:
             self._late = error
         return self.task.uncancel() > self._pending
@@ -205,7 +205,7 @@ class Lock:
     async def acquire(self) -> Lease:
         """The plain form: a new lease that you release yourself. Raises as ``Locks.acquire`` does.
 
-        It never enters again, also if the lock is re-entrant: a task that holds it already would wait for itself.
+        It never re-enters, even if the lock is re-entrant: a task that holds the lock already would wait for itself.
         """
         return await self._locks._core.acquire_or_raise(self.name, asyncio.current_task, **self._options)
 
@@ -285,10 +285,10 @@ class Locks:
         """A lock for ``async with`` blocks and decorators; see ``acquire`` for the options.
 
         Losing the lease cancels the block, which then raises LeaseLost unless it raised something
-        else itself. With ``reentrant`` a task that holds the lock, by a lock that is re-entrant too, enters
+        else itself. With ``reentrant`` a task that holds the lock already, in a block that is re-entrant too, enters
         again under the same lease; the outermost block decides its options, and releases it. With ``at_least`` a block
-        that ends sooner leaves the lock taken until so many seconds after it was acquired: it expires then, and nobody
-        waits here. ``release()`` frees it at once all the same.
+        that ends sooner leaves the lock taken until so many seconds after it was acquired. The lock then expires in the
+        store: the block does not wait for it. ``release()`` still frees it at once.
         """
         options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "at_least": at_least}
         return Lock(self, name, options, reentrant)
@@ -337,10 +337,10 @@ class Locks:
             async def report(account_id, day): ...
 
         The fields are parameters of the function; their values are text without "/", whole numbers or UUIDs. ``name``
-        may also be a function of the call's arguments. While the lock is held elsewhere, ``busy`` decides: "wait" for
-        it, for at most ``timeout`` seconds, then NotAcquired; "raise" NotAcquired, at once unless there is a
-        ``timeout``; "skip" the call, which then returns None, likewise. See ``acquire`` and ``lock`` for the other
-        options. ConfigError for a name that cannot be made, when it is put there or by the call.
+        may also be a function of the call's arguments. While the lock is held elsewhere, ``busy`` decides: "wait" waits
+        for at most ``timeout`` seconds, then raises NotAcquired; "raise" raises NotAcquired, and "skip" skips the call,
+        which returns None, both at once unless there is a ``timeout``. See ``acquire`` and ``lock`` for the other
+        options. ConfigError for a name that cannot be made, when the function is decorated or called.
         """
         options = {"ttl": ttl, "renew": renew, "max_hold": max_hold, "at_least": at_least}
         options["timeout"] = self._core.patience(busy, timeout)
@@ -407,10 +407,10 @@ class Locks:
         renew: bool = True,
         max_hold: float | timedelta | None = None,
     ) -> Lock:
-        """The lock called ``name``, held together with others who share it; ``lock(name)`` excludes them all.
+        """The lock called ``name``, held together with others that share it; ``lock(name)`` excludes them all.
 
-        First come, first served: who waits for the lock alone is not overtaken by those who share it and
-        came later. ConfigError where the backend cannot promise it.
+        First come, first served: sharers that come later do not overtake a client that waits for ``lock(name)``.
+        ConfigError where the backend cannot promise it.
         """
         return self.semaphore(name, EVERYBODY, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
 
@@ -426,14 +426,14 @@ class Locks:
     ) -> Lock:
         """The lock called ``name``, held by at most ``permits`` at once, first come, first served.
 
-        Everybody is to say the same number. ConfigError where the backend cannot promise it.
+        All clients must give the same number. ConfigError where the backend cannot promise it.
         """
         limit = self._core.limit(permits)
         options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "limit": limit}
         return Lock(self, name, options)
 
     def election(self, name: str, *, ttl: float | timedelta | None = None, metadata: str = "") -> "Election":
-        """The election of who leads ``name``; ``metadata``, such as an address, is told to those who ask who leads."""
+        """The election of a leader of ``name``; clients that ask who leads see ``metadata``, such as an address."""
         return Election(self, name, ttl, metadata)
 
     async def status(self, name: str) -> Status | None:
@@ -451,7 +451,7 @@ class Locks:
     async def bump(self, name: str, *, above: int, force: bool = False) -> None:
         """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history.
 
-        ConfigError for a token that no issuer can have come to by now, unless ``force``.
+        ConfigError for a token that no issuer can have reached by now, unless ``force``.
         """
         await self._core.bump(name, above, force)
 
@@ -507,15 +507,14 @@ def connect(
     Or behind a client that you have: a client of redis.asyncio, an SQLAlchemy AsyncEngine, psycopg's
     AsyncConnectionPool, Django's ``connections["default"]``, a kazoo client. Its addresses, TLS settings and
     credentials are copied, and the connections are fencepost's own: closing either leaves the other open. ``options``
-    are then what a URL has behind its ``?``, such as ``{"prefix": "jobs:"}``.
+    are then what a URL has after its ``?``, such as ``{"prefix": "jobs:"}``.
 
     ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
-    password; a coroutine function is awaited, and any other runs on a thread. ``ttl`` is for leases that name none;
-    ``queue_limit`` bounds how many may wait for one lock; with ``keys`` its leases carry signed tokens. ``label`` is
-    what others are told of this process when it holds or waits: its command, pid, user and host unless given here or in
-    $FENCEPOST_LABEL; nothing if it is empty. Nothing is
-    contacted before the first lock. Raises ConfigError for a URL that is empty or leads nowhere, and for a client that
-    cannot be copied.
+    password; a coroutine function is awaited, and any other runs on a thread. ``ttl`` is the default of all leases;
+    ``queue_limit`` bounds how many may wait for one lock; with ``keys`` leases carry signed tokens. ``label`` describes
+    this process to others while it holds or waits. By default it is $FENCEPOST_LABEL, or else command, pid, user and
+    host; an empty label tells nothing. No server is contacted before the first lock. Raises ConfigError for a URL that
+    is empty or invalid, and for a client that cannot be copied.
 
         async with fencepost.aio.connect("redis://localhost:6379/0") as locks:
             async with locks.lock("account/42", ttl=15, timeout=5) as lease:
@@ -531,14 +530,14 @@ class Term(Lease):
     """A lease held for leadership; its token is the epoch, for every write that is made in it.
 
     A loop cannot cancel its own body; ``async with term:`` can: losing the term cancels the block at once,
-    ends it without an error, and the next election follows. Guards find the term in there.
+    which ends without an error, and the next election follows. Guards find the term inside the block.
     """
 
     __slots__ = ()
 
     @property
     def metadata(self) -> str:
-        """What this candidate told of itself."""
+        """The metadata of this candidate."""
         return holders.split(self.holder)[1]
 
     async def resign(self) -> bool:
@@ -567,8 +566,9 @@ class Term(Lease):
 class Election:
     """A lock that decides who leads: ``async for term in election`` runs in it, one term after the other.
 
-    Each loop is a candidate of its own; coming back to it, or leaving it, resigns. ``async with election:`` resigns at
-    its end, and ends every loop over it. Inside ``async with term`` losing the term cancels the block.
+    Each loop is a candidate of its own. It resigns at the end of the loop's body, and when the loop is left.
+    ``async with election:`` resigns at its end, and ends every loop over it. Inside ``async with term`` losing the term
+    cancels the block.
     """
 
     def __init__(self, locks: Locks, name: str, ttl: float | timedelta | None, metadata: str) -> None:
@@ -579,7 +579,7 @@ class Election:
         self._scope = self._core.scope()
         self._candidates: set[election.Candidate[Term]] = set()
         self.name = name
-        self._candidate()  # says now what cannot be a candidate
+        self._candidate()  # checks the arguments now
 
     def _candidate(self) -> election.Candidate[Term]:
         return election.Candidate(
@@ -604,7 +604,7 @@ class Election:
         return await election.leader(self._core, self.name)
 
     async def changes(self) -> AsyncGenerator[election.Leader | None, None]:
-        """Who leads now, then each that follows; None while nobody does. Ends when the election is closed."""
+        """Who leads now, then each leader that follows; None while nobody leads. Ends when the election is closed."""
         known = await self.leader()
         while True:
             yield known
@@ -614,7 +614,7 @@ class Election:
                 return
 
     async def close(self) -> None:
-        """Resign, and end every loop over this election, in whatever task."""
+        """Resign, and end every loop over this election, in any task."""
         await election.close(self._core, self._scope, list(self._candidates))
 
     async def __aenter__(self) -> Self:

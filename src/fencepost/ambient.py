@@ -8,12 +8,12 @@ _held: ContextVar[tuple[BaseLease, ...]] = ContextVar("fencepost_held", default=
 
 
 def push(lease: BaseLease) -> None:
-    """A block that holds ``lease`` begins, in this thread or task and those that inherit its context."""
+    """Note that a block that holds ``lease`` begins, in this thread or task and those that inherit its context."""
     _held.set((*_held.get(), lease))
 
 
 def pop(lease: BaseLease) -> None:
-    """The block ends."""
+    """Note that the block ends."""
     # Not ContextVar.reset: a generator may leave its block in another context than it entered it.
     held = list(_held.get())
     for index in reversed(range(len(held))):
@@ -24,21 +24,21 @@ def pop(lease: BaseLease) -> None:
 
 
 def blocks() -> tuple[BaseLease, ...]:
-    """The leases of the blocks around here, the innermost last; also those that are over, and shares."""
+    """The leases of the enclosing blocks, the innermost last; also those that are over, and shares."""
     return _held.get()
 
 
 def held() -> tuple[BaseLease, ...]:
-    """The same without shares, which a guard must not take for the lock."""
+    """The same without shares, which a guard must not accept in place of the lock."""
     return tuple(lease for lease in _held.get() if not lease.shared)
 
 
 def find(resource: str) -> BaseLease | None:
-    """The lease that speaks for ``resource``: its lock's name is the resource's, or a path above it.
+    """The lease that covers ``resource``: its lock's name is the resource's, or a path above it.
 
-    A lease of any other lock is not taken, for tokens of two locks cannot be compared. One that is over
-    is: the guard, not its deadline, decides what becomes of a zombie. One of the process that this one was forked from
-    is taken if there is no other, and then refused.
+    Leases of other locks do not count, because tokens of two locks cannot be compared. A lease that is over counts: the
+    guard, not the deadline, decides what a zombie may do. A lease of the process that this one was forked from is
+    returned only if there is no other, and is refused when it is used.
     """
     best: BaseLease | None = None
     for lease in held():

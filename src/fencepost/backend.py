@@ -4,11 +4,11 @@ A backend is written once, as ``async def``. Under the Blocking driver nothing i
 calls blocking clients, or hands calls to ``driver.offload``; it waits with ``driver.signal()`` and
 ``driver.sleep``, and reads local time from ``driver.now()`` alone. It connects on first use.
 
-Closing the locks ends every ``wait``: signals and sleeps raise ``driver.scope.Closed`` in there, as a cancellation
-would. What waits for anything else has to be ``woken`` (driver/scope.py) to notice.
+Closing the locks ends every ``wait``: signals and sleeps in it raise ``driver.scope.Closed``, as a cancellation would.
+A backend that waits for anything else must use ``woken`` (driver/scope.py) to notice.
 
-A request waits for its store no longer than ``patience(its own time-out)`` seconds: an acquire that has a timeout is to
-end soon after it. asyncio code is cancelled then; blocking code has nobody else to stop it.
+A request waits for its store no longer than ``patience(its own time-out)`` seconds, because an acquire must end soon
+after its timeout. asyncio code is cancelled then; blocking code must limit itself.
 """
 
 from abc import ABC, abstractmethod
@@ -40,7 +40,7 @@ __all__ = [
 
 
 LOOK = 0.5
-"""Seconds between two looks at a lock whose store does not tell of changes."""
+"""Seconds between two looks at a lock whose store does not report changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Promises:
     """What a backend promises, as data; ``fencepost backends`` and the docs print it."""
 
     reach: str
-    """Who can share a lock: one process, one host, everybody who reaches the server."""
+    """Who can use the same lock: one process, one host, all clients that reach the server."""
     fair: bool
     """Live waiters are served in the order they came."""
     consensus: bool
@@ -62,9 +62,9 @@ class Promises:
     wakeup: str
     """What wakes a waiter, and what waiting costs."""
     observe: str = f"asks every {LOOK:g} s"
-    """What tells one who only looks that a lock, or a leader, has changed."""
+    """How a client that does not wait for the lock learns that its holder, or the leader, has changed."""
     shared: bool = False
-    """Locks can be shared, and semaphores had: first come, first served, among sharers and others alike."""
+    """There are shared locks and semaphores: first come, first served, among sharers and others alike."""
     keeps: Literal["any", "ttl", "no"] = "any"
     """For how long a lock stays taken after its block (``at_least=``): any time, at most its ttl, or not at all."""
     min_ttl: float = 0.001
@@ -98,10 +98,10 @@ class Status:
     remaining: float
     waiters: tuple[str, ...]
     sharers: tuple[str, ...] = ()
-    """Who shares the lock, first come first; empty if one holds it alone. Of a shared lock, ``holder`` is the first
-    of them, ``token`` the newest one's, ``remaining`` that of the last to expire."""
+    """The holders of a shared lock, in the order they came; empty if one holder has it alone. Of a shared lock,
+    ``holder`` is the first of them, ``token`` the newest token, ``remaining`` that of the last to expire."""
     labels: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """What the processes of these holders tell of themselves, such as ``report.py[4711] deploy@web-1``."""
+    """The labels of these holders' processes, by holder, such as ``report.py[4711] deploy@web-1``."""
 
 
 class Finding(NamedTuple):
@@ -120,12 +120,12 @@ class Backend(ABC):
         class Mine(Backend):
             promises = Promises(...)
 
-            async def take(self, name, holder, ttl, *, queue, limit=None): ...
+            async def take(self, name, holder, ttl, queue, limit=None): ...
     """
 
     scheme: ClassVar[str]
     credentials: ClassVar[bool] = False
-    """Whether it logs in, and asks ``address.login.get()`` for user and password before each new connection."""
+    """Whether it logs in, and calls ``address.login.get()`` for user and password before each new connection."""
     promises: Promises
     """The class's, unless this very store is known to promise something else."""
 
@@ -146,8 +146,8 @@ class Backend(ABC):
         QueueFull when ``queue`` waiters are there already. On a fair backend a lock with live
         waiters is not granted past them.
 
-        With a ``limit`` a share is asked for, which is granted beside fewer than ``limit`` others, and past nobody
-        who waits. Only where ``promises.shared``; shares are renewed, released and left like any hold.
+        With a ``limit`` a share is asked for: it is granted while fewer than ``limit`` others are held, and not past
+        live waiters. Only where ``promises.shared``; shares are renewed, released and left like any hold.
         """
 
     @abstractmethod
@@ -161,17 +161,17 @@ class Backend(ABC):
 
     @abstractmethod
     async def leave(self, name: str, holder: str) -> str | None:
-        """Make sure that ``holder`` neither holds nor waits, whatever became of its earlier requests.
+        """Make sure that ``holder`` neither holds nor waits, whatever happened to its earlier requests.
 
         It is called after a cancelled or failed ``take`` or ``wait``: a request of theirs that is
-        still under way must not take effect after this returns. What it held goes to the next waiter.
-        Return who else holds the lock, where the store tells that in the same step; else None.
+        still in flight must not take effect after this returns. What it held goes to the next waiter.
+        Return the holder of the lock, if it is another and the store tells it in the same step; else None.
         """
 
     def home(self, name: str) -> Hashable:
         """The server that has a lock, as far as that is known.
 
-        Holds with different homes are renewed apart, so that a server that hangs costs no lease at another one.
+        Holds with different homes are renewed separately: no lease is lost because another lease's server hangs.
         """
         return None
 
@@ -193,8 +193,8 @@ class Backend(ABC):
     async def release_all(self, holds: Sequence[Hold]) -> Sequence[bool | BackendError | None]:
         """Release many, when locks are closed: for each what ``release`` says or raises, in the order of ``holds``.
 
-        None for those that were not asked for, because the store failed before. Override it where many can be
-        released in one round trip.
+        None for holds that the store was not asked to release, because it had failed before. Override this where many
+        can be released in one round trip.
         """
         answers: list[bool | BackendError | None] = []
         for hold in holds:
@@ -206,10 +206,10 @@ class Backend(ABC):
         return answers + [None] * (len(holds) - len(answers))
 
     async def keep(self, name: str, holder: str, token: int, seconds: float) -> bool:
-        """Have the lock expire so many seconds from now, although nobody renews it and its holder may close or end.
+        """Have the lock expire so many seconds from now, without renewals, even if its holder closes or ends.
 
         False, and nothing changed, if it is no longer this holder's under this token. Only where ``promises.keeps``
-        allows it; with "ttl" it is asked for no longer than the ttl of the hold.
+        allows it; where that is "ttl", ``seconds`` is never more than the ttl of the hold.
         """
         [answer] = await self.renew([Hold(name, holder, token, seconds)])
         if answer is Renewal.UNKNOWN:
@@ -223,8 +223,7 @@ class Backend(ABC):
     async def changed(self, name: str, token: int | None) -> None:
         """Return once the lock may no longer be held under ``token``; None: once it may be held at all.
 
-        It may return early; who asked looks again. Without a store that tells, it is a matter of looking
-        every so often.
+        It may return early: the caller looks again. By default it just sleeps, for stores that do not report changes.
         """
         await self.driver.sleep(LOOK)
 
@@ -234,7 +233,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def bump(self, name: str, above: int) -> None:
-        """Make every later token of ``name`` larger than ``above``, also of who waits already; tokens never go down.
+        """Make every later token of ``name`` larger than ``above``, also those of present waiters; never lower them.
 
         The present holder keeps its token. Where tokens are the store's own numbers, ``backends.base`` has the rule.
         """

@@ -10,9 +10,9 @@ from fencepost.rule import MAX_TOKEN, Stamp
 
 MAX_NAME = 512
 AHEAD = 86_400 * 10**6
-"""How far above the time in microseconds, or above the last token, an honest issuer may be: a day."""
+"""How far an honest issuer's token may be above the time in microseconds, or above the last token: a day."""
 _EXACT_IN_JSON = 2**53 - 1
-_CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # compiled, like the other one, when it is first used
+_CONTROL = r"[\x00-\x1f\x7f-\x9f]"  # compiled, like _DURATION, when it is first used
 _DURATION = r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)?\s*"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -87,14 +87,14 @@ def token(value: int) -> int:
 
 
 def highest_token() -> int:
-    """The largest token that an issuer which starts at the time in microseconds, or below, has come to by now."""
+    """The largest token that an issuer can have reached by now, if it started at the time in microseconds or below."""
     return time.time_ns() // 1000 + AHEAD
 
 
 def json_number(value: int) -> int | str:
-    """A token, or a seq, in all JSON that others read: text above 2^53-1, where readers that parse doubles lose digits.
+    """A token or a seq for JSON that others read: text above 2^53-1, where readers that parse doubles lose digits.
 
-    What only fencepost reads again, a mark kept with its value or the base of a store's tokens, has a form of its own.
+    What only fencepost itself reads, a mark kept with its value or the base of a store's tokens, has a form of its own.
     """
     return value if value <= _EXACT_IN_JSON else str(value)
 
@@ -107,8 +107,8 @@ def holder(value: str) -> str:
 def stamp(value: Stamp) -> Stamp:
     """Return ``value`` if it can stamp a write; else ConfigError.
 
-    A write's seq starts at 1, for 0 enters: it would pass again and again. Only a holder can count
-    its accesses: without one, nobody could tell two that share a token apart.
+    A write's seq starts at 1: 0 is for entering, and is admitted again and again. A seq above 1 needs a holder:
+    without one, a guard could not tell apart two clients that share a token.
     """
     token(value.token)
     holder(value.holder)

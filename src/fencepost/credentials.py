@@ -1,8 +1,8 @@
-"""Credentials that change: the caller's function is asked for them before each new connection.
+"""Credentials that change: the caller's function is called for them before each new connection.
 
 The function is the caller's: it may be slow, hang, fail, or return nonsense. So it runs on a thread of its own, or as a
 task on the event loop if it is a coroutine function, and an acquire waits for it no longer than its own timeout.
-Connections that are opened at the same moment share one call. What it returned is kept nowhere.
+Connections that are opened at the same moment share one call. The result is not kept for later connections.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from fencepost.errors import BackendError, ConfigError
 T = TypeVar("T")
 
 LONGEST = 30.0
-"""Seconds that the caller's function has, where nobody waits for less. After that another call may be made."""
+"""Seconds to wait for the caller's function, if the acquire waits that long. After that, it may be called again."""
 
 
 class Secret(NamedTuple):
@@ -34,11 +34,11 @@ class Secret(NamedTuple):
 
 
 class Unusable(Exception):
-    """What the function returned cannot be used; says why, and never repeats it."""
+    """What the function returned cannot be used. The message says why, and never repeats what was returned."""
 
 
 def secret(answer: Any) -> Secret:
-    """What the caller's function returned, understood: a password, or a user and a password."""
+    """Parse what the caller's function returned: a password, or a user and a password."""
     match answer:
         case str() | bytes():
             user, password = None, answer
@@ -74,7 +74,7 @@ def _kind(value: object) -> str:
 
 
 class _Asking(Generic[T]):
-    """One call of the function, and who waits for what it returns."""
+    """One call of the function, and the signals of those who wait for its result."""
 
     def __init__(self) -> None:
         self.until = monotonic() + LONGEST
@@ -84,7 +84,7 @@ class _Asking(Generic[T]):
 
 
 class Source(Generic[T]):
-    """What the caller's function ``ask`` returns, as ``read`` understands it; asked again by each ``get``."""
+    """The results of the caller's function ``ask``, parsed by ``read``; each ``get`` calls it again."""
 
     def __init__(
         self, ask: Callable[[], Any], read: Callable[[Any], T], driver: Driver, *, scheme: str, what: str
@@ -100,13 +100,13 @@ class Source(Generic[T]):
         self._scheme = scheme
         self._what = what
         self._loop: Any = None
-        """The event loop that last asked: what is awaited is awaited there."""
+        """The event loop that last called ``get``: it awaits what the function returns."""
         self._start()
 
     def _start(self) -> None:
         self._gate = threading.Lock()
         self._asking: _Asking[T] | None = None
-        self._process = os.getpid()  # last: until then no other thread of a forked child takes its parent's gate
+        self._process = os.getpid()  # last: until then, other threads of a forked child do not use the parent's gate
 
     def __repr__(self) -> str:
         return f"<{self._what} of {self._scheme}://>"
@@ -115,7 +115,7 @@ class Source(Generic[T]):
         raise TypeError("credentials cannot be pickled; connect again where they are needed")
 
     def note_loop(self) -> bool:
-        """Remember the running event loop, for threads that ask later; whether there is one."""
+        """Remember the running event loop, for threads that call ``get`` later; return whether there is one."""
         if not self._driver.blocking:
             import asyncio
 
@@ -126,11 +126,11 @@ class Source(Generic[T]):
         return False
 
     async def get(self, most: float = LONGEST) -> T:
-        """What the function returns now; BackendError if it fails, or takes longer than the caller waits, or ``most``.
+        """What the function returns now; BackendError if it fails, or takes longer than ``most`` or the caller waits.
 
-        It goes on, and the next who asks meanwhile shares what it returns.
+        A slow call goes on after that, and callers that come meanwhile share its result.
         """
-        if self._process != os.getpid():  # the call that is under way is the parent's
+        if self._process != os.getpid():  # a call in flight belongs to the parent
             self._start()
         in_task = self.note_loop()
         signal = self._driver.signal() if in_task else ThreadSignal()
@@ -142,19 +142,19 @@ class Source(Generic[T]):
             asking.waiting.append(signal)
         if first:
             self._call(asking)
-        limit = most if in_task else patience(most)  # a task is cancelled, if its caller waits no longer
+        limit = most if in_task else patience(most)  # a task is cancelled when its caller stops waiting
         await signal.wait(limit)
         if asking.answer:
             return asking.answer[0]
         error = asking.error
         if error is None:
             self.fail(f"gave no answer within {limit:.3g} s")
-        # Its text may repeat a secret, and our messages are logged: the traceback has it.
+        # Leave the error's text to the traceback: it may contain a secret, and our messages are logged.
         said = str(error) if isinstance(error, Unusable) else f"raised {type(error).__name__}"
         raise self._failure(said) from (None if isinstance(error, Unusable) else error)
 
     def fail(self, why: str) -> NoReturn:
-        """Raise the error of one who could not connect for want of credentials."""
+        """Raise the error of a connection that could not be opened because there are no credentials."""
         raise self._failure(why)
 
     def _failure(self, why: str) -> BackendError:
@@ -173,7 +173,7 @@ class Source(Generic[T]):
             self._done(asking, error)
 
     def _on_loop(self, asking: _Asking[T], job: Coroutine[Any, Any, None]) -> bool:
-        """Have the event loop run the job; False if it is closed."""
+        """Have the event loop run the job; False if the loop is closed."""
         import asyncio
 
         try:
@@ -196,7 +196,7 @@ class Source(Generic[T]):
                 if self._driver.blocking:
                     getattr(answer, "close", lambda: None)()
                     raise Unusable("returned something to await; blocking code needs a plain function")
-                if not self._awaited:  # this is a thread
+                if not self._awaited:  # this is a thread: only the event loop can await it
                     if not self._on_loop(asking, self._await(asking, answer)):
                         getattr(answer, "close", lambda: None)()
                     return

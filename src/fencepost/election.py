@@ -23,17 +23,17 @@ class Leader:
 
     name: str
     holder: str
-    """As the term's own ``holder``."""
+    """The same as ``holder`` of the leader's term."""
     token: int
     """The epoch."""
     metadata: str
-    """What the candidate told of itself, such as an address; empty if nothing."""
+    """What the candidate gave as its metadata, such as an address; empty if nothing."""
     remaining: float
-    """Seconds until it is succeeded unless it renews; 0 where the store does not tell."""
+    """Seconds until the term expires unless it is renewed; 0 where the store does not tell."""
 
 
 class Candidate(Generic[T]):
-    """One who runs in every election of a name, and holds one term at a time."""
+    """A candidate in every election of a name, which holds one term at a time."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class Candidate(Generic[T]):
         return holders.compose(holders.random_holder(), self._metadata)
 
     async def elect(self) -> T:
-        """Resign, run again, and return with the next term; Closed if the election was closed meanwhile.
+        """Resign, run again, and return the next term; Closed if the election was closed meanwhile.
 
-        An outage of the store is what most often ends a term: one who was elected before runs on through it.
+        Most often an outage of the store ends a term. So a candidate that was elected before keeps trying through it.
         """
         await self.resign()
         self._core.check_open()
@@ -92,7 +92,7 @@ class Candidate(Generic[T]):
             await self._core.waiting(self._core.driver.sleep(pauses.next()), self._scope)
 
     async def resign(self) -> None:
-        """Give the term back, if there is one; a store that does not answer lets it expire."""
+        """Give the term back, if there is one; if the store does not answer, the term expires."""
         term, self._term = self._term, None
         if term is not None:
             await self._core.finish(term)
@@ -107,7 +107,7 @@ async def leader(core: Core[Any], name: str) -> Leader | None:
 
 
 async def successor(core: Core[Any], name: str, known: Leader | None, scope: Scope) -> Leader | None:
-    """Who leads next: returns once it is no longer who is ``known``, also if it is nobody now."""
+    """Wait until the leader is no longer ``known``; return the new leader, or None if there is none now."""
     return await core.waiting(_successor(core, name, known.token if known else None), scope)
 
 

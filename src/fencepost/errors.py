@@ -37,7 +37,7 @@ def _rebuild(kind: type[FencepostError], args: tuple[Any, ...], fields: dict[str
 
 
 class ConfigError(FencepostError, ValueError):
-    """What was asked for cannot be meant: a bad name, ttl, URL or option. Nothing was changed."""
+    """The request is invalid: a bad name, ttl, URL or option. Nothing was changed."""
 
 
 class NotAcquired(FencepostError, TimeoutError):
@@ -60,16 +60,16 @@ class NotAcquired(FencepostError, TimeoutError):
         self.name = name
         self.timeout = timeout
         self.holder = holder
-        """Who held it when the time was up; empty where the store did not tell."""
+        """The holder of the lock when the time was up; empty if the store did not tell."""
         self.label = label
-        """What that one's process tells of itself, such as ``report.py[4711] deploy@web-1``."""
+        """The label of that holder's process, such as ``report.py[4711] deploy@web-1``."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class QueueFull(NotAcquired):
-    """So many are waiting already that this one was not even queued."""
+    """The lock's queue is full, so this client was not queued."""
 
     def __init__(self, name: str, limit: int) -> None:
         super().__init__(
@@ -92,7 +92,7 @@ class LeaseLost(FencepostError):
 
 
 class BackendError(FencepostError):
-    """The store did not answer as it should. ``ambiguous``: what was asked may have happened."""
+    """The store could not be reached, or failed. ``ambiguous``: the request may have taken effect all the same."""
 
     def __init__(self, message: str, *, backend: str, ambiguous: bool) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class BackendError(FencepostError):
 class Refused(FencepostError):
     """A guard refused an access, and this attempt changed nothing. ``verdict`` says why.
 
-    Whether an earlier attempt with the same stamp was made, and its answer lost, it does not say: read again.
+    It does not say whether an earlier attempt with the same stamp, whose answer was lost, changed anything: read again.
     """
 
     verdict: Verdict
@@ -126,7 +126,7 @@ class Refused(FencepostError):
 
 
 class StaleToken(Refused):
-    """A newer holder was here already: this one has been replaced."""
+    """A newer holder has already accessed the resource: this one was replaced."""
 
     verdict = Verdict.STALE
 
@@ -138,13 +138,13 @@ class LateWrite(Refused):
 
 
 class TokenClash(Refused):
-    """Two holders carry one token: the issuer repeated itself. This is an alarm."""
+    """Two holders have the same token: the issuer repeated itself. This is an alarm."""
 
     verdict = Verdict.CLASH
 
 
 class ReplayMismatch(Refused):
-    """A write with the very same stamp was admitted before, and it is not known to be this one: its bytes differ."""
+    """A write with the very same stamp was admitted before: another one, or one that the guard cannot compare."""
 
     verdict = Verdict.REPLAY
 
@@ -162,7 +162,7 @@ class ForgedToken(Refused):
 
 
 class TokenLeap(Refused):
-    """A token so far above the mark that no issuer can have come to it."""
+    """A token so far above the mark that no issuer can have reached it."""
 
     verdict = Verdict.LEAP
 

@@ -1,4 +1,4 @@
-"""What happened, as frozen facts. Metrics, audit logs and pages are hooks that receive them."""
+"""What happened, as immutable events. Metrics, audit logs and pages are hooks that receive them."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal[
     "attempt",  # an acquire began
     "acquired",  # seconds: how long it took
     "timeout",  # seconds: how long it waited
-    "abandoned",  # an acquire was cancelled or failed, and was cleaned up after
+    "abandoned",  # an acquire was cancelled, or failed although it may have been granted or queued; it was cleaned up
     "renewed",  # ratio: the fraction of the ttl that was left when it was renewed
     "unrenewed",  # the store did not answer a renewal; the old deadline stands
     "at_risk",  # a renewal failed or is overdue, and the lease still holds; once per outage. seconds: how long it holds
@@ -53,7 +53,7 @@ class Event:
     detail: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """What is known, ready for JSON: tokens above 2^53-1 are text, for many readers round such numbers."""
+        """The known fields, ready for JSON: tokens above 2^53-1 are text, because many readers round such numbers."""
         known = {each.name: getattr(self, each.name) for each in fields(self)}
         facts = {name: value for name, value in known.items() if value is not None and value != ""}
         if self.verdict is not None:

@@ -1,10 +1,10 @@
-"""Who holds: a random id of 32 hex digits, and in the store what its process, or a candidate, tells of itself.
+"""Holders: a random id of 32 hex digits; in the store also a label of the process, or the metadata of a candidate.
 
 The **label** of a process follows the id after a ``~``, so that people can tell who holds:
 ``report.py[4711] deploy@web-1``. It is in the store only: a lease, its stamps and its events have the bare id. The
-**metadata** of a candidate follows after an ``@``, in place of a label. Both are percent-encoded and travel inside the
-holder, so that every store keeps them in the same step as the grant or the place in the queue. Stores whose customary
-election has a place of its own for metadata (etcd's value, the data of a ZooKeeper node) put it there.
+**metadata** of a candidate follows after an ``@``, in place of a label. Both are percent-encoded and part of the
+holder, so that every store writes them in the same step as the grant or the queue entry. Stores whose own elections
+have a field for metadata (etcd's value, the data of a ZooKeeper node) put it there.
 """
 
 import os
@@ -18,7 +18,7 @@ MAX_METADATA = 400
 MAX_LABEL = 120
 """Bytes of a label, percent-encoded."""
 
-_PLAIN = "/:,;=+*()[]!$&'"  # legible as they are; no store splits a holder at them
+_PLAIN = "/:,;=+*()[]!$&'"  # not encoded, to stay legible; no store splits a holder at them
 _OURS = re.compile(r"[0-9a-f]{32}")
 _LONGEST = 30  # characters of the command, the user and the host in a label
 
@@ -51,7 +51,7 @@ def suffix(label: str) -> str:
 
 
 def unlabelled(holder: str) -> tuple[str, str]:
-    """A holder as its lease has it, and its label; empty if it carries none."""
+    """A holder as its lease has it, and its label; the label is empty if there is none."""
     return (holder[:32], _decoded(holder[33:])) if _labelled(holder) else (holder, "")
 
 
@@ -60,10 +60,10 @@ def _labelled(holder: str) -> bool:
 
 
 def own_label(command: str | None = None) -> str:
-    """What this process tells of itself: $FENCEPOST_LABEL, or else its command, pid, user and host.
+    """The label of this process: $FENCEPOST_LABEL, or else its command, pid, user and host.
 
-    Never the arguments of the command, which may hold passwords. An empty $FENCEPOST_LABEL tells nothing; ConfigError
-    if it cannot be a label.
+    Never the arguments of the command, which may contain passwords. If $FENCEPOST_LABEL is empty, so is the label;
+    ConfigError if it cannot be a label.
     """
     given = os.environ.get("FENCEPOST_LABEL")
     if given is not None:
@@ -100,7 +100,7 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except ImportError:  # not on Unix
         return os.environ.get("USERNAME", "?")
-    except KeyError:  # containers run as numbers that no file names
+    except KeyError:  # in a container, the user may be a number without an entry in the password file
         return str(os.geteuid())
 
 

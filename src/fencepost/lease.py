@@ -58,7 +58,7 @@ _DETAILS = {
 
 
 class Keeper(Protocol):
-    """Who granted a lease, renews and releases it: the core."""
+    """What a lease needs of the core, which granted it, renews it and releases it."""
 
     driver: Driver
 
@@ -67,7 +67,7 @@ class Keeper(Protocol):
     async def finish(self, lease: Any) -> LeaseLost | None: ...
 
 
-_ANSWER = 10  # the part of its ttl after which a renewal that is due, and has no answer, puts a lease at risk
+_ANSWER = 10  # a lease is at risk if its renewal has no answer ttl / _ANSWER after it was due
 _gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 _forks = 0  # how many forks lie between this process and the first one
 
@@ -89,14 +89,14 @@ class Access:
     stamp: Stamp
     signature: str = ""
     key: str = ""
-    """The Idempotency-Key, for one that outlives the lease; empty: resource and stamp make it."""
+    """The Idempotency-Key of an access that outlives the lease; if empty, it is made from resource and stamp."""
 
     @property
     def headers(self) -> dict[str, str]:
         """The stamp as HTTP headers, the same on every call.
 
-        The Idempotency-Key is for receivers that know nothing else: they can tell a retry, but not a holder that has
-        been replaced. No two accesses share one, unless they were given the same ``key``; that one is percent-encoded.
+        The Idempotency-Key is for receivers that do not check tokens: they can recognise a retry, but not a holder that
+        was replaced. No two accesses share one, unless they were given the same ``key``, which is percent-encoded.
         """
         token, seq, holder = self.stamp
         headers = {
@@ -192,20 +192,20 @@ class BaseLease:
         self._detail = ""
         self._begun = False
         self._entered_by: Callable[[], object] | None = None  # a weak reference to the thread or task in its block
-        self._releasing: tuple[object, int] | None = None  # while it is released: under which service, on which thread
+        self._releasing: tuple[object, int] | None = None  # during a release: its Renewals and thread
         self._signal: Signal | None = None
-        self._turns = 0  # how often it came to be at risk, or was out of it again: an odd number means that it is
+        self._turns = 0  # changes into and out of risk: odd while it is at risk
         self._turned: Signal | None = None  # set at the next turn, the next renewal, or the end
         self._on_loss: tuple[Callable[[], object], ...] = ()
-        self._body: Any = None  # the block of an asyncio face that the loss cancels
-        self._holds = 1  # the blocks of a re-entrant lock that are inside
-        self._kept_until: float | None = None  # the end of its block does not free the lock before
+        self._body: Any = None  # the asyncio block that is cancelled when the lease is lost
+        self._holds = 1  # nested blocks of a re-entrant lock that hold it
+        self._kept_until: float | None = None  # the end of its block does not free the lock before this instant
         self._renew_until = (inf if max_hold is None else since + max_hold) if renew else -inf
         self._schedule(since)
 
     @property
     def remaining(self) -> float:
-        """Seconds until the holder must assume loss; 0 once it has."""
+        """Seconds until the holder must assume that it lost the lease; 0 once the lease is over."""
         return 0.0 if self._reason else max(0.0, self.deadline - self._clock())
 
     @property
@@ -251,15 +251,15 @@ class BaseLease:
 
     @property
     def _risky(self) -> bool:
-        """Whether it should have been renewed by now, and was not; it holds still."""
-        # By the clock too: in a process that was frozen, nobody was awake to note it.
+        """Whether the lease is at risk: it still holds, but a renewal failed or is overdue."""
+        # Check the clock too: in a process that was frozen, the renewal loop could not note it.
         return self.reason is None and (self._turns % 2 == 1 or self._clock() >= self._overdue)
 
     def access(self, resource: str | None = None) -> Access:
-        """The next access to ``resource``, the lock's own name unless given, as a value; each call counts as one.
+        """The next access to ``resource``, by default the lock's own name, as a value; each call takes a new stamp.
 
-        Use it again to retry that access: it carries the same stamp, so that a guard that carried it out before knows
-        it again. LeaseLost in a forked child, which would give out the stamps of its parent a second time.
+        Use the same value to retry that access: a guard that has carried it out already recognises the stamp.
+        LeaseLost in a forked child, which would issue the stamps of its parent a second time.
         """
         name = self.name if resource is None else check.name(resource, "resource")
         stamp = self._stamp()
@@ -283,41 +283,41 @@ class BaseLease:
             return Stamp(self.token, self._last_seq, self.holder)
 
     def _entering_stamp(self, mark: Stamp | None) -> Stamp:
-        """The stamp that enters a resource with this mark: a new one, so that whatever is under way becomes late.
+        """A new stamp that enters a resource with this mark, so that this lease's in-flight accesses become late.
 
-        The mark itself if it is the lease's newest stamp: then nothing of this lease can be under way.
+        The mark itself if it is the lease's newest stamp: then all earlier accesses of this lease are late already.
         """
         self._require_own()
         newest = Stamp(self.token, self._last_seq, self.holder)
         return newest if mark == newest else self._stamp()
 
     def _schedule(self, renewed: float) -> None:
-        """Plan the next renewal a third of the ttl after the last one, or else the end."""
+        """Plan the next renewal a third of the ttl after the last one; or the end, if it is not renewed by then."""
         third = renewed + self.ttl / 3
         self._due = third if third < self._renew_until else self.deadline
         self._expect(renewed)
 
     def _expect(self, renewed: float) -> None:
-        """Expect the next renewal, and its answer, as long after the last one as it may take."""
+        """Set when the next renewal is overdue: ttl / _ANSWER after it is due, or never if there is none."""
         third = renewed + self.ttl / 3
         self._overdue = third + self.ttl / _ANSWER if third < self._renew_until else inf
 
     def _late(self, asked: float) -> float:
-        """The instant at which the answer to a renewal is late: one that was sent late has as much time as others."""
+        """When the answer to a renewal sent at ``asked`` is late. A renewal that was sent late gets the same time."""
         return max(self._overdue, asked + self.ttl / _ANSWER)
 
     def _turn(self, at_risk: bool) -> bool:
-        """Note that it is at risk, or no longer; say whether that is news. Never news once the lease is over."""
+        """Note whether the lease is at risk; return whether that has changed. It never does once the lease is over."""
         news = False
-        if at_risk or self._turns % 2:  # most renewals find nothing to tell
+        if at_risk or self._turns % 2:  # most renewals change nothing
             with _gate:
                 news = self.reason is None and (self._turns % 2 == 1) is not at_risk
                 self._turns += news
-        self._wake()  # also without news: a renewal has moved the deadline
+        self._wake()  # even if nothing changed: a renewal has moved the deadline
         return news
 
     def _wake(self) -> None:
-        """Have those who wait for a turn look again."""
+        """Wake those who wait in ``_until_turn``, so that they check again."""
         if self._turned is None:
             return
         with _gate:
@@ -337,20 +337,20 @@ class BaseLease:
         return True
 
     def _claim_release(self, reason: Reason, by: tuple[object, int]) -> Reason | None:
-        """Begin its release, and tell None; or how it ended before, or ends just now: one of several does it."""
+        """Claim the release: None for the one caller that has to do it, else how the lease ended or is ending."""
         with _gate:
             known = self._reason
-            if known is None:  # nobody renews it any more; how it ended is told once the store has answered
+            if known is None:  # it is renewed no longer; the core sets the final reason once the store has answered
                 self._reason = self.reason or reason
                 self._releasing = by
         return known
 
     def _when_lost(self, call: Callable[[], object]) -> None:
-        """Have this called when the lease is lost."""
+        """Register a function to call when the lease is lost."""
         self._on_loss = (*self._on_loss, call)
 
     def _tell_loss(self) -> None:
-        """Tell those who asked to know that the lease is lost, and the block that runs under it."""
+        """The lease is lost: cancel the block that runs under it, and call what ``_when_lost`` registered."""
         for call in (*([] if self._body is None else [self._body.cancel]), *self._on_loss):
             try:
                 call()
@@ -358,13 +358,13 @@ class BaseLease:
                 logger().exception("the loss of %r could not be told", self.name)
 
     def _begin_block(self) -> None:
-        """A block of the lease's own begins; ConfigError if one has begun before, LeaseLost if it is over."""
+        """Begin the block of this lease; ConfigError if it has begun before, LeaseLost if the lease is over."""
         if not self._begun:
             self.check()
         self._begin_once()
 
     def _begin_once(self) -> None:
-        """The same for a lease whose block may begin although it is over."""
+        """As ``_begin_block``, for a lease that may be over already."""
         if self._begun:
             raise ConfigError(
                 f"the lease on {self.name!r} has a block already, which releases it at its end; acquire it again for "
@@ -384,7 +384,7 @@ class BaseLease:
         now = self._clock
         until = inf if timeout is None else now() + timeout
         signal = self._waitable()
-        # Nobody needs to be awake for this: the deadline itself ends the wait.
+        # This does not rely on the renewal loop: the wait itself ends at the deadline.
         while self.reason is None:
             end = min(until, self.deadline)  # which a renewal moves
             if not await wait_until(self._core.driver, signal, end) and now() >= until:
@@ -397,7 +397,7 @@ class BaseLease:
         while True:
             with _gate:
                 signal = self._turned = self._turned or driver.signal()
-            # Looked at after the signal was taken: a turn in between sets it.
+            # Check only after taking the signal: a change in between sets the signal.
             if self.reason is not None:
                 return False
             if turned():
@@ -453,10 +453,10 @@ class Ambient(Enum):
 
 
 AMBIENT: Final = Ambient.AMBIENT
-"""Stands for the lease of the block around: its lock has the resource's name, or that of a path above it."""
+"""Stands for the lease of the enclosing block whose lock has the resource's name, or that of a path above it."""
 
 Fence: TypeAlias = BaseLease | Access | Stamp | int
-"""What a guard accepts: a lease, one access of it that is retried or came from elsewhere, a stamp, or a bare token."""
+"""What a guard accepts: a lease, an access (to retry it, or received from elsewhere), a stamp, or a bare token."""
 FenceOrAmbient: TypeAlias = Fence | Literal[Ambient.AMBIENT]
 
 
@@ -474,8 +474,8 @@ def stamp(fence: Fence) -> Stamp:
 def entering_stamp(fence: Fence) -> Stamp:
     """The stamp that enters under ``fence``: it raises the mark of a resource before it is read.
 
-    A lease takes a new one each time, so that entering again is a barrier: a write of this lease that got no answer,
-    and is still under way, is late from then on. A bare token enters with a seq of 0.
+    A lease takes a new stamp each time, so entering again is a barrier: a write of this lease that got no answer, and
+    is still in flight, is late from then on. A bare token enters with a seq of 0.
     """
     if isinstance(fence, BaseLease):
         return fence._stamp()

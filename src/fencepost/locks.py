@@ -32,22 +32,23 @@ L = TypeVar("L", bound=BaseLease)
 
 
 class ReentrantLeases(Generic[L]):
-    """The leases of re-entrant locks of one connection, each by its lock and the thread or task that took it.
+    """The leases of one connection's re-entrant locks, by the lock's name and the thread or task that took it.
 
-    Only that thread or task holds it: those that it starts do not, for they may outlive its block.
+    Threads and tasks that it starts do not hold the lease, because they may outlive its block.
     """
 
     def __init__(self) -> None:
         self._leases: WeakValueDictionary[tuple[str, Hashable], L] = WeakValueDictionary()
 
     def first(self, who: Hashable, lease: L) -> None:
-        """``who`` has taken ``lease``."""
+        """Note that the thread or task ``who`` took ``lease``."""
         self._leases[lease.name, who] = lease
 
     def again(self, who: Hashable, name: str) -> L | None:
-        """The lease under which ``who`` holds the lock, now held once more; None if it does not hold it.
+        """Enter the lock again: return the lease under which ``who`` holds it, or None if ``who`` does not hold it.
 
-        LeaseLost if it has lost it: what is inside would run unprotected, and waiting would be for itself.
+        LeaseLost if that lease is lost: the inner block would run unprotected, and to wait for the lock would be to
+        wait for the outer block.
         """
         lease = self._leases.get((name, who))
         if lease is None or not lease._holds:
@@ -60,11 +61,12 @@ class ReentrantLeases(Generic[L]):
 _OVER = (Reason.RELEASED, Reason.CLOSED, Reason.FORKED)
 EVERYBODY = 2**31 - 1
 """The limit of a lock that any number of holders may share."""
-# A cancelled acquire stays this long for its own clean-up, which then goes on by itself.
+# A cancelled acquire, release or close waits this long for its clean-up, which then goes on in the background.
 GRACE = 0.5
-# Closing stays this long for those who waited to leave their queues, and again for a store that fails to release.
+# close() waits this long for waiters to leave their queues, and as long again for a store that fails to release.
 PARTING = 2.0
-# An acquire is over this long after its timeout, whatever the store does: the first part is for the store to answer.
+# An acquire that may wait ends at most _OVERTIME seconds after its timeout, whatever the store does. The store may
+# answer until _ANSWER; the rest is for the clean-up.
 _ANSWER, _OVERTIME = 0.7, 0.9
 _BATCH = 200  # leases that closing releases in one go
 
@@ -75,7 +77,7 @@ HINTS = {
     "extend": "a lease is renewed in the background; lease.renew() does it now",
     "reacquire": "a lease is renewed in the background; lease.renew() does it now",
 }
-"""What users of other locks look for on a lock, and where it is here."""
+"""Methods that users of other libraries look for on a lock, and what to use here instead."""
 _OPTIONS = (
     "{}() of a Lock takes no arguments: give them where you make it, as in locks.lock(name, timeout=5, ttl=30): "
     "timeout= is how long to wait, ttl= how long a lease lasts unless it is renewed; try_acquire() does not wait"
@@ -86,7 +88,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def bare(method: M) -> M:
-    """A method of a Lock that takes no arguments, and says where those go that other locks take there."""
+    """Decorate a method of Lock that takes no arguments: given any, its TypeError says where they belong."""
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
@@ -107,7 +109,7 @@ def bare(method: M) -> M:
 
 
 INSIDE = "take the lock inside its body"
-"""What to do with work that yields."""
+"""The advice for a generator function, which runs after the call has returned."""
 
 
 def yields(work: object) -> bool:
@@ -129,14 +131,14 @@ Busy = Literal["wait", "skip", "raise"]
 
 
 def skipped(work: object, error: NotAcquired) -> None:
-    """Tell that a call was not made, because its lock is held elsewhere."""
+    """Log that a call was not made, because its lock is held elsewhere."""
     logger().info("%s is skipped: lock %r is busy", getattr(work, "__qualname__", work), error.name)
 
 
 def left(blocks: Mapping[T, object], who: T, name: str) -> T:
     """Return the thread or task that entered the block of a lock that ``who`` is leaving.
 
-    Usually that is ``who``. Frameworks may run the two ends of a generator, such as a fixture's, in different ones.
+    Usually that is ``who``. But frameworks may run the two halves of a generator, such as a fixture, in different ones.
     """
     if who in blocks:
         return who
@@ -150,7 +152,7 @@ def left(blocks: Mapping[T, object], who: T, name: str) -> T:
 
 
 def _nested(own: BaseLease, limit: int | None, blocking: bool) -> str:
-    """That one waits for its own block, and what to do about it."""
+    """The error text for a thread or task that waits for its own block, with advice."""
     who = "thread" if blocking else "task"
     if own.shared and limit is not None:
         return (
@@ -167,7 +169,7 @@ def _nested(own: BaseLease, limit: int | None, blocking: bool) -> str:
 
 
 def _legible(status: Status) -> Status:
-    """A status with the holders as their leases have them, and their labels beside them."""
+    """A status whose holders are named as in their leases, without labels; the labels are in a field of their own."""
     labels: dict[str, str] = {}
 
     def bare(holder: str) -> str:
@@ -214,7 +216,7 @@ class Core(Generic[L]):
         self.queue_limit = queue_limit
         self._lease = lease
         self._holders = holders
-        self._own_label = label is None  # which tells the pid: a forked child has another one
+        self._own_label = label is None  # the default label contains the pid, so a forked child needs another
         self._suffix = None if label is None else suffix(label)
         self._closed = False
         self._unsure: list[L] = []
@@ -224,7 +226,7 @@ class Core(Generic[L]):
         self._renewals: Renewals[L] = Renewals(backend, driver, self.emit)
         self.reentrant: ReentrantLeases[L] = ReentrantLeases()
         _cores.add(self)
-        logger()  # loaded while nothing is wrong yet
+        logger()  # imports logging now: when there is an error to log, the import could fail
         look_for_silent_forks()
 
     def _ttl(self, ttl: float | timedelta) -> float:
@@ -238,7 +240,7 @@ class Core(Generic[L]):
         return seconds
 
     def limit(self, permits: int) -> int:
-        """How many may hold a shared lock at once; ConfigError if that cannot be, or not on this backend."""
+        """Return ``permits`` if it is valid; ConfigError if not, or if the backend has no shared locks."""
         if isinstance(permits, bool) or not isinstance(permits, int) or not 1 <= permits <= EVERYBODY:
             raise ConfigError(f"permits is a number from 1 to 2^31-1, not {permits!r}")
         if not self.backend.promises.shared:
@@ -249,7 +251,7 @@ class Core(Generic[L]):
         return permits
 
     def patience(self, busy: Busy, timeout: float | timedelta | None) -> float | timedelta | None:
-        """The timeout of a decorated call: None waits without end, which only one that waits does by itself."""
+        """The timeout of a decorated call. Unless given, "wait" waits without end; "skip" and "raise" do not wait."""
         if busy not in ("wait", "skip", "raise"):
             raise ConfigError(f"busy is 'wait', 'skip' or 'raise', not {busy!r}")
         check.wait(timeout, "timeout")
@@ -270,7 +272,7 @@ class Core(Generic[L]):
             self.at_least(at_least, ttl)
 
     def at_least(self, value: float | timedelta, ttl: float | timedelta | None) -> float:
-        """For how long a lock stays taken at least; ConfigError if that cannot be, or not on this backend."""
+        """Return ``at_least`` in seconds; ConfigError if it is invalid, or the backend cannot keep a lock that long."""
         seconds = check.seconds(value, "at_least")
         keeps, most = self.backend.promises.keeps, self.ttl if ttl is None else self._ttl(ttl)
         if keeps == "no":
@@ -309,11 +311,12 @@ class Core(Generic[L]):
     ) -> L | None:
         """A lease on ``name``, or None once ``timeout`` has passed; 0 asks once and never queues.
 
-        ``holders`` makes its holder's id, for one that is to be recognised by it; ``make`` a lease of another kind.
-        With a ``limit`` it is a share, of at most as many. With ``at_least`` the end of its block leaves the lock to
-        expire, so many seconds after now. ``more`` says, whenever the time is up, for how much longer to keep the place
-        in the queue. Ending ``scope`` ends the wait, which then raises Closed. ``in_the_way`` gets who held the lock
-        when the time was up, as the store has it, where the store tells without being asked for it.
+        ``holders`` makes the holder's id, for callers that must recognise it; ``make`` makes another class of lease.
+        With a ``limit`` the lease is a share: at most ``limit`` holders have one at once. With ``at_least`` the end of
+        the block does not free the lock, which expires so many seconds after it was acquired. ``more`` is called
+        whenever the time is up, and returns how many more seconds to stay in the queue. Ending ``scope`` ends the wait,
+        which then raises Closed. ``in_the_way`` receives the holder, as the store names it, that had the lock when the
+        time was up, if the store tells that without an extra request.
         """
         check.name(name)
         seconds = self.ttl if ttl is None else self._ttl(ttl)
@@ -343,18 +346,18 @@ class Core(Generic[L]):
                 raise
             if not over:
                 break
-            # This process slept through the whole lease on its way here; it is worth nothing.
+            # The lease expired before it got here, for example because this process was suspended: it is useless.
             await self._leave(name, stored)
             if self.driver.now() >= start + patience:  # where every answer comes that late, asking again never ends
                 self.emit("timeout", name, seconds=self.driver.now() - start)
                 return None
         try:
-            if self._hooked:  # first: from then on it may be lost, and that be told
+            if self._hooked:  # first: once the lease is watched, hooks may be told that it is lost
                 self.emit("acquired", name, token=lease.token, holder=holder, seconds=self.driver.now() - start)
             if stay is not None:
                 lease._kept_until = self.driver.now() + stay
             self._renewals.watch(lease)
-        except BaseException:  # for example, no thread can be started that renews it
+        except BaseException:  # for example, no thread can be started to renew it
             await self._release_quietly(lease)
             raise
         if self._closed:  # just now: close() may not have seen this lease
@@ -379,14 +382,14 @@ class Core(Generic[L]):
         limit: int | None = None,
         at_least: float | timedelta | None = None,
     ) -> L:
-        """The same; NotAcquired once ``timeout`` has passed. It tells who holds the lock, where that is known.
+        """As ``acquire``, but NotAcquired once ``timeout`` has passed. The error names the holder, if it is known.
 
-        ``who`` tells the thread or task that asks: ConfigError if it would wait for itself without end.
+        ``who`` returns the calling thread or task: ConfigError if it would wait for its own block without end.
         """
         # Not by **options: this is called for every lock, and dictionaries take longer than the rest of it.
         own = self._own_blocks(name, who(), limit) if ambient.blocks() else []
         if own and check.wait(timeout, "timeout") == inf:
-            # The store may have given the lock away already: then there is somebody else to wait for, or nobody.
+            # Our own block may have lost the lock already: then the lock is free, or another client holds it.
             at_once = self.acquire(
                 name, ttl=ttl, timeout=0, renew=renew, max_hold=max_hold, limit=limit, at_least=at_least
             )
@@ -414,9 +417,11 @@ class Core(Generic[L]):
         raise NotAcquired(name, check.wait(timeout, "timeout"), holder=holder, label=label, why=why)
 
     def _own_blocks(self, name: str, who: Hashable, limit: int | None) -> list[BaseLease]:
-        """The leases of blocks around here that ``who`` entered, and that keep it from the lock; all of them, if any.
+        """The leases of enclosing blocks that ``who`` entered, if they keep it from the lock; else none.
 
-        A block that somebody else entered, or a lease that was acquired without one, may well be released elsewhere.
+        One such lease is enough, and is returned alone. But its shares keep ``who`` from another share only if they are
+        all the permits. Other leases do not count: one that another thread or task entered, or that has no block, may
+        be released elsewhere, and one that is not renewed without end expires.
         """
         blocks = [
             lease
@@ -430,7 +435,7 @@ class Core(Generic[L]):
         ]
         if limit is None or any(not lease.shared for lease in blocks):
             return blocks[:1]
-        return blocks if len(blocks) >= limit else []  # all permits are its own
+        return blocks if len(blocks) >= limit else []  # ``who`` has all permits
 
     async def _obtain(
         self,
@@ -450,7 +455,7 @@ class Core(Generic[L]):
         try:
             most = self.queue_limit if queue else None
             asked = backend.take(name, holder, ttl, most, limit)
-            # Who asks once, with a timeout of 0, waits as long as the store does.
+            # An acquire with a timeout of 0 sends one request, and waits for it as long as the backend does.
             grant = await (self._in_time(asked, until) if queue and until < inf else asked)
             if grant is None and queue:
                 visit = waits.join()
@@ -472,10 +477,10 @@ class Core(Generic[L]):
         except (ConfigError, QueueFull, GeneratorExit):
             raise
         except BaseException as error:
-            # In no variable: the error and its traceback would keep each other alive, and with them what is open there.
+            # Keep the error in no variable: it and its traceback would keep each other alive, and what is open there.
             failed = isinstance(error, BackendError)
             if not isinstance(error, BackendError) or error.ambiguous or visit is not None:
-                # Cancelled, interrupted or failed: it may have been granted or queued all the same.
+                # Cancelled, interrupted or failed: the store may have granted the lock or queued the holder anyway.
                 grace = min(GRACE, max(until + _OVERTIME - self.driver.now(), 0.1)) if failed and queue else GRACE
                 try:
                     await self.driver.apart(self._leave(name, holder), grace)
@@ -489,7 +494,7 @@ class Core(Generic[L]):
                 waits.leave(visit)
 
     async def _in_time(self, request: Coroutine[Any, Any, T], until: float) -> T:
-        """What a request to the store returns; BackendError if it does not until soon after the acquire's timeout."""
+        """Await a request to the store; BackendError if there is no answer until soon after the acquire's timeout."""
         try:
             return await self.driver.within(until + _ANSWER - self.driver.now(), request)
         except TimeoutError as error:
@@ -528,7 +533,7 @@ class Core(Generic[L]):
             lease._wake()
             released = await self._released(lease, known, reason, keep)
         finally:
-            if lease._releasing is claim:  # for example, out of memory: who releases it again must not wait for this
+            if lease._releasing is claim:  # for example, out of memory: the next release() must not wait for this one
                 if known is None:
                     lease._reason = Reason.UNCONFIRMED
                 self._done_releasing(lease)
@@ -537,7 +542,7 @@ class Core(Generic[L]):
                 self._tell_release(lease)
         elif known is None:
             self._tell_replaced(lease)
-        elif known is not Reason.UNCONFIRMED:  # else the first try may well have done it
+        elif known is not Reason.UNCONFIRMED:  # else the first attempt may have released it
             self.emit("not_owner", lease.name, token=lease.token, holder=lease.holder)
         return released
 
@@ -547,16 +552,19 @@ class Core(Generic[L]):
             self.emit("released", lease.name, token=lease.token, holder=lease.holder, seconds=held)
 
     def _tell_replaced(self, lease: L) -> None:
-        """A lease that was thought to be held was not, when it was released."""
+        """Tell hooks and the lease's block that the lease was lost before it was released."""
         self.emit("not_owner", lease.name, token=lease.token, holder=lease.holder)
         self._renewals.lost(lease)
 
     async def _released(self, lease: L, known: Reason | None, reason: Reason, keep: float) -> bool:
-        """What the store answers to the release of a lease that ``known`` says is over, or that ends for ``reason``."""
+        """Release the lease in the store, and return its answer.
+
+        ``known`` is how the lease had ended before, if it had; else it ends now, for ``reason``.
+        """
         try:
             self._renewals.forget(lease)
             if keep:
-                await self._renewals.settled(lease)  # it would undo this
+                await self._renewals.settled(lease)  # a renewal that arrives later would undo keep()
                 released = await self.backend.keep(lease.name, lease._stored, lease.token, keep)
             else:
                 released = await self.backend.release(lease.name, lease._stored, lease.token)
@@ -566,7 +574,7 @@ class Core(Generic[L]):
         except BaseException as error:
             self._settle(lease, known, Reason.UNCONFIRMED if reason is Reason.RELEASED else reason)
             if not isinstance(error, BackendError):
-                # Cancelled or interrupted: see it through where that does not reach.
+                # Cancelled or interrupted: finish where the cancellation does not reach.
                 again = self._keep(lease, keep) if keep else self._leave(lease.name, lease._stored)
                 await self.driver.apart(again, GRACE)
             raise
@@ -584,9 +592,9 @@ class Core(Generic[L]):
         """Wait for a release of the same lease by another thread or task; say whether it failed."""
         beside = lease._releasing
         if beside is None or (self.driver.blocking and beside[1] == threading.get_ident()):
-            return False  # there is none, or this is a signal handler inside it
+            return False  # no release is under way, or this is a signal handler that interrupted it
         signal = lease._waitable()
-        while lease._releasing is beside and beside[0] is self._renewals:  # else it is the parent's, before a fork
+        while lease._releasing is beside and beside[0] is self._renewals:  # else the parent began it before a fork
             await signal.wait()
         return lease._reason is Reason.UNCONFIRMED
 
@@ -605,10 +613,10 @@ class Core(Generic[L]):
             lease._signal.set()
 
     async def finish(self, lease: L) -> LeaseLost | None:
-        """Release at the end of a block; what the block must raise if it raised nothing itself."""
+        """Release at the end of a block; return the error that the block must raise, unless it raised one itself."""
         before = lease.reason
         why = lease._why if before else ""
-        if lease._holds > 1:  # the block around this one goes on, and must know too
+        if lease._holds > 1:  # the enclosing block goes on: do not release, but report a loss
             lease._holds -= 1
             return LeaseLost(lease.name, lease.token, why) if why else None
         if before is Reason.RELEASED:
@@ -622,7 +630,7 @@ class Core(Generic[L]):
         return LeaseLost(lease.name, lease.token, why or lease._why)
 
     async def give_up(self, lease: L) -> None:
-        """Release a lease that its acquirer never gets, because it is interrupted on its way back."""
+        """Release a lease that the caller never gets, because a signal handler raised before acquire returned it."""
         await self.driver.apart(self._release_quietly(lease), GRACE)
 
     async def _release_quietly(self, lease: L, reason: Reason = Reason.RELEASED, keep: float = 0.0) -> bool:
@@ -633,7 +641,7 @@ class Core(Generic[L]):
             return True
 
     async def waiting(self, wait: Coroutine[Any, Any, T], scope: Scope | None = None) -> T:
-        """Wait for something else than a lock; ConfigError once these locks are closed, Closed once ``scope`` is."""
+        """Wait for something other than a lock; ConfigError once these locks are closed, Closed once ``scope`` is."""
         waits = scope or self._waits
         visit = waits.join()
         try:
@@ -700,7 +708,7 @@ class Core(Generic[L]):
         except (Exception, GeneratorExit):
             raise
         except BaseException:
-            # Cancelled or interrupted: see it through where that does not reach.
+            # Cancelled or interrupted: finish where the cancellation does not reach.
             await self.driver.apart(self._shut(), GRACE)
             raise
 
@@ -719,7 +727,7 @@ class Core(Generic[L]):
         self.driver.close()
 
     async def _release_all(self, leases: Iterable[L]) -> None:
-        """Release; what a server that fails has left gets one more chance, all together, for a bounded time."""
+        """Release all leases, server by server. What failing servers left is tried once more, for PARTING seconds."""
         homes: dict[Hashable, deque[L]] = {}
         for lease in leases:
             homes.setdefault(self.backend.home(lease.name), deque()).append(lease)
@@ -743,22 +751,22 @@ class Core(Generic[L]):
         while rest:
             if rest[0]._reason is None or self._closing(rest[0]):
                 await self._release_some(rest)
-            else:  # closing has not waited for it
+            else:  # _release_all stopped waiting, and has ended this lease
                 rest.popleft()
 
     async def _release_some(self, rest: deque[L]) -> bool:
-        """Take as many out of the rest as are released in one go; False if the store failed for all of them."""
+        """Release one batch of ``rest``, and put back those that the store was not asked for; False if all failed."""
         batch = [rest.popleft() for _ in range(min(_BATCH, len(rest)))]
         works, unasked = await self._close_leases(batch)
         rest.extendleft(reversed(unasked))
         return works
 
     def _closing(self, lease: L) -> bool:
-        """Whether closing has begun to release it, and has had no answer for it."""
+        """Whether close() has begun to release this lease, and has no answer yet."""
         return lease._reason is Reason.CLOSED and lease._releasing is not None
 
     async def _close_leases(self, leases: Sequence[L]) -> tuple[bool, Sequence[L]]:
-        """Release leases and cancel their bodies: whether the store did it for any, and those it was not asked for."""
+        """Release leases and cancel their bodies; return whether the store answered any, and those it was not asked."""
         claim = self._renewals, threading.get_ident()
         mine: list[L] = []
         for lease in leases:
@@ -802,7 +810,7 @@ class Core(Generic[L]):
         return works, unasked
 
     async def _leave_unsure(self) -> None:
-        """Make sure that nothing is held whose release was interrupted."""
+        """Make sure that the leases whose release was interrupted are held no longer."""
         while self._unsure:
             lease = self._unsure[-1]
             await self._leave(lease.name, lease._stored)

@@ -1,4 +1,4 @@
-"""The logger of the core, which is loaded with the first locks and not by ``import fencepost``."""
+"""The logger of the core. The first locks import ``logging``; ``import fencepost`` does not."""
 
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,8 @@ __all__ = ["logger"]
 def logger() -> "Logger":
     """The logger ``fencepost``.
 
-    The core asks for it when it is made: a first import could fail where something is to be logged later, such as in a
-    process without free descriptors, or at the end of the interpreter.
+    The core calls this when it is made, to import ``logging``: later, when there is something to log, that import could
+    fail, as in a process without free file descriptors, or while the interpreter shuts down.
     """
     import logging
 

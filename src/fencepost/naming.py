@@ -14,17 +14,17 @@ Name = str | Callable[..., str]
 """``"report/{account_id}"``, or a function of the call's own arguments."""
 
 Namer = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
-"""The name for a call with these arguments; TypeError if it cannot be called so, ConfigError for odd values."""
+"""The name for a call with these arguments; TypeError if they do not fit the function, ConfigError for bad values."""
 
 
 def from_arguments(name: Name, call: Callable[..., object], signature: inspect.Signature | None = None) -> Namer:
     """A function that names the lock of one call of ``call``; ConfigError if ``name`` cannot do that.
 
-    ``signature`` is what its callers give, if that is not what ``call`` takes.
+    ``signature`` has the parameters that callers pass, if they differ from those of ``call``.
 
     The fields of a text are bare parameter names of ``call``, so that ``f(42)`` and ``f(account_id=42)`` take the same
-    lock. Their values are text without "/", whole numbers or UUIDs: what else there is would make one name of several
-    values, or another name for each call.
+    lock. Their values are text without "/", whole numbers or UUIDs. With other types, several values could have one
+    name, or each call another name.
     """
     if isinstance(name, str):
         return _template(name, call, signature)
@@ -54,10 +54,10 @@ class Template:
             before is not None and after is not None and "/" not in between for (_, before), (between, after) in pairs
         )
         if not self.fields:
-            self.name({})  # says now what cannot be a name
+            self.name({})  # raises now if it cannot be a name
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The text for these values; ConfigError for one that is missing or odd."""
+        """The text for these values; ConfigError for a value that is missing or cannot be part of a name."""
         if missing := [field for field in self.fields if field not in values]:
             raise ConfigError(f"there is no {missing[0]!r} for {self.text!r}, only: {', '.join(values) or 'nothing'}")
         filled = "".join(
@@ -69,7 +69,7 @@ class Template:
 
     def _check_one_reading(self, filled: str) -> None:
         """ConfigError if other values would make the same text."""
-        # If the shortest and the longest values that it can be read as are the same, there are no others.
+        # Parse it with the shortest and with the longest possible values: if they agree, there is no other reading.
         short, long = self._read(filled, "+?"), self._read(filled, "+")
         if short != long:
             one, other = (", ".join(f"{field}={value!r}" for field, value in each.items()) for each in (short, long))
@@ -89,7 +89,7 @@ class Template:
         return found.groupdict()
 
     def name(self, values: Mapping[str, Any]) -> str:
-        """The same, if a lock can be called so; else ConfigError."""
+        """As ``fill``; ConfigError if the text cannot be the name of a lock."""
         return _whole(self.fill(values))
 
 
@@ -118,7 +118,7 @@ def _template(text: str, call: Callable[..., object], signature: inspect.Signatu
 
 def _fields(text: str) -> list[tuple[str, str | None]]:
     """The literal texts of a template, each with the field after it; None after the last one."""
-    from string import Formatter  # only here: few programs come by
+    from string import Formatter  # only here: few programs need it
 
     found: list[tuple[str, str | None]] = []
     try:
@@ -164,7 +164,7 @@ def _value(field: str, value: object) -> str:
         return text
     if isinstance(value, int) and not isinstance(value, bool):
         return int.__repr__(value)
-    uuid = sys.modules.get("uuid")  # no value is one unless it is loaded
+    uuid = sys.modules.get("uuid")  # if the module is not loaded, no value is a UUID
     if uuid is not None and isinstance(value, uuid.UUID):
         return str(value)
     raise ConfigError(

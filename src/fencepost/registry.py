@@ -1,4 +1,4 @@
-"""What is loaded by name: the backends behind each URL scheme, and what to install if one is missing."""
+"""The backends, loaded by URL scheme, and what to install if one is missing."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ class Registration(NamedTuple):
     target: str
     """``module:class``."""
     store: str
-    """What it is called; the extra that installs what it needs has the same name."""
+    """Its name, which is also that of the extra that installs what it needs."""
 
 
 # Third parties register their own through the entry point group "fencepost.backends".
@@ -52,7 +52,7 @@ LAB_HINT = "pip install 'fencepost-lab[stage]'"
 
 
 def ours(error: ModuleNotFoundError) -> bool:
-    """Whether a module of this package is missing, which is a bug, and not one that is installed apart."""
+    """Whether the missing module is part of fencepost, which is a bug, and not of a package to install."""
     name = error.name or ""
     return name == "fencepost" or name.startswith("fencepost.")
 
@@ -97,9 +97,9 @@ def connect(
     credentials: Callable[[], Any] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Backend:
-    """The backend behind ``source``, a URL or a client; not yet connected. ConfigError if that cannot be.
+    """The backend for ``source``, a URL or a client; not yet connected. ConfigError if there is none.
 
-    ``credentials`` is asked before each new connection for what a URL would have as its password; ``options`` are for a
+    ``credentials`` is called before each new connection, in place of a password in the URL; ``options`` are for a
     client what follows the ? of a URL.
     """
     if source is None or isinstance(source, str):
@@ -139,8 +139,8 @@ def _params(options: Mapping[str, object]) -> dict[str, str]:
 def _parse(url: str | None) -> Address:
     """The address in ``url``, else $FENCEPOST_URL, else that of the embedded SQLite file; ConfigError if it is empty.
 
-    The file is this user's on this host, so that an unset variable in production would exclude nobody elsewhere: a
-    WARNING says so, once per process.
+    The file belongs to this user on this host. If the variable is unset in production by mistake, locks exclude no
+    client on another host: a WARNING says so, once per process.
     """
     if url is None:
         url = os.environ.get("FENCEPOST_URL")
@@ -155,7 +155,7 @@ def _parse(url: str | None) -> Address:
 
 @functools.cache
 def warn_of_default() -> None:
-    """Tell once that locks live in the embedded file."""
+    """Warn once that locks live in the embedded file."""
     logger().warning(
         "no URL and no $FENCEPOST_URL: locks live in an SQLite file of this user, and exclude nobody on other hosts; "
         "connect('sqlite:') says that this is meant"

@@ -14,11 +14,11 @@ from fencepost.events import Kind
 from fencepost.lease import BaseLease, Reason
 from fencepost.logs import logger
 
-_SLICE = 100  # leases that an event loop sees to in one step
-_FEW = 10  # leases whose answers an event loop takes in at once, whatever else it does in that step
-_TURN = 1.0  # seconds that answers wait for those that came before them, at the most
-_UNKNOWN = 1000  # reports to keep of holders that are not known
-_TOGETHER = 30  # the part of its ttl by which a lease may be renewed early, together with others
+_SLICE = 100  # leases that an event loop handles in one step
+_FEW = 10  # an event loop handles the answers of fewer leases than this at once, without a turn of their own
+_TURN = 1.0  # seconds that a batch of answers waits for its turn, at most
+_UNKNOWN = 1000  # how many reports about unknown holders are kept
+_TOGETHER = 30  # a lease may be renewed up to ttl / _TOGETHER early, in one batch with others
 
 
 class Emit(Protocol):
@@ -38,7 +38,7 @@ class _Watched(weakref.ref[L]):
 
 
 class Flight(Generic[L]):
-    """Leases whose renewal was sent at ``asked``: one key of the timer, for the first that is late or over."""
+    """Leases whose renewal was sent at ``asked``. It is one key of the timer, due when the first is late or over."""
 
     def __init__(self, leases: list[L], asked: float) -> None:
         self.leases = leases
@@ -47,7 +47,7 @@ class Flight(Generic[L]):
         """Whether its answers have come, or nobody waits for them any more."""
 
     def next(self, lease: L, now: float) -> float:
-        """The next instant at which something about this lease has to be told, if no answer comes."""
+        """When to look at this lease next if no answer comes: when the answer is late, then at the deadline."""
         late = lease._late(self.asked)
         return late if now < late < lease.deadline else lease.deadline
 
@@ -77,11 +77,11 @@ class Renewals(Generic[L]):
         self._leases: dict[str, _Watched[L]] = {}  # by holder
         self._reports: deque[tuple[str, str]] = deque()
         self._unknown: dict[str, str] = {}
-        """What was reported of holders whose acquire is on its way back."""
+        """Reports about holders that are not watched yet, because their acquire has not returned."""
         self._requests: dict[_Request, list[L]] = {}
-        """Those under way, with the leases that they are to renew."""
+        """The renewals in flight, each with its leases."""
         self._turns: dict[Signal, float] = {}
-        """Batches whose answers came, each to be taken in by a step of the event loop; with their first deadlines."""
+        """Batches of answers that wait for a step of the event loop of their own, each with its earliest deadline."""
         self._turn: Signal | None = None  # whose turn it is
         most = sys.maxsize if driver.blocking else _SLICE
         self._timer: Timer[str | Flight[L]] = Timer(driver, self._see_to, "fencepost-renewals", most=most)
@@ -99,7 +99,7 @@ class Renewals(Generic[L]):
         self._timer.set(lease._stored, lease._due, lease.ttl / _TOGETHER)
         if self._unknown and (why := self._unknown.pop(lease._stored, None)) is not None:
             self._reports.append((lease._stored, why))
-        if self._reports:  # it may have been this one's, before it was set
+        if self._reports:  # one may be about this lease, from before its key was set
             self._timer.post(lease._stored)
 
     def forget(self, lease: L) -> None:
@@ -110,12 +110,13 @@ class Renewals(Generic[L]):
         self._timer.close()
 
     async def renew(self, leases: list[L], strict: bool = False) -> None:
-        """Renew in one batch; an answer that did not come keeps the old deadline, or raises if ``strict``."""
+        """Renew in one batch. A lease without an answer keeps its old deadline; if ``strict``, that raises."""
         now = self._driver.now
         request = _Request()
         self._requests[request] = leases
         try:
-            # After that, and not before: who is released meanwhile either sees this request, or is not renewed by it.
+            # Filter after registering: a release that comes meanwhile either sees this request in settled(), or its
+            # lease is left out here.
             leases = [lease for lease in leases if lease._reason is None]
             if leases:
                 await self._ask(leases, now(), strict)
@@ -126,9 +127,9 @@ class Renewals(Generic[L]):
                 request.answered.set()
 
     async def settled(self, lease: L) -> None:
-        """Return once no renewal of a released lease is under way; it may arrive at the store after what comes next.
+        """Wait until no renewal of a released lease is in flight: it could reach the store after the next request.
 
-        One that is not answered before the lease's deadline is not waited for.
+        This waits until the lease's deadline at most.
         """
         for request, leases in self._requests.copy().items():
             if any(each is lease for each in leases):
@@ -159,7 +160,7 @@ class Renewals(Generic[L]):
             )
 
     async def _take_in(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> None:
-        """Note what the store said. An event loop does so for one batch in a step, even if many come at once."""
+        """Note the store's answers. An event loop does so for one batch in each step, even if many come at once."""
         slacks = self._extend(leases, answers, sent)
         if self._driver.blocking or len(leases) < _FEW:
             self._note(leases, answers, slacks, sent)
@@ -176,19 +177,19 @@ class Renewals(Generic[L]):
         finally:
             del self._turns[mine]
             if self._turn is mine or self._turn is None:
-                # The one that has the least time left.
+                # Next is the batch that has the least time left.
                 self._turn, _ = min(self._turns.copy().items(), key=lambda item: item[1], default=(None, 0.0))
                 if self._turn is not None:
                     self._turn.set()
 
     def _extend(self, leases: list[L], answers: Sequence[Renewal], sent: float) -> list[float]:
-        """Set the deadlines as soon as the store has answered; the part of its ttl that each lease had left then."""
+        """Move the deadlines as soon as the store has answered; return which part of its ttl each lease had left."""
         now = self._driver.now()
         slacks = []
         for lease, answer in zip(leases, answers, strict=True):
             deadline, ttl = lease.deadline, lease.ttl
             slacks.append((deadline - now) / ttl)
-            # Not of one that is over, even if the store has extended it since: its holder may have seen it as lost.
+            # A lease that is over stays over, even if the store has extended it: its holder may have seen it as lost.
             if answer is Renewal.RENEWED and now < deadline < sent + ttl and not lease._reason:
                 lease.deadline = sent + ttl
                 lease._expect(sent)
@@ -219,17 +220,17 @@ class Renewals(Generic[L]):
                 self._put_at_risk(lease)
             due.append((lease._stored, lease._due, ttl / _TOGETHER))
         self._timer.offer_all(due)
-        for holder, _ in self._reports.copy():  # it may be one of these, which was posted before it was set
+        for holder, _ in self._reports.copy():  # it may be about one of these, from before its key was set
             self._timer.post(holder)
 
     def _put_at_risk(self, lease: L) -> None:
-        """A renewal of a lease failed, or has had no answer for too long; it is told once until the next renewal."""
+        """A renewal failed or is overdue: emit that the lease is at risk, once until it is renewed."""
         if lease._turn(True):
             left = lease.remaining
             self._emit("at_risk", lease.name, token=lease.token, holder=lease.holder, seconds=left)
 
     def lost(self, lease: L) -> None:
-        """Tell the world, and the body that runs under the lease, that it was lost."""
+        """Tell the hooks, and the block that runs under the lease, that it was lost."""
         self._emit("lost", lease.name, token=lease.token, holder=lease.holder, detail=lease._why)
         lease._tell_loss()
 
@@ -239,21 +240,21 @@ class Renewals(Generic[L]):
             self.lost(lease)
 
     def _report(self, holder: str, why: str) -> None:
-        """The backend learned, on whatever thread, that a hold is gone."""
+        """The backend learned, on any thread, that a hold is gone."""
         self._reports.append((holder, why))
         self._timer.post(holder)
 
     async def _see_to(self, keys: list[str | Flight[L]]) -> None:
-        """End what is over, and renew what is due, each server's leases apart."""
+        """End the leases that are over, and renew those that are due, in one batch for each server."""
         for batch in self._look(keys):
             now = self._driver.now()
             flight = Flight(batch, now)
             self._timer.park([(lease._stored, lease.deadline) for lease in batch])
             for lease in batch:
-                if lease._reason:  # it was released in between, and its key dropped before it was set
+                if lease._reason:  # released meanwhile: its key was dropped before park() set it
                     self._timer.drop(lease._stored)
             self._timer.offer(flight, min(flight.next(lease, now) for lease in batch))
-            # Apart, so that a store that hangs does not delay the news of a passed deadline.
+            # In the background, so that holders learn of a passed deadline in time even if the store hangs.
             job = self._renew_apart(flight)
             try:
                 self._driver.spawn(job, "fencepost-renewal")
@@ -263,7 +264,7 @@ class Renewals(Generic[L]):
         self._hear()
 
     def _hear(self) -> None:
-        """End what the backend has reported as gone."""
+        """End the leases that the backend has reported as gone."""
         while self._reports:
             holder, why = self._reports.popleft()
             ref = self._leases.get(holder)
@@ -275,7 +276,10 @@ class Renewals(Generic[L]):
                 self._lose(lease, Reason.GONE, why)
 
     def _look(self, keys: list[str | Flight[L]]) -> Iterable[list[L]]:
-        """End what is over; what is to be renewed now, by server. Nothing that is waited in keeps a lease alive."""
+        """End the leases that are over; return those to renew now, by server.
+
+        This is a function of its own so that no frame that waits keeps a lease alive.
+        """
         self._hear()
         now = self._driver.now()
         homes: dict[Hashable, list[L]] = {}
@@ -309,8 +313,8 @@ class Renewals(Generic[L]):
         return homes.values()
 
     def _watch_flight(self, flight: Flight[L], now: float) -> None:
-        """End those of its leases whose deadline has passed, and tell whose answer is late; look again at the next."""
-        if flight.over:  # since this looked last: set again and again, it would keep its leases alive
+        """End its leases that are past their deadline, put those with a late answer at risk, and plan the next look."""
+        if flight.over:  # answered meanwhile: if its key were set again and again, it would keep its leases alive
             return
         later = []
         for lease in flight.leases:
@@ -329,7 +333,7 @@ class Renewals(Generic[L]):
         try:
             await self.renew(flight.leases)
         except BaseException as error:
-            # Somebody cancelled all tasks, or the event loop has ended, and these leases are still held.
+            # All tasks were cancelled, or the event loop has ended. These leases are still held: renew them at once.
             for lease in flight.leases:
                 lease._due = min(lease._due, self._driver.now())
                 self._timer.post(lease._stored)

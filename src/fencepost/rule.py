@@ -44,9 +44,9 @@ class Stamp(NamedTuple):
 def judge(mark: Stamp | None, offer: Stamp) -> Verdict:
     """Say whether ``offer`` may pass a resource whose largest admitted stamp is ``mark``.
 
-    A bare offer names no holder, so it proves neither a replay nor a clash: at the mark's own token
-    it is simply stale, unless all that the mark's holder did so far was to enter. A late access was overtaken by a
-    later one of its lease; whether it was made before that is not known.
+    A bare offer names no holder, so it proves neither a replay nor a clash: at the mark's own token a bare
+    write is simply stale, unless the mark is that of a bare token that has only entered. A late access was
+    overtaken by a later one of its lease; the guard cannot know whether it was carried out before that.
 
         assert judge(Stamp(34), Stamp(33)) is Verdict.STALE
         assert judge(Stamp(33), Stamp(34)) is Verdict.ADMIT
@@ -65,7 +65,7 @@ def judge(mark: Stamp | None, offer: Stamp) -> Verdict:
 
 
 def raised(mark: Stamp | None, offer: Stamp) -> Stamp:
-    """The mark after ``offer`` was admitted; a bare token that enters again leaves it."""
+    """The mark after ``offer`` was admitted; a bare token that enters again leaves the mark as it is."""
     if mark is None or offer.token > mark.token or offer.seq > mark.seq:
         return offer
     return mark

@@ -2,10 +2,10 @@
 
 A token is a guessable integer, and one client that sends 2^63-1 would lock everybody else out. With a secret
 that issuers and guards share, each access of a lease carries a signature over (namespace, resource, token, seq,
-holder), and a guard refuses what it cannot verify. Neither the body nor the action is covered: headers that were seen,
-and whose stamp no guard has admitted yet, are good for one access, a write too if they came with a read. So send them
-over TLS only. Every client that locks has the key, and can sign what it likes: this keeps others out, not a client gone
-wild.
+holder), and a guard refuses what it cannot verify. Neither the body nor the action is covered: an attacker who sees
+headers whose stamp no guard has admitted yet can use them for one access, even a write if they came with a read. So
+send them over TLS only. Every client that locks has the key, and can sign what it likes: signatures keep out other
+clients, not a client with the key that misbehaves.
 
     keys = Keys({"2026": secret})
     locks = fencepost.connect(url, keys=keys)           # its leases are signed
@@ -34,10 +34,9 @@ _CONTEXT = b"fencepost token 2"
 class Keys:
     """The secrets that sign and verify tokens, by id.
 
-    ``current`` names the one that signs; the last, unless given. All of them verify. To rotate: add the new
-    key where guards verify, then make it current where leases are signed, then take the old one away. Leases
-    and guards with another ``namespace`` do not accept each other's signatures. ConfigError for a key that
-    is shorter than 16 bytes.
+    ``current`` names the one that signs; by default the last. All of them verify. To rotate: add the new
+    key where guards verify, then make it current where leases are signed, then remove the old one. Guards do not
+    accept signatures of another ``namespace``. ConfigError for a key that is shorter than 16 bytes.
     """
 
     def __init__(self, keys: Mapping[str, bytes], *, namespace: str = "", current: str | None = None) -> None:
@@ -63,7 +62,7 @@ class Keys:
         [keys]
         2026 = "<32 or more hexadecimal digits>"
         """
-        import tomllib  # only here, as below: every `import fencepost` comes by, and few programs have keys
+        import tomllib  # only here, as below: `import fencepost` loads this module, and few programs have keys
 
         try:
             with open(path, encoding="utf-8") as file:
@@ -78,7 +77,7 @@ class Keys:
             raise ConfigError(f"current and namespace are texts in the file of keys {str(path)!r}")
         try:
             return cls({id: bytes.fromhex(text) for id, text in texts.items()}, namespace=namespace, current=current)
-        except ValueError as error:  # of fromhex, which would repeat nothing of the secret; ConfigError is one too
+        except ValueError as error:  # of fromhex, whose text does not repeat the secret; ConfigError is one too
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
@@ -86,11 +85,11 @@ class Keys:
             ) from None
 
     def sign(self, resource: str, stamp: Stamp) -> str:
-        """The signature that says: this is an access to ``resource`` by the holder to whom its token was granted."""
+        """The signature for an access to ``resource``: it says that this holder was granted this token."""
         return f"{self._current}.{self._mac(self._keys[self._current], resource, *stamp)}"
 
     def verify(self, resource: str, stamp: Stamp, signature: str) -> bool:
-        """Whether one of the keys made this signature; takes the same time wherever it differs."""
+        """Whether one of the keys made this signature; compares in constant time."""
         import hmac
 
         id, _, mac = signature.partition(".")
@@ -101,7 +100,7 @@ class Keys:
         return hmac.compare_digest(expected.encode(), mac.encode())
 
     def signing(self, make: Callable[P, L]) -> Callable[P, L]:
-        """``make``, whose leases sign their accesses."""
+        """A function that makes leases as ``make`` does, which sign their accesses."""
 
         def signed(*args: P.args, **kwargs: P.kwargs) -> L:
             lease = make(*args, **kwargs)
@@ -113,7 +112,7 @@ class Keys:
     def _mac(self, secret: bytes, *facts: str | int) -> str:
         import hmac
 
-        # Each part with its length in front: no two lists of parts become the same bytes.
+        # Put its length in front of each part, so that no two lists of parts become the same bytes.
         parts = [_CONTEXT, self._namespace.encode(), *(str(fact).encode() for fact in facts)]
         message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hmac.digest(secret, message, "sha256").hex()

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Credentials: TypeAlias = Callable[[], str | bytes | tuple[str, str]]
-"""Tells the password or token for a new connection, or user and password."""
+"""Returns the password or token for a new connection, or user and password."""
 
 _AWAITED = "lock with fencepost.aio, or inside its body"
 
@@ -53,14 +53,14 @@ def _check_work(work: Callable[..., object]) -> None:
 
 
 def _check_result(work: Callable[..., object], result: object) -> None:
-    """ConfigError if the work has not been done, but begins when the lock is free again."""
-    if inspect.iscoroutine(result):  # of a plain function around a coroutine function, which nobody can see
+    """ConfigError if the result is a coroutine: its work would begin only after the lock was released."""
+    if inspect.iscoroutine(result):  # of a plain function that calls a coroutine function: not known before the call
         result.close()
         raise _outlives(work, _AWAITED)
 
 
 class Ended(BaseEnded):
-    """Set once the lease is over, however it ended: true, and waited for, like an event."""
+    """Set once the lease is over, however it ended: test it, or wait for it, like an event."""
 
     __slots__ = ()
 
@@ -70,10 +70,10 @@ class Ended(BaseEnded):
 
 
 class AtRisk(BaseAtRisk):
-    """Set while the lease holds, although its renewal failed or is overdue: true, and waited for, like an event.
+    """Set while the lease holds, although its renewal failed or is overdue: test it, or wait for it, like an event.
 
-    A renewal that is due has a tenth of the ttl to be answered. The lease is then at risk until one succeeds, or the
-    lease is over: stop what must not be done by a holder that was replaced, and go on when it is renewed.
+    A renewal that is due has a tenth of the ttl to be answered. After that the lease is at risk until a renewal
+    succeeds or the lease is over. Meanwhile, stop what a replaced holder must not do; go on when the lease is renewed.
 
         for row in rows:
             if lease.at_risk and not lease.at_risk.wait_clear(5):
@@ -92,9 +92,9 @@ class AtRisk(BaseAtRisk):
         return call(self._lease._until_risky, False, timeout)
 
     def changes(self) -> Generator[bool, None, None]:
-        """True when the lease comes to be at risk, then False when it is renewed again, once each; ends with the lease.
+        """Yield True each time the lease is put at risk, and False when it is renewed again; ends with the lease.
 
-        If it is at risk already, that comes first.
+        If the lease is at risk already, the first True comes at once.
         """
         lease = self._lease
         seen = lease._turns // 2 * 2
@@ -176,7 +176,7 @@ class Lock:
         self._locks = locks
         self._options = options
         self._reentrant = reentrant
-        # By thread, and not by its number, which another one has after it: one Lock serves many at once.
+        # Many threads may use one Lock at once. By thread object, not by its ident, which a later thread may reuse.
         self._held: dict[threading.Thread, list[Lease]] = {}
         self.name = name
 
@@ -191,10 +191,11 @@ class Lock:
     def acquire(self) -> Lease:
         """The plain form: a new lease that you release yourself. Raises as ``Locks.acquire`` does.
 
-        It never enters again, also if the lock is re-entrant: a thread that holds it already would wait for itself.
+        It never re-enters, even if the lock is re-entrant: a thread that holds the lock already would wait for itself.
         """
         core = self._locks._core
-        # Not call_or_undo(..., **options): after such a call Python 3.11 runs signal handlers, and the lease is lost.
+        # Not call_or_undo(..., **options): after such a call Python 3.11 runs signal handlers before it returns, and if
+        # one raises, nothing releases the lease.
         ask = functools.partial(core.acquire_or_raise, self.name, threading.current_thread, **self._options)
         return call_or_undo(core.give_up, ask)
 
@@ -289,10 +290,10 @@ class Locks:
         """A lock for ``with`` blocks and decorators; see ``acquire`` for the options.
 
         Leaving the block raises LeaseLost if the lease was lost during it and the block itself
-        raised nothing. With ``reentrant`` a thread that holds the lock, by a lock that is re-entrant too,
+        raised nothing. With ``reentrant`` a thread that holds the lock already, in a block that is re-entrant too,
         enters again under the same lease; the outermost block decides its options, and releases it.
-        With ``at_least`` a block that ends sooner leaves the lock taken until so many seconds after it was acquired:
-        it expires then, and nobody waits here. ``release()`` frees it at once all the same.
+        With ``at_least`` a block that ends sooner leaves the lock taken until so many seconds after it was acquired.
+        The lock then expires in the store: the block does not wait for it. ``release()`` still frees it at once.
         """
         options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "at_least": at_least}
         return Lock(self, name, options, reentrant)
@@ -341,10 +342,10 @@ class Locks:
             def report(account_id, day): ...
 
         The fields are parameters of the function; their values are text without "/", whole numbers or UUIDs. ``name``
-        may also be a function of the call's arguments. While the lock is held elsewhere, ``busy`` decides: "wait" for
-        it, for at most ``timeout`` seconds, then NotAcquired; "raise" NotAcquired, at once unless there is a
-        ``timeout``; "skip" the call, which then returns None, likewise. See ``acquire`` and ``lock`` for the other
-        options. ConfigError for a name that cannot be made, when it is put there or by the call.
+        may also be a function of the call's arguments. While the lock is held elsewhere, ``busy`` decides: "wait" waits
+        for at most ``timeout`` seconds, then raises NotAcquired; "raise" raises NotAcquired, and "skip" skips the call,
+        which returns None, both at once unless there is a ``timeout``. See ``acquire`` and ``lock`` for the other
+        options. ConfigError for a name that cannot be made, when the function is decorated or called.
         """
         options = {"ttl": ttl, "renew": renew, "max_hold": max_hold, "at_least": at_least}
         options["timeout"] = self._core.patience(busy, timeout)
@@ -412,10 +413,10 @@ class Locks:
         renew: bool = True,
         max_hold: float | timedelta | None = None,
     ) -> Lock:
-        """The lock called ``name``, held together with others who share it; ``lock(name)`` excludes them all.
+        """The lock called ``name``, held together with others that share it; ``lock(name)`` excludes them all.
 
-        First come, first served: who waits for the lock alone is not overtaken by those who share it and
-        came later. ConfigError where the backend cannot promise it.
+        First come, first served: sharers that come later do not overtake a client that waits for ``lock(name)``.
+        ConfigError where the backend cannot promise it.
         """
         return self.semaphore(name, EVERYBODY, ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold)
 
@@ -431,14 +432,14 @@ class Locks:
     ) -> Lock:
         """The lock called ``name``, held by at most ``permits`` at once, first come, first served.
 
-        Everybody is to say the same number. ConfigError where the backend cannot promise it.
+        All clients must give the same number. ConfigError where the backend cannot promise it.
         """
         limit = self._core.limit(permits)
         options = {"ttl": ttl, "timeout": timeout, "renew": renew, "max_hold": max_hold, "limit": limit}
         return Lock(self, name, options)
 
     def election(self, name: str, *, ttl: float | timedelta | None = None, metadata: str = "") -> "Election":
-        """The election of who leads ``name``; ``metadata``, such as an address, is told to those who ask who leads."""
+        """The election of a leader of ``name``; clients that ask who leads see ``metadata``, such as an address."""
         return Election(self, name, ttl, metadata)
 
     def status(self, name: str) -> Status | None:
@@ -456,7 +457,7 @@ class Locks:
     def bump(self, name: str, *, above: int, force: bool = False) -> None:
         """Make every later token of ``name`` larger than ``above``: for an issuer that lost its history.
 
-        ConfigError for a token that no issuer can have come to by now, unless ``force``.
+        ConfigError for a token that no issuer can have reached by now, unless ``force``.
         """
         call(self._core.bump, name, above, force)
 
@@ -511,15 +512,14 @@ def connect(
 
     Or behind a client that you have: a redis-py client, an SQLAlchemy engine, a psycopg pool, Django's
     ``connections["default"]``, a kazoo client. Its addresses, TLS settings and credentials are copied, and the
-    connections are fencepost's own: closing either leaves the other open. ``options`` are then what a URL has behind
+    connections are fencepost's own: closing either leaves the other open. ``options`` are then what a URL has after
     its ``?``, such as ``{"prefix": "jobs:"}``.
 
     ``credentials`` is called before each new connection, and returns a password or token, or a tuple of user and
-    password. ``ttl`` is for leases that name none; ``queue_limit`` bounds how many may wait for one lock; with ``keys``
-    its leases carry signed tokens. ``label`` is what others are told of this process when it holds or waits: its
-    command, pid, user and host unless given here or in $FENCEPOST_LABEL; nothing if it is empty. Nothing is
-    contacted before the first lock. Raises ConfigError for a URL that is
-    empty or leads nowhere, and for a client that cannot be copied.
+    password. ``ttl`` is the default of all leases; ``queue_limit`` bounds how many may wait for one lock; with ``keys``
+    leases carry signed tokens. ``label`` describes this process to others while it holds or waits. By default it is
+    $FENCEPOST_LABEL, or else command, pid, user and host; an empty label tells nothing. No server is contacted before
+    the first lock. Raises ConfigError for a URL that is empty or invalid, and for a client that cannot be copied.
 
         with fencepost.connect("redis://localhost:6379/0") as locks:
             with locks.lock("account/42", ttl=15, timeout=5) as lease:
@@ -534,15 +534,15 @@ def connect(
 class Term(Lease):
     """A lease held for leadership; its token is the epoch, for every write that is made in it.
 
-    ``with term:`` lets guards find it, and ends it: losing it, also on the way there, or a LeaseLost of its own, is no
-    error there, for the next election follows.
+    Guards find the term inside ``with term:``, and the end of that block resigns. Losing the term is no error there,
+    even before the block begins, nor is a LeaseLost of this term that the block raises: the next election follows.
     """
 
     __slots__ = ()
 
     @property
     def metadata(self) -> str:
-        """What this candidate told of itself."""
+        """The metadata of this candidate."""
         return holders.split(self.holder)[1]
 
     def resign(self) -> bool:
@@ -562,8 +562,8 @@ class Term(Lease):
 class Election:
     """A lock that decides who leads: ``for term in election`` runs in it, one term after the other.
 
-    Each loop is a candidate of its own; coming back to it, or leaving it, resigns. ``with election:`` resigns at its
-    end, and ends every loop over it.
+    Each loop is a candidate of its own. It resigns at the end of the loop's body, and when the loop is left.
+    ``with election:`` resigns at its end, and ends every loop over it.
     """
 
     def __init__(self, locks: Locks, name: str, ttl: float | timedelta | None, metadata: str) -> None:
@@ -574,7 +574,7 @@ class Election:
         self._scope = self._core.scope()
         self._candidates: set[election.Candidate[Term]] = set()
         self.name = name
-        self._candidate()  # says now what cannot be a candidate
+        self._candidate()  # checks the arguments now
 
     def _candidate(self) -> election.Candidate[Term]:
         return election.Candidate(
@@ -597,7 +597,7 @@ class Election:
             except BaseException as error:
                 if not on_main_thread():
                     raise
-                interrupted.append(Again(error))  # most loops are left to the garbage collector, which would drop it
+                interrupted.append(Again(error))  # the garbage collector ends most loops, and would drop it
             raise
         finally:
             self._candidates.discard(candidate)
@@ -608,7 +608,7 @@ class Election:
         return call(election.leader, self._core, self.name)
 
     def changes(self) -> Generator[election.Leader | None, None, None]:
-        """Who leads now, then each that follows; None while nobody does. Ends when the election is closed."""
+        """Who leads now, then each leader that follows; None while nobody leads. Ends when the election is closed."""
         known = self.leader()
         while True:
             yield known
@@ -618,7 +618,7 @@ class Election:
                 return
 
     def close(self) -> None:
-        """Resign, and end every loop over this election, in whatever thread."""
+        """Resign, and end every loop over this election, in any thread."""
         call(election.close, self._core, self._scope, list(self._candidates))
 
     def __enter__(self) -> Self:

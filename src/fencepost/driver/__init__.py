@@ -2,7 +2,7 @@
 
 The core and the backends are ``async def``. ``run`` drives such a coroutine in blocking code: under the driver of
 `threads` nothing in it ever suspends, so a single ``send(None)`` finishes it. The driver of `tasks` is for asyncio.
-`scope` ends waits from elsewhere; `interrupts` keeps Ctrl-C away from where it would leave something half done.
+`scope` lets other threads and tasks end a wait; `interrupts` holds Ctrl-C back where it would leave work half done.
 """
 
 import functools
@@ -20,11 +20,11 @@ Ts = TypeVarTuple("Ts")
 
 
 def _boot_clock() -> Callable[[], float]:
-    """Seconds since the host booted, which wall-clock jumps do not move.
+    """Seconds since the host booted; jumps of the wall clock do not change it.
 
-    It counts suspend, as CLOCK_MONOTONIC does not on Linux: a lease must not survive a closed lid. (That of macOS does,
-    while ``time.monotonic`` does not there; on Windows it is the other way round.) In a time namespace the clock is set
-    off: processes in several of them share the embedded store, so take that away.
+    The clock must count the time that the host is suspended: a lease must not survive a closed lid. CLOCK_MONOTONIC
+    does so on macOS but not on Linux; ``time.monotonic`` does so on Windows but not on macOS. A Linux time namespace
+    shifts the clock. Processes in different namespaces may share the embedded store, so the shift is subtracted.
     """
     if not hasattr(time, "clock_gettime"):
         return time.monotonic
@@ -36,7 +36,7 @@ def _boot_clock() -> Callable[[], float]:
 def _clock_offset() -> float:
     try:
         if os.readlink("/proc/self/ns/time") != os.readlink("/proc/self/ns/time_for_children"):
-            return 0.0  # the file tells of the children's, and this process came from a namespace of its parent's
+            return 0.0  # the file describes the namespace of children yet to come; this process is in its parent's
         with open("/proc/self/timens_offsets", encoding="utf-8") as offsets:
             found = {clock: int(seconds) + int(rest) / 1e9 for clock, seconds, rest in map(str.split, offsets)}
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def _clock_offset() -> float:
 boottime: Callable[[], float] = _boot_clock()
 
 NAP = 2.0
-"""The ``nap`` of real time: so late may the news of a loss be after a suspend."""
+"""The default ``nap``, in seconds: after a suspend, a holder may learn so late that it lost its lease."""
 
 
 class Signal(Protocol):
@@ -63,7 +63,7 @@ class Signal(Protocol):
         """Whether it is set."""
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, or so many seconds have passed; whether it is."""
+        """Wait until it is set, or so many seconds have passed; return whether it is set."""
 
 
 class Driver(Protocol):
@@ -75,31 +75,31 @@ class Driver(Protocol):
 
     @property
     def nap(self) -> float:
-        """The longest wait for a deadline in one piece: waits do not count the time that the machine is suspended."""
+        """The longest single wait for a deadline, in seconds: waits do not count time while the host is suspended."""
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are counted on."""
 
     def signal(self) -> Signal:
-        """A signal to wait for, of this kind."""
+        """A new signal, to be waited for by code of this kind."""
 
     def spawn(self, job: Coroutine[Any, Any, None], name: str) -> None:
         """Run a job in the background: on a thread, or as a task."""
 
     def later(self, call: Callable[[], None]) -> None:
-        """Make a call soon, although what runs now was cancelled; never, if its event loop ends."""
+        """Make a call soon, even though the caller was cancelled; never, if its event loop ends before."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for so many seconds."""
 
     async def offload(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Make a call that blocks; what it returns."""
+        """Make a call that blocks; return its result."""
 
     async def apart(self, job: Coroutine[Any, Any, object], grace: float) -> None:
-        """Run a clean-up that the caller's cancellation cannot reach; stay for ``grace`` seconds at most."""
+        """Run a clean-up that the caller's cancellation cannot reach; wait for it for ``grace`` seconds at most."""
 
     async def within(self, seconds: float, request: Coroutine[Any, Any, T]) -> T:
-        """What a request returns; TimeoutError after so many seconds.
+        """Await a request; the driver of asyncio code raises TimeoutError after so many seconds.
 
         Blocking code cannot be stopped from outside: there, a backend asks ``scope.patience`` how long to wait.
         """
@@ -114,13 +114,13 @@ def abandoned(signal: Signal) -> bool:
 
 
 def inert(signal: Signal) -> bool:
-    """Whether who waits for a signal cannot act at this moment, and the caller has to: its event loop is closed, or it
-    does not run while the caller's does. It may run again: nothing may be taken from it."""
+    """Whether the task that waits for a signal cannot act now, so that the caller has to: its event loop is closed, or
+    is stopped while the caller's loop runs. The loop may run again, so take nothing away from the task."""
     return bool(getattr(signal, "inert", False))
 
 
 def stood_still(signal: Signal, seconds: float) -> bool:
-    """Whether the event loop of a signal is closed, or has not run for so long since this was first asked."""
+    """Whether the event loop of a signal is closed, or has not run for so many seconds since the first such call."""
     asked: Callable[[float], bool] | None = getattr(signal, "stood_still", None)
     return asked is not None and asked(seconds)
 
@@ -147,12 +147,12 @@ def call_or_undo(
     *args: P.args,
     **options: P.kwargs,
 ) -> T:
-    """The same; if Ctrl-C comes after it, ``undo`` takes back what it returned, unless that was None."""
+    """As ``call``; if Ctrl-C comes after the work has returned something other than None, call ``undo`` with that."""
     return protected(lambda: run(work(*args, **options)), lambda done: call(undo, done))
 
 
 async def wait_until(driver: Driver, signal: Signal, instant: float) -> bool:
-    """Wait for a signal, until ``instant`` by the driver's clock; say whether it was set."""
+    """Wait for a signal, until ``instant`` by the driver's clock; return whether it was set."""
     while (left := instant - driver.now()) > 0:
         if await signal.wait(min(left, driver.nap)):
             return True
@@ -160,7 +160,7 @@ async def wait_until(driver: Driver, signal: Signal, instant: float) -> bool:
 
 
 _PLAIN = frozenset({list, tuple, dict, bytes, str, int, float, bool, type(None)})
-"""What most answers are: nobody needs to ask whether one of them can be awaited, which takes a while."""
+"""The types of most answers. None of them is awaitable; asking ``inspect`` each time would be slow."""
 
 
 async def settle(value: T | Awaitable[T]) -> T:

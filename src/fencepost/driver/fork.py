@@ -1,4 +1,4 @@
-"""What a forked child renews of its parent's: connections that both would use, gates that a thread may have held.
+"""What a forked child replaces: connections that it would share with its parent, gates that a thread may have held.
 
 On Windows no process forks, and nothing is registered.
 """
@@ -30,10 +30,10 @@ def at_fork(
 
 @functools.cache
 def look_for_silent_forks() -> None:
-    """Log once if this process is a master of uWSGI's that forks without telling Python before and after.
+    """Warn once if this process is a uWSGI master that forks without calling Python before and after.
 
-    ``--py-call-osafterfork`` tells Python only afterwards: a worker that is forked while another thread of the master
-    runs finds Python locked, and hangs.
+    ``--py-call-osafterfork`` calls Python only after the fork: if another thread of the master runs at that moment, the
+    worker finds Python's own locks taken, and hangs.
     """
     server: Any = sys.modules.get("uwsgi")  # there is no such module elsewhere
     options = getattr(server, "opt", None)
@@ -51,7 +51,7 @@ def look_for_silent_forks() -> None:
 
 
 def in_child(owner: T, renew: Callable[[T], object]) -> None:
-    """Call ``renew(owner)`` in every child that this process forks while ``owner`` is there. It must not wait."""
+    """Call ``renew(owner)`` in every child that this process forks while ``owner`` is alive. It must not wait."""
     _renewals[owner] = renew
 
 

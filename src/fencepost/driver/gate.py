@@ -1,4 +1,4 @@
-"""A lock for what a store does in one piece, which its own thread cannot enter twice."""
+"""A lock around one request to a store, which raises if a thread that is inside enters it again."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,16 +10,17 @@ from fencepost.driver import interrupts
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
-_STEP = 0.1  # seconds after which one that waits looks around: the longest that an interrupt goes unheard
+_STEP = 0.1  # seconds between two checks of a waiting thread: an interrupt waits at most this long
 
 
 class Gate:
-    """A lock that its own thread is refused inside, instead of waiting for itself.
+    """A lock that raises if the thread inside enters it again, where a plain lock would deadlock.
 
-    A signal handler, and ``__del__`` of what the garbage collector finds, run between two steps of whatever their
-    thread does. If that is a request to the store, theirs can neither wait for it nor go on in the middle of it.
+    A signal handler, or a ``__del__`` that the garbage collector calls, interrupts its thread anywhere. If that thread
+    is inside a request to the store, the handler can neither wait for this request nor send its own in the middle of
+    it.
 
-    A thread that is inside may ``step_aside`` to wait for others: its turn is kept, but the process may fork meanwhile.
+    A thread that is inside may ``step_aside`` while it waits: no other thread enters, but the process may fork.
     """
 
     __slots__ = ("_backend", "_limit", "_lock", "_work", "held_up")
@@ -27,13 +28,13 @@ class Gate:
     def __init__(self, backend: str, limit: float = inf) -> None:
         self._backend = backend
         self._limit = limit
-        self._lock: Any = threading.RLock()  # whose turn it is. It knows its owner; typeshed does not tell
-        self._work = threading.Lock()  # held by that thread too, unless it has stepped aside
+        self._lock: Any = threading.RLock()  # held by the thread inside. Any: typeshed does not know _is_owned()
+        self._work = threading.Lock()  # held by that thread too, except while it steps aside
         self.held_up = ""
-        """Why the thread inside gets no further, while it does not: others then wait for ``limit`` seconds at most."""
+        """Why the thread inside has stepped aside, while it has: others then wait for ``limit`` seconds at most."""
 
     def __enter__(self) -> float:
-        """Enter; for how many seconds that had to wait, in whole steps."""
+        """Enter; return how many seconds that had to wait, in whole steps."""
         return self._enter(self._limit)
 
     def _enter(self, limit: float) -> float:
@@ -41,7 +42,7 @@ class Gate:
             raise self._again()
         waited = 0.0 if self._lock.acquire(False) else self._wait(limit)
         try:
-            # No call of ours in between: without memory for it, nobody would release the other lock.
+            # No function of ours may be called in between: if it ran out of memory, _lock would stay taken.
             self._work.acquire()
         except BaseException:  # a signal handler raised, while another thread forks
             self._lock.release()
@@ -62,7 +63,7 @@ class Gate:
             self.__exit__()
 
     def step_aside(self, why: str, wait: Callable[[], object]) -> None:
-        """Call ``wait`` from inside, in the middle of nothing: a fork may come meanwhile, another thread may not."""
+        """Call ``wait`` from inside, between two steps: the process may fork meanwhile, but no other thread enters."""
         self.held_up = why
         self._work.release()
         raised = None
@@ -84,7 +85,7 @@ class Gate:
         waited = 0.0
         while not self._lock.acquire(timeout=min(_STEP, patience(inf))):
             interrupts.check()
-            waited += _STEP  # not by a clock: a process that was stopped has not waited meanwhile
+            waited += _STEP  # not by a clock: the time that the process was stopped does not count
             if not patience(inf):
                 raise self._failure("another thread of this process was inside a request to the store for too long")
             if self.held_up and waited >= limit:
@@ -105,7 +106,10 @@ class Gate:
         return bool(self._lock._is_owned())
 
     def hold(self, seconds: float) -> bool:
-        """Stop what is done inside before its next step; False if it is in the middle of one for longer than that."""
+        """Keep the thread inside from its next step; False if its present step takes longer than so many seconds.
+
+        False at once if the calling thread itself is in such a step.
+        """
         return self._work.acquire(False) or (not self.inside() and self._work.acquire(timeout=seconds))
 
     def let_go(self) -> None:

@@ -1,9 +1,9 @@
 """Ctrl-C in blocking code: raised where the code waits, never between two steps that belong together.
 
 Python runs signal handlers between any two bytecodes of the main thread, so a KeyboardInterrupt could come after the
-store granted a lock and before anybody remembers it. ``protected`` holds such handlers back while it calls;
-``interruptible`` lets them run during one call that waits, and what is raised there is cleaned up after like a
-cancelled ``await`` of asyncio code. All this concerns the main thread only: no handler ever runs in another one.
+store granted a lock and before the client has noted it. ``protected`` holds such handlers back during a call;
+``interruptible`` lets them run during one call that waits. If they raise there, the core cleans up as it does after a
+cancelled ``await`` in asyncio code. All this concerns the main thread only: no handler ever runs in another one.
 """
 
 import functools
@@ -24,20 +24,20 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _NAMES = ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGXCPU", "SIGTERM", "SIGBREAK", "SIGINT")
-# Those whose handlers commonly raise. Others run as they come: looking at each one costs time on every call.
+# The signals whose handlers commonly raise. Others are not held back: to look at each one costs time on every call.
 _SIGNALS = tuple(getattr(signal, name).value for name in _NAMES if hasattr(signal, name))
 _ident = threading.get_ident
 _main: int | None = threading.main_thread().ident
 _depth = 0
 _open = False
 _masks = 0
-_beginning = False  # handlers are being replaced, for a call that is still to come
-_pending: dict[int, FrameType | None] = {}  # as Python does: a signal that comes twice before it is handled is one
+_beginning = False  # _begin is replacing handlers; its call has not begun yet
+_pending: dict[int, FrameType | None] = {}  # as in Python, a signal that comes twice before it is handled counts once
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 
 
 class _Raised(BaseException):
-    """Carries an error of the program's own handler past code that would take it for one of the store's."""
+    """Carries an error of the program's own handler past code that would mistake it for an error of the store."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -52,7 +52,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _defer(number: int, frame: FrameType | None) -> None:
-    """Stands in for the program's own handlers while protected code runs."""
+    """The handler that replaces the program's own while protected code runs."""
     if not _depth:
         _handlers[number](number, frame)
     elif _open:
@@ -66,13 +66,13 @@ def _deliver() -> None:
         try:
             _handle(*came)
         except BaseException:
-            while came := _next():  # as Python does: the others are handled next
+            while came := _next():  # as in Python, the other signals are handled next
                 interrupt_main(signal.Signals(came[0]))
             raise
 
 
 def _next() -> tuple[int, FrameType | None] | None:
-    """The first signal that is to be handled; a handler that runs meanwhile may take it too."""
+    """Take the first pending signal; a handler that runs meanwhile may take it first."""
     for number in list(_pending):
         try:
             return number, _pending.pop(number)
@@ -82,18 +82,18 @@ def _next() -> tuple[int, FrameType | None] | None:
 
 
 def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """What ``call`` returns; a signal handler runs only where it waits, or after it.
+    """Return ``call()``; signal handlers run only where it waits, or after it.
 
-    If a handler raises after ``call`` has returned something other than None, ``undo`` is given that first.
+    If a handler raises after ``call`` has returned something other than None, ``undo`` is called with that first.
     """
     global _depth, _open
     if _ident() != _main:
         return call()
-    if _depth and not _open:  # inside another one, which does the rest
+    if _depth and not _open:  # inside another protected(), which delivers the signals
         return _deeper(call)
     result: T | None = None
     try:
-        if _depth:  # in a handler, which runs while another one waits
+        if _depth:  # in a handler that interrupted the wait of another protected()
             try:
                 result = _deeper(call)
             finally:
@@ -104,7 +104,7 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
             try:
                 result = _begin(call, replaced)
             finally:
-                _depth, _open = 0, False  # not in a call, which may find no memory: no handler would run any more
+                _depth, _open = 0, False  # not in a call: if it ran out of memory, no handler would run any more
                 _end(replaced)
         return result
     except _Raised as raised:
@@ -116,8 +116,8 @@ def protected(call: Callable[[], T], undo: Callable[[T], object] | None = None) 
 
 
 def see_through(leave: Callable[[list[bool]], T]) -> T:
-    """As ``protected``, to leave a block: also if an interrupt comes before that has begun; ``leave`` notes when it
-    begins."""
+    """As ``protected``, for the end of a block: if an interrupt comes before ``leave`` has begun, leave the block all
+    the same, then raise. ``leave`` appends to its argument when it begins."""
     begun: list[bool] = []
     try:
         return protected(functools.partial(leave, begun))
@@ -165,8 +165,8 @@ def _begin(call: Callable[[], T], replaced: list[int]) -> T:
 
 
 def _end(replaced: list[int]) -> None:
-    # Should a handler raise before all are back, _defer passes on what comes, until the next time.
-    if not _beginning:  # else this is a handler that interrupted _begin, whose call needs them replaced
+    # If a handler raises before all are restored, the rest stay _defer, which passes signals on, until the next _end.
+    if not _beginning:  # else this is inside a handler that interrupted _begin, which needs them replaced
         for number in replaced:
             if _getsignal(number) is _defer:
                 _setsignal(number, _handlers[number])
@@ -175,7 +175,7 @@ def _end(replaced: list[int]) -> None:
 
 
 def interruptible(call: Callable[[*Ts], T], *args: *Ts) -> T:
-    """What ``call`` returns: something that waits, during which signal handlers run as they come."""
+    """Return ``call(*args)``, a call that waits: meanwhile, signal handlers run when their signals come."""
     global _open
     if not _depth or _masks or _ident() != _main:
         return call(*args)
@@ -195,13 +195,13 @@ def on_main_thread() -> bool:
 
 
 def check() -> None:
-    """Let the handlers run whose signals came, for code that waits in short steps."""
+    """Run the handlers of pending signals; for code that waits in short steps."""
     if _pending and not _masks and _ident() == _main:
         interruptible(_deliver)
 
 
 class masked:
-    """Inside, not even a wait can be interrupted: for a clean-up that must happen, and takes a bounded time."""
+    """Inside, not even a wait can be interrupted: for a clean-up that must be done, and takes a limited time."""
 
     _before = 0
 
@@ -217,14 +217,14 @@ class masked:
 
 
 class Again:
-    """Raises an error once more, in the main thread, as soon as this object is gone.
+    """Raises an error once more, in the main thread, as soon as this object is deleted.
 
-    For what a signal handler raises in code that may be a finalizer's, where Python drops it: keep this in a local
-    variable there, and it comes out of whatever ran the finalizer.
+    If a signal handler raises while a finalizer runs, Python drops the error. Keep this object in a local variable of
+    code that a finalizer may run: the error is then raised in the code that the finalizer interrupted.
     """
 
     def __init__(self, error: BaseException) -> None:
-        # Without the frames of the finalizer, which would keep this object.
+        # Without its traceback: the frames of the finalizer would keep this object alive.
         again = error.with_traceback(None)
         again.__context__ = None
         before = _getsignal(signal.SIGINT)
@@ -235,12 +235,12 @@ class Again:
 
         _setsignal(signal.SIGINT, handle)
 
-    __del__ = staticmethod(interrupt_main)  # nothing of Python's own runs in it, so that the handler runs after it
+    __del__ = staticmethod(interrupt_main)  # a C function: as no bytecode runs in it, the handler runs after it
 
 
 def _after_fork() -> None:
-    # The thread that forked is the child's main thread. Wherever it is, Ctrl-C must reach it, and what had come before
-    # is the parent's.
+    # The thread that forked is the child's main thread. Ctrl-C must reach it, whatever it was doing. The pending
+    # signals were sent to the parent.
     global _main, _depth, _open, _masks, _beginning
     _main, _depth, _open, _masks, _beginning = _ident(), 0, False, 0, False
     _pending.clear()

@@ -1,4 +1,4 @@
-"""The answer to one request, as an asyncio connection brings it."""
+"""The answer to one request on an asyncio connection."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -9,14 +9,14 @@ Wake = Callable[["Reply"], object]
 
 
 class Reply:
-    """What one task waits for, and a protocol's ``data_received`` brings.
+    """A future that one task awaits, and that a protocol's ``data_received`` resolves.
 
     An asyncio.Future has the loop resume the task one turn later: one more handle, and on an idle loop one more
-    poll of the selector, for each reply. This resumes it from within the call that brings the reply, as
+    poll of the selector, for each reply. This resumes the task from within the call that resolves it, as
     asyncio's protocol for foreign futures allows: no other task is running then.
     """
 
-    # Not in __init__, nor slots: one is made for every request, and few of these are ever changed.
+    # Class attributes, neither slots nor set in __init__: one Reply is made for every request, and few of them change.
     _asyncio_future_blocking = False
     _wakes: tuple[tuple[Wake, Context], ...] = ()
     _done = False
@@ -26,12 +26,12 @@ class Reply:
     def __init__(self, loop: asyncio.AbstractEventLoop, fits: Callable[[Any], bool] = lambda value: True) -> None:
         self._loop = loop
         self.fits = fits
-        """Whether a value can be brought to it."""
+        """Whether a value can be the answer to this request."""
 
     # What the protocol calls
 
     def bring(self, value: Any) -> None:
-        """Resolve it, and run its task until that waits for something else; nothing if the task was cancelled."""
+        """Resolve it, and run its task until the task waits for something else; do nothing if it was cancelled."""
         if not self._done:
             self._done = True
             self._value = value
@@ -39,7 +39,7 @@ class Reply:
                 context.run(wake, self)
 
     def fail(self, error: BaseException) -> bool:
-        """End it with an error, which its task meets in the loop's next turn; False if it is done already."""
+        """Fail with an error, which its task gets in the loop's next turn; False if it is done already."""
         if self._done:
             return False
         self._done = True

@@ -1,4 +1,4 @@
-"""Ending waits: closing a connection ends everything that waits in it, and a request is not awaited without end."""
+"""Ending waits: closing a connection ends all waits in it, and the caller's deadline limits a request's wait."""
 
 import threading
 import time
@@ -18,13 +18,13 @@ class Closed(BaseException):
 
 
 class Visit:
-    """A thread or task inside a scope, which ``end`` waits for. Dropping it is enough if it could not leave."""
+    """A thread or task inside a scope, which ``end`` waits for. A visit that was dropped does not count."""
 
     __slots__ = ("__weakref__",)
 
 
 class Scope:
-    """The waits of those who are ``inside``, in any thread or task: all of them can be ended at once, for good."""
+    """The waits of all threads and tasks that are ``inside``: ``end`` ends them at once, and all later ones."""
 
     def __init__(self) -> None:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
@@ -34,7 +34,7 @@ class Scope:
         self.over = False
 
     def join(self) -> Visit:
-        """One comes who may wait, and leaves once it has cleaned up behind itself."""
+        """Register a thread or task that may wait; it must ``leave`` once it has cleaned up."""
         visit = Visit()
         with self._gate:
             self._inside.add(visit)
@@ -48,7 +48,7 @@ class Scope:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Wait in here; Closed once it is over."""
+        """Waits in this block belong to the scope; Closed once the scope is over."""
         before = current.set(self)
         try:
             self.check()
@@ -63,7 +63,7 @@ class Scope:
 
     @contextmanager
     def woken(self, wake: Callable[[], None]) -> Iterator[None]:
-        """What waits in here is woken by ``wake`` when it is over, and then finds Closed raised."""
+        """For a block that waits: ending the scope calls ``wake``, and the block then raises Closed."""
         mark = object()
         with self._gate:
             self.check()
@@ -75,13 +75,13 @@ class Scope:
         self.check()
 
     def forked(self) -> None:
-        """In a forked child: nobody is inside, and no lock of the parent's is taken."""
+        """In a forked child: no thread is inside, and a gate that a thread of the parent held is free."""
         self._gate = threading.RLock()
         self._wakes = {}
         self._inside = weakref.WeakSet()
 
     async def end(self, driver: Driver, patience: float) -> None:
-        """End all waits; return once everybody has left, or ``patience`` seconds have passed."""
+        """End all waits; return once all have left, or ``patience`` seconds have passed."""
         with self._gate:
             self.over = True
             if not self._inside:
@@ -98,15 +98,15 @@ def put_back(variable: ContextVar[T], before: Token[T]) -> None:
     try:
         variable.reset(before)
     except ValueError:
-        pass  # a coroutine that nobody finished was collected, in the context of somebody else
+        pass  # an unfinished coroutine was garbage-collected, in the context of another task
 
 
 deadline: ContextVar[float | None] = ContextVar("fencepost_deadline", default=None)
-"""When the caller stops waiting for the request under way, by ``time.monotonic()``; None if it does not."""
+"""When the caller stops waiting for the current request, by ``time.monotonic()``; None if it waits without end."""
 
 
 def patience(most: float) -> float:
-    """How many seconds a request may wait for its store: ``most``, or less where its caller does not wait so long.
+    """How many seconds a request may wait for its store: ``most``, or less if its caller does not wait that long.
 
     For example::
 
@@ -121,7 +121,7 @@ current: ContextVar[Scope | None] = ContextVar("fencepost_scope", default=None)
 
 @contextmanager
 def woken(wake: Callable[[], None]) -> Iterator[None]:
-    """Wait in here for something other than a signal: ``wake`` must end it, should the waits around be ended.
+    """For a block that waits for something other than a signal: ``wake`` must end its wait if the scope is ended.
 
     For example::
 

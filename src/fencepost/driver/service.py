@@ -1,4 +1,4 @@
-"""Background work of which at most one instance runs: a listener, a look-out, a renewal loop."""
+"""Background work of which at most one instance runs: a listener, a monitor, a renewal loop."""
 
 import threading
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,7 @@ from fencepost.logs import logger
 
 
 class Run:
-    """One instance of a service's job. It acts only while it is ``current``: another may have taken its place."""
+    """One instance of a service's job. It acts only while it is ``current``: another run may have replaced it."""
 
     def __init__(self, service: "Service", driver: Driver) -> None:
         self._service = service
@@ -19,9 +19,9 @@ class Run:
         """Set by ``Service.wake``. Each run has its own: a signal belongs to one event loop."""
         self._bound = hasattr(self.nudge, "inert")
         self.interrupt: Callable[[], object] | None = None
-        """Ends what the job waits in, if that is not its nudge but a read of its own; called whenever it is nudged."""
+        """Ends the job's wait, if it waits in a read instead of for its nudge; called whenever it is nudged."""
         self.spawned = False
-        """Whether its thread or task was started; until then it may come to nothing."""
+        """Whether starting its thread or task was tried; until then, do not rely on this run."""
 
     @property
     def current(self) -> bool:
@@ -29,19 +29,20 @@ class Run:
 
     @property
     def lives(self) -> bool:
-        """Whether it can do its work: its event loop is not closed, nor stopped while the caller's runs."""
+        """Whether it can do its work: its event loop is neither closed, nor stopped while the caller's runs."""
         return not self._bound or not inert(self.nudge)
 
     def stir(self) -> None:
-        """Have the job look around, wherever it waits."""
+        """Wake the job, wherever it waits."""
         self.nudge.set()
         if (interrupt := self.interrupt) is not None:
             interrupt()
 
     def ends(self, idle: Callable[[], bool]) -> bool:
-        """Whether to return, because there is nothing to do; then the next ``ensure`` starts another run.
+        """Whether the job should return because there is nothing to do; the next ``ensure`` then starts another run.
 
-        ``idle`` is asked under the service's gate. What is added under that gate is either seen here, or starts a run.
+        ``idle`` is called under the service's gate: work that is added under that gate is either seen here, or starts a
+        new run.
         """
         with self._service.gate:
             if self.current and not idle():
@@ -55,8 +56,8 @@ class Service:
     """At most one run of ``job`` at a time, on a thread or a task of ``driver``.
 
     It is started on demand, and again after it has ended, failed, was cancelled or forked, lost its event loop, or
-    could not be started. If its event loop was stopped, the next one that runs has the job; a run that finds itself in
-    a loop that goes on sees that it is no longer ``current``.
+    could not be started. If its event loop was stopped, the job starts again in the next loop that runs. Should the
+    stopped loop go on, its run sees that it is no longer ``current``.
     """
 
     def __init__(self, driver: Driver, job: Callable[[Run], Coroutine[Any, Any, None]], name: str) -> None:
@@ -82,7 +83,7 @@ class Service:
         run = self._run
         if (run is not None and run.spawned and run.lives) or self._closed:
             return
-        with self.gate:  # another thread must not rely on a run that cannot be started after all
+        with self.gate:  # other threads must not rely on a run that may fail to start
             if self.running or self._closed:
                 return
             before, run = self._run, Run(self, self._driver)
@@ -91,7 +92,7 @@ class Service:
             def begin() -> None:
                 self._run = run
                 if before is not None:
-                    before.stir()  # it ends as soon as its event loop goes on, if it does
+                    before.stir()  # it ends if its event loop ever goes on
                 try:
                     self._driver.spawn(work, self._name)
                 except (RuntimeError, MemoryError):
@@ -102,14 +103,14 @@ class Service:
                     run.spawned = True
 
             try:
-                protected(begin)  # what a signal handler raises comes when the job runs already, or before any of this
+                protected(begin)  # what a signal handler raises comes before begin(), or once the job runs
             except MemoryError:
                 if not run.spawned:
                     work.close()
                 raise
 
     def ensure(self) -> bool:
-        """The same, without an error: False if no thread can be started just now, or this is closed."""
+        """As ``start``, without an error: False if no thread can be started just now, or the service is closed."""
         try:
             self.start()
         except (RuntimeError, MemoryError):
@@ -117,13 +118,13 @@ class Service:
         return not self._closed
 
     def wake(self) -> None:
-        """Nudge the run, from any thread; starts nothing."""
+        """Nudge the run, from any thread; this starts nothing."""
         run = self._run
         if run is not None:
             run.stir()
 
     def close(self) -> None:
-        """Start no more runs; the present one is nudged, and sees that it is no longer ``current``."""
+        """Start no more runs; the current one is nudged, and sees that it is no longer ``current``."""
         with self.gate:
             self._closed = True
             run, self._run = self._run, None
@@ -149,7 +150,7 @@ class Service:
             logger().exception("%s failed; it starts again when it is needed", self._name)
         except BaseException:
             self._forget(run)
-            self._driver.later(self._again)  # somebody cancelled all tasks, and the work is not done
+            self._driver.later(self._again)  # all tasks were cancelled, but the work is not done
             raise
         finally:
             self._forget(run)

@@ -1,7 +1,7 @@
 """Sockets: connecting them, waiting for them, whether an idle one can be used again, whether the other host is there.
 
-What a system lacks is asked for here, when it is needed: Windows has no ``select.poll``, and eventlet takes it away;
-gevent and eventlet put sockets of theirs in the place of the system's.
+Each function checks what the system has when it is called: Windows has no ``select.poll``, and eventlet removes it;
+gevent and eventlet replace the system's sockets by their own.
 """
 
 import _socket
@@ -27,12 +27,12 @@ class Poller(Protocol):
 
 
 def poller() -> Poller:
-    """A new one. With gevent it lets the other greenlets run, as does that for eventlet."""
+    """A new poller. With gevent or eventlet, other greenlets run while it waits."""
     return select.poll() if hasattr(select, "poll") else _Select()
 
 
 class _Select:
-    """The same by ``select.select``."""
+    """A poller that uses ``select.select``."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, int] = {}
@@ -53,21 +53,21 @@ class _Select:
         while True:
             left = None if end is None else max(0.0, end - monotonic())
             try:
-                # Windows tells of a connection that failed among the exceptional ones only.
+                # Windows reports a failed connection only in the third list, the exceptional conditions.
                 readable, writable, failed = select.select(readers, writers, writers, left)
-            except (OSError, ValueError):  # one of them was closed: the next read notices
+            except (OSError, ValueError):  # one of them was closed: the caller's next read will fail
                 return list(self._wanted.items())
             ready = dict.fromkeys(readable, READABLE)
             for number in {*writable, *failed}:
                 ready[number] = ready.get(number, 0) | WRITABLE
             if ready.keys() <= self._wanted.keys() and (ready or left == 0.0):
                 return list(ready.items())
-            # With eventlet, a wait may be given what the one before it, in the same greenlet, had waited for.
+            # With eventlet, a wait may return the sockets of the wait before it in the same greenlet: wait again.
 
 
 def limit(raw: socket.socket, seconds: float) -> bool:
-    """Have the kernel end each read and write after so many seconds, which costs no call; False if it cannot."""
-    # Not for greenlets: their sockets never block in the kernel. Windows counts in another unit, and rounds up.
+    """Have the kernel limit each read and write to so many seconds, without a system call each; False if it cannot."""
+    # Not for greenlets: their sockets never block in the kernel. Windows uses another unit, and rounds up.
     if not isinstance(raw, _socket.socket) or not hasattr(select, "poll"):
         return False
     pair = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
@@ -103,11 +103,11 @@ def keep_alive(raw: socket.socket) -> None:
 
 
 def silent(sock: socket.socket | int) -> bool:
-    """Whether nothing came in on an idle connection: neither its end, nor an answer to no request."""
+    """Whether nothing came in on an idle connection: neither its end, nor data that nobody asked for."""
     pending = getattr(sock, "pending", None)  # of a TLS socket
     if pending is not None and pending():
         return False
-    # Not by a recv() that does not wait: with gevent's sockets every recv() does.
+    # Not by a non-blocking recv(): on gevent's sockets every recv() waits.
     poll = poller()
     try:
         poll.register(sock, READABLE)

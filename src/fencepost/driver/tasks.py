@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from fencepost.driver import NAP, boottime
 from fencepost.driver.scope import current, deadline, put_back
 
-_SOON = 0.02  # seconds: asyncio.run(), which cancels all tasks at its end, has closed the loop by then
+_SOON = 0.02  # seconds: if asyncio.run() cancelled all tasks because it ends, the loop is closed by then
 _PARTING = 0.5  # seconds for what is cancelled at the end of an event loop
 
 T = TypeVar("T")
@@ -21,16 +21,16 @@ Ts = TypeVarTuple("Ts")
 
 
 def shared(job: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """A task that any number of callers wait for, by ``joined``; if none does any more, it may fail unseen."""
+    """A task that any number of callers await with ``joined``; if none is left, its error is ignored."""
     task = asyncio.create_task(job, name=name)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def joined(task: asyncio.Task[T]) -> T:
-    """What a shared task comes to; who is cancelled here leaves it to the others.
+    """Await a shared task. Cancelling one caller does not cancel the task, which others may await.
 
-    ConnectionAbortedError if somebody else cancelled the task: nobody cancelled who waits for it.
+    If the task itself was cancelled, ConnectionAbortedError: a CancelledError would mean that the caller was cancelled.
     """
     await asyncio.wait([task])
     if task.cancelled():
@@ -38,7 +38,7 @@ async def joined(task: asyncio.Task[T]) -> T:
     try:
         return task.result()
     finally:
-        del task  # or an error would keep itself alive, by the frame that it went through
+        del task  # else an error would keep itself alive, through the frame in its traceback
 
 
 class TaskSignal:
@@ -48,7 +48,7 @@ class TaskSignal:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        # Known from the start if it can be, or a thread could set this just as somebody begins to wait.
+        # Note the loop now, if there is one: another thread could set this signal just as a task begins to wait.
         self._loop: asyncio.AbstractEventLoop | None = asyncio._get_running_loop()
         self._still: float | None = None
 
@@ -60,7 +60,7 @@ class TaskSignal:
         try:
             loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            # The loop is closed. What still seems to wait there must not be touched: asyncio would raise an error.
+            # The loop is closed. Setting the event would wake tasks of that loop, and asyncio would raise an error.
             self._event = asyncio.Event()
             self._event.set()
 
@@ -86,7 +86,7 @@ class TaskSignal:
         if loop is None or loop.is_running():
             return False
         if still is None:
-            # A loop that runs now and then may be seen between its runs: what it has not called meanwhile tells.
+            # A loop that runs now and then may just be between two runs: if it runs again, it calls _runs().
             self._still = still = now
             try:
                 loop.call_soon_threadsafe(self._runs)
@@ -125,8 +125,8 @@ def _pause() -> Generator[None, None, None]:
 
 
 async def _begun(job: Coroutine[Any, Any, T]) -> T:
-    """The job, which runs up to its first wait even if it is cancelled before: a task that never begins cleans up
-    nothing."""
+    """Await the job. It runs up to its first wait even if it is cancelled before it began: a job that never begins
+    cannot clean up."""
     try:
         await _pause()
     except asyncio.CancelledError:
@@ -140,11 +140,11 @@ async def _begun(job: Coroutine[Any, Any, T]) -> T:
 
 
 class _Work:
-    """What we have started in one event loop; it ends with the loop.
+    """The tasks that we have started in one event loop; they end with the loop.
 
-    asyncio.run() cancels all tasks, closes the asynchronous generators that were begun in the loop, waits for its
-    threads, and closes the loop. A task that was started after the first step would be dropped in its middle, which
-    asyncio complains about. So there is a generator here, and it cancels what there is then.
+    At its end, asyncio.run() cancels all tasks, closes the asynchronous generators that were begun in the loop, waits
+    for its threads, and closes the loop. A task that was started after the first step would be dropped half done, with
+    a warning of asyncio's. So this has a generator, which cancels the remaining tasks when it is closed.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class _Work:
         self.over = False
         self._end: AsyncGenerator[None, None] | None = self._until_the_end()
         with suppress(StopIteration):
-            self._end.__anext__().send(None)  # now the loop knows it
+            self._end.__anext__().send(None)  # from now on the loop closes it at its end
 
     async def _until_the_end(self) -> AsyncGenerator[None, None]:
         try:
@@ -166,7 +166,7 @@ class _Work:
                 await asyncio.wait(self.tasks, timeout=_PARTING)
 
     def forget(self) -> None:
-        """What is left ends by itself."""
+        """Do not cancel the remaining tasks: they end by themselves."""
         self.over = True
         if self._end is not None:
             with suppress(StopIteration, RuntimeError):  # its loop, in another thread, may end just now
@@ -181,7 +181,7 @@ class Asyncio:
     def __init__(self, clock: Callable[[], float] = boottime, nap: float = NAP) -> None:
         self.now = clock
         self.nap = nap
-        # Loops of several threads may come by: each step here is one that no other thread gets in between.
+        # Event loops of several threads may use this at once: each step below is atomic.
         self._works: dict[asyncio.AbstractEventLoop, _Work] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._process = 0
@@ -200,7 +200,7 @@ class Asyncio:
     def _task(self, job: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
         context = None
         if current.get() is not None or deadline.get() is not None:
-            # It works for everybody: the end of the wait that it was started in is not its own.
+            # The job works for all callers: it must not end with the wait in which it was started.
             context = copy_context()
             context.run(current.set, None)
             context.run(deadline.set, None)

@@ -55,11 +55,11 @@ class Flag:
         # threading refuses waits beyond its own limit of some centuries.
         limit = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
         try:
-            if self._set:  # asked again: it may have been set before this waiter could be seen
+            if self._set:  # check again: it may have been set before this waiter was in the queue
                 return True
             if not on_main_thread():
                 return interruptible(waiter.acquire, True, limit)
-            # In steps: Python misses a signal that comes just before it begins to wait, and would sleep on.
+            # In steps: a signal that comes just before Python begins to wait does not end that wait.
             end = math.inf if timeout is None else time.monotonic() + limit
             while not interruptible(waiter.acquire, True, max(0.0, min(end - time.monotonic(), 1.0))):
                 if time.monotonic() >= end:
@@ -110,10 +110,10 @@ class Blocking:
         except (RuntimeError, MemoryError):  # no thread could be started
             job.close()
             raise
-        # An interrupt is raised when the thread runs already, and the job is the thread's.
+        # An interrupt is raised only here, when the thread runs and owns the job.
 
     def later(self, call: Callable[[], None]) -> None:
-        time.sleep(_SOON)  # such as a thread that a hook has ended with sys.exit(), which may do so each time
+        time.sleep(_SOON)  # a hook may have ended this thread with sys.exit(), and may do so each time: do not spin
         call()
 
     async def sleep(self, seconds: float) -> None:
@@ -134,7 +134,7 @@ class Blocking:
             finally:
                 done.set()
 
-        # A program that ends meanwhile waits for it, or it would leave the lock held for its ttl.
+        # No daemon: a program that ends meanwhile waits for it, or else its lock would stay taken for the ttl.
         thread = threading.Thread(target=clean_up, name="fencepost-cleanup", daemon=False)
         with masked():
             try:

@@ -1,4 +1,4 @@
-"""Keys that are due at their time: leases to renew, holds to end, queues to look at."""
+"""A timer for many keys: leases to renew, holds to end, queues to look at."""
 
 import contextlib
 import functools
@@ -19,18 +19,18 @@ from fencepost.logs import logger
 H = TypeVar("H", bound=Hashable)
 K = TypeVar("K")
 
-_AGAIN = (0.1, 5.0)  # seconds after which what could not be seen to is tried again
-_SPARE = 64  # keys in buckets that may be stale before the buckets are swept
-# New keys that one turn moves to buckets: it takes a third of a millisecond, or one if each needs a bucket of its own.
-# Also the keys that it sweeps, in whole buckets, and the stale ones that it meets, which takes about as long.
+_AGAIN = (0.1, 5.0)  # seconds, first and longest, after which keys are fired again if that failed
+_SPARE = 64  # buckets are swept once they have more than two keys for each that is set, and this many more
+# The new keys that one turn moves to buckets. That takes a third of a millisecond, or one if each needs its own bucket.
+# Also the keys that a turn sweeps, in whole buckets, and the stale keys that it skips: both take about as long.
 _SLICE = 500
 
 
-_GRAIN = 8  # keys that may be early share a bucket with others that are due within this part of that time
+_GRAIN = 8  # keys that may be fired early share a bucket with those that are due within early / _GRAIN
 
 
 def _bucket(at: float, early: float) -> float:
-    """The instant of the bucket that a key is in: a little earlier than it is due, if it may be early."""
+    """The instant of a key's bucket: a little before ``at``, if the key may be fired early."""
     grain = early / _GRAIN
     return int(at / grain) * grain if grain else at
 
@@ -38,13 +38,13 @@ def _bucket(at: float, early: float) -> float:
 class Timer(Generic[K]):
     """Calls ``fire(keys)`` with the keys that are due, on one thread or task, which runs only while there are any.
 
-    A key is gone before it is fired, so from then on it can neither be extended nor cancelled. ``fire`` is awaited
+    A key is removed before it is fired, so from then on it can neither be extended nor cancelled. ``fire`` is awaited
     before the next call: no key is fired twice at a time. If it raises, all keys of the call are fired again, unless
     they were set again: after a pause, or by the next run if this one was cancelled or lost its event loop. At most
-    ``most`` keys are fired in one call. The thread lingers for a while: keys that come and go need not start it each
-    time.
+    ``most`` keys are fired in one call. The thread or task lingers for a while, so that short-lived keys need not start
+    it each time.
 
-    However many keys are set at once, others have their turn after some hundreds of them. Keys that were set before,
+    However many keys are set at once, other tasks get to run after some hundreds of them. Keys that were set before,
     and keys that are posted, do not wait for the rest.
     """
 
@@ -63,24 +63,24 @@ class Timer(Generic[K]):
         self._most = most
         self._service = Service(driver, self._run, name)
         self._due: dict[K, float] = {}
-        # What is set and cancelled soon costs no more than this: only what is left at the next turn goes to a bucket.
+        # Keys set since the last turn. Only those still set at the next one go to a bucket: short-lived keys are cheap.
         self._new: dict[K, tuple[float, float]] = {}
-        # What was new at an earlier turn and is not in a bucket yet. What was cancelled since is stale here, too.
+        # Keys that were new at an earlier turn and are in no bucket yet. Those cancelled since are stale.
         self._moving: Iterator[tuple[K, tuple[float, float]]] = iter(())
-        self._posted: deque[tuple[K, float]] = deque()  # what must not wait for those
+        self._posted: deque[tuple[K, float]] = deque()  # posted keys, which must not wait for those
         self._behind = False  # whether the last turn has left some work to the next
-        # The keys that are due at one instant. Those that were cancelled, or set to another one, are stale there.
+        # The keys by instant and ``early``. Those that were cancelled, or set to another instant, are stale there.
         self._buckets: dict[tuple[float, float], deque[K]] = {}
         self._inside = 0  # keys in all buckets, also stale ones
-        self._room = 0  # how many stale keys this turn may still see to
+        self._room = 0  # how many stale keys this turn may still skip
         self._heap: list[tuple[float, int, float, deque[K]]] = []
         self._unswept: list[tuple[float, int, float, deque[K]]] = []  # a heap, too: what is left to sweep
-        # The buckets that are due. Those whose keys may be the least early come first: they have the least time.
+        # The buckets that are due. Those with the smallest ``early`` come first: their keys have the least time left.
         self._ripe: list[tuple[float, float, int, deque[K]]] = []
         self._order = itertools.count()  # of buckets; within one, keys are fired in the order they were set
-        self._next = -inf  # when the run looks again; what is due earlier has to nudge it
-        self._nudged = -inf  # for which instant it was last nudged
-        self._astray: Sequence[K] = ()  # what was to be fired, and has to be set again
+        self._next = -inf  # when the run looks again; a key that is due earlier must nudge it
+        self._nudged = -inf  # the instant for which it was last nudged
+        self._astray: Sequence[K] = ()  # keys that could not be fired, and must be set again
         self._scattered = False  # whether the next turn has to put all keys into buckets again
         in_child(self, Timer._forked)
 
@@ -93,9 +93,9 @@ class Timer(Generic[K]):
         return bool(self._due) or self._service.running
 
     def set(self, key: K, at: float, early: float = 0.0) -> None:
-        """Fire ``key`` at that instant, and not at one that was set before; or up to ``early`` before it, with others.
+        """Fire ``key`` at that instant, and not at one set before; or up to ``early`` seconds sooner, with others.
 
-        RuntimeError or MemoryError, and the key is not set, if no thread runs and none can be started.
+        RuntimeError or MemoryError, and the key is as it was before, if no thread runs and none can be started.
         """
         service = self._service
         at = _bucket(at, early)
@@ -108,7 +108,7 @@ class Timer(Generic[K]):
                 self._nudged = at
             try:
                 service.start()
-            except (RuntimeError, MemoryError):  # and before anybody else may start one, who would fire it
+            except (RuntimeError, MemoryError):  # undo inside the gate: a run that another thread starts would fire it
                 if before is None:
                     self._due.pop(key, None)
                     self._new.pop(key, None)
@@ -120,11 +120,11 @@ class Timer(Generic[K]):
             service.wake()
 
     def offer(self, key: K, at: float, early: float = 0.0) -> bool:
-        """The same, from any thread, without an error. False: it is set, but nobody runs; a later call starts it."""
+        """As ``set``, from any thread, without an error. False: it is set, but nothing runs until a later call."""
         return self.offer_all([(key, at, early)])
 
     def offer_all(self, items: Iterable[tuple[K, float, float]]) -> bool:
-        """The same for many keys."""
+        """As ``offer``, for many keys."""
         with self._service.gate:
             due, new, first = self._due, self._new, inf
             for key, at, early in items:
@@ -141,14 +141,14 @@ class Timer(Generic[K]):
         return self._service.ensure()
 
     def park(self, items: Iterable[tuple[K, float]]) -> None:
-        """Set keys, each until an instant at which the caller has another key fired for them; ``post`` fires them."""
+        """Set keys that only ``post`` fires: at their instant, the caller has another key fired for them."""
         with self._service.gate:
             for key, at in items:
                 self._due[key] = at
                 self._new.pop(key, None)
 
     def post(self, key: K) -> None:
-        """Fire a key now, if it is set; from any thread, and starts nothing."""
+        """Fire a key now, if it is set; from any thread. This starts no run."""
         with self._service.gate:
             if key in self._due:
                 self._due[key] = now = self._driver.now()
@@ -168,13 +168,13 @@ class Timer(Generic[K]):
             return True
 
     def cancel(self, key: K) -> bool:
-        """Do not fire a key; whether it was set, and not due yet."""
+        """Do not fire a key; return whether it was set and not due yet."""
         with self._service.gate:
             self._new.pop(key, None)
             return self._driver.now() < self._due.pop(key, -inf)
 
     def drop(self, key: K) -> None:
-        """The same, for those who do not ask whether it was due; as this is called often, without the gate."""
+        """As ``cancel``, for callers that need no answer. This is called often, so it does without the gate."""
         self._new.pop(key, None)  # first: if it is set again in between, it is dropped all the same
         self._due.pop(key, None)
 
@@ -235,7 +235,7 @@ class Timer(Generic[K]):
             if keys or self._behind:
                 until = now() + self._linger
                 if self._behind or len(keys) == self._most:
-                    await self._driver.sleep(0.0)  # others have their turn
+                    await self._driver.sleep(0.0)  # let other tasks run
                 continue
             if self._due:
                 until = now() + self._linger
@@ -244,9 +244,9 @@ class Timer(Generic[K]):
             await wait_until(self._driver, run.nudge, min(self._next, until if not self._due else inf))
 
     def _put_back(self, keys: list[K]) -> None:
-        """Set again what was to be fired. The next turn sees to the buckets, in which a key may be missing now."""
+        """Set keys again that could not be fired. The next turn rebuilds the buckets, where keys may be missing now."""
         with self._service.gate:
-            # First what needs no memory: there may be none, and what is not done here the next turn does.
+            # First what needs no memory: there may be none left. If the rest fails here, the next turn does it.
             self._scattered = True
             self._next = -inf
             if keys:
@@ -262,12 +262,12 @@ class Timer(Generic[K]):
         self._astray = ()
 
     def _gather(self) -> None:
-        """Have every key put into a bucket again, also what was on its way to one."""
+        """Have all keys put into buckets again, also those that were in none yet."""
         self._restore()
         self._empty()
         for key, at in self._due.copy().items():
             entry = at, 0.0
-            if self._due.get(key) == at:  # or a finalizer has set or dropped it in between
+            if self._due.get(key) == at:  # else a finalizer has set or dropped it in between
                 self._new[key] = entry
         self._scattered = False
 
@@ -311,14 +311,14 @@ class Timer(Generic[K]):
                 return
             self._next = ripe[0][1] if ripe else heap[0][0] if heap else inf
             if now < self._nudged < self._next:
-                # The key that it was nudged for is gone. It looks then all the same: a lease that is held for a moment
-                # only, again and again, would have to nudge it each time.
+                # The key that the run was nudged for is gone. Keep that instant all the same: else a lock that is held
+                # for a moment, again and again, would nudge the run each time.
                 self._next = self._nudged
 
     def _move(self) -> bool:
-        """Put new keys into buckets, as many as one turn may; whether all are there now.
+        """Put new keys into buckets, as many as one turn may; return whether none is left.
 
-        The order is that in which they were set, except that those that were posted come first.
+        Posted keys come first, then the others in the order in which they were set.
         """
         due, posted, room = self._due, self._posted, _SLICE
         while posted:
@@ -330,7 +330,7 @@ class Timer(Generic[K]):
                 return False
         while True:
             for key, (at, early) in self._moving:
-                if due.get(key) == at:  # or else it was cancelled, or set to another instant, while it waited here
+                if due.get(key) == at:  # else it was cancelled, or set to another instant, while it waited here
                     self._put(key, at, early)
                 room -= 1
                 if not room:
@@ -341,7 +341,7 @@ class Timer(Generic[K]):
             self._moving = iter(new.items())
 
     def _take(self, bucket: deque[K], at: float, keys: list[K]) -> bool:
-        """Take the keys of a bucket, as many as may be fired; whether it is empty now."""
+        """Take keys out of a bucket, as many as may be fired; return whether it is empty now."""
         due = self._due
         while bucket and len(keys) < self._most and self._room > 0:
             key = bucket.popleft()
@@ -362,7 +362,7 @@ class Timer(Generic[K]):
         self._inside += 1
 
     def _sweep(self) -> bool:
-        """If much is stale, take it out of as many buckets as one turn may; whether none is left to sweep."""
+        """If many keys are stale, remove them from as many buckets as one turn may; return whether all are swept."""
         unswept, due, room = self._unswept, self._due, _SLICE
         if not unswept:
             if self._inside <= 2 * len(due) + _SPARE:
@@ -383,7 +383,7 @@ class Timer(Generic[K]):
 
 
 class Timers(Generic[H, K]):
-    """A Timer for each home, such as a server: what is due at one that hangs delays nothing that is due elsewhere.
+    """A Timer for each home, such as a server: a server that hangs does not delay the keys of the others.
 
     Calls ``fire(home, keys)``. There are no more threads or tasks than homes that have something to do.
     """
@@ -402,7 +402,7 @@ class Timers(Generic[H, K]):
         with self._gate:
             found = self._timers.get(home)
             if found is None:
-                # Those of servers that are gone, as after a failover, have nothing to do any more.
+                # Drop the timers of servers that are gone, as after a failover: they have nothing to do any more.
                 self._timers = {other: timer for other, timer in self._timers.items() if timer.busy}
                 found = Timer(self._driver, functools.partial(self._fire, home), self._name)
                 if self._closed:
